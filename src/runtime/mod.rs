@@ -1,11 +1,14 @@
-//! What the parts stand on: clock, API client, watches, health, metrics.
+//! What the parts stand on: clock, API client, watches, leader election, backoff, health, metrics.
 
+pub mod backoff;
 pub mod client;
 pub mod clock;
 pub mod health;
+pub mod lease;
 pub mod metrics;
 pub mod watch;
 
+pub use backoff::Backoffs;
 pub use clock::{Clock, SystemClock};
 pub use health::Health;
 pub use metrics::Metrics;
