@@ -1,7 +1,9 @@
 //! What the parts stand on: clock, API client, watches, health, metrics.
 
+pub mod backoff;
 pub mod client;
 pub mod clock;
+pub mod events;
 pub mod health;
 pub mod metrics;
 pub mod watch;
