@@ -154,7 +154,9 @@ impl Simulator {
                 PowerState::Running => Power::On,
                 PowerState::Stopped => Power::Off(OffCause::Requested),
             });
-            seen.state.remove(EXIT);
+            if operation.ends_in == PowerState::Running || !needs_making {
+                seen.state.remove(EXIT);
+            }
         } else {
             seen.recheck_after = Some(left);
         }
