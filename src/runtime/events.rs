@@ -56,9 +56,12 @@ impl Events {
             .rev()
             .find(|i| note.is_char_boundary(*i))
             .unwrap_or(0);
+        let now = jiff::Timestamp::now();
+        // Named as client-go names them.
+        let name = format!("{}.{:x}", object.meta().name.as_deref().unwrap_or_default(), now.as_nanosecond());
         let event = Event {
             metadata: ObjectMeta {
-                generate_name: Some(format!("{}.", object.meta().name.as_deref().unwrap_or_default())),
+                name: Some(name),
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },
@@ -66,7 +69,7 @@ impl Events {
             reason: Some(reason.to_owned()),
             action: Some(action.to_owned()),
             note: Some(note[..end].to_owned()),
-            event_time: Some(MicroTime(jiff::Timestamp::now())),
+            event_time: Some(MicroTime(now)),
             regarding: Some(ObjectReference {
                 resource_version: None,
                 ..object.object_ref(&())
