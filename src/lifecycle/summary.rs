@@ -223,7 +223,7 @@ pub(super) fn notes(
     if before.state != after.state && before.operation.is_none() {
         match off_cause {
             Some(OffCause::GuestShutdown) => {
-                notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()))
+                notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()));
             }
             Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server died".to_owned())),
             Some(OffCause::Requested) | None => {}

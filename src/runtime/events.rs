@@ -58,7 +58,11 @@ impl Events {
             .unwrap_or(0);
         let now = jiff::Timestamp::now();
         // Named as client-go names them.
-        let name = format!("{}.{:x}", object.meta().name.as_deref().unwrap_or_default(), now.as_nanosecond());
+        let name = format!(
+            "{}.{:x}",
+            object.meta().name.as_deref().unwrap_or_default(),
+            now.as_nanosecond()
+        );
         let event = Event {
             metadata: ObjectMeta {
                 name: Some(name),

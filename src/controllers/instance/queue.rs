@@ -12,6 +12,8 @@ use crate::{
     runtime::watch::{Change, Listener, revision},
 };
 
+type GoneHook = Box<dyn FnMut(&Instance) + Send>;
+
 /// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
 /// queues nothing. Cheap to clone.
 #[derive(Clone, Default)]
@@ -25,7 +27,7 @@ struct Inner {
     unreadable: Option<mpsc::UnboundedSender<Arc<InvalidObject>>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
     written: HashMap<String, Arc<Instance>>,
-    gone: Vec<Box<dyn FnMut(&Instance) + Send>>,
+    gone: Vec<GoneHook>,
 }
 
 impl InstanceQueue {
@@ -120,8 +122,9 @@ impl Listener<Instance> for InstanceQueue {
         match change {
             Change::Replaced(all) => {
                 if let Some(triggers) = &inner.triggers {
-                    all.iter()
-                        .for_each(|instance| drop(triggers.send(Arc::clone(instance))));
+                    for instance in all {
+                        let _ = triggers.send(Arc::clone(instance));
+                    }
                 }
             }
             Change::Applied(instance) => {
