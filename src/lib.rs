@@ -1,1 +1,12 @@
-//! x
+//! Stellage turns a Kubernetes cluster into a small cloud: instances through a REST API or `kubectl apply`.
+//!
+//! The modules, in the order in which data flows: a manifest or a request becomes a resource ([`resources`]), the
+//! controllers decide ([`lifecycle`]) what to ask of a provider, and write down what it shows.
+
+pub mod catalogue;
+pub mod controllers;
+pub mod lifecycle;
+pub mod providers;
+pub mod resources;
+pub mod runtime;
+pub mod settings;

@@ -1,0 +1,73 @@
+//! The operations of an account holder: what each changes in the spec, and the states that it is allowed from.
+
+use crate::resources::{
+    InstanceSpec,
+    InstanceState::{self, Error, Rebooting, Running, Starting, Stopped, Stopping},
+    PowerState,
+};
+
+/// An operation on an instance that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Power on.
+    Start,
+    /// Shut down softly.
+    Stop,
+    /// Cut the power.
+    PowerOff,
+    /// Power-cycle.
+    Reboot,
+    /// Reinstall from an image.
+    Rebuild,
+    /// Change to another plan.
+    ChangePlan,
+}
+
+impl Action {
+    /// The action as the REST path spells it; a plan change is a PATCH.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::PowerOff => "poweroff",
+            Self::Reboot => "reboot",
+            Self::Rebuild => "rebuild",
+            Self::ChangePlan => "plan change",
+        }
+    }
+
+    /// The states from which the action is allowed (decisions, section 3).
+    pub const fn allowed_from(self) -> &'static [InstanceState] {
+        match self {
+            Self::Start => &[Stopped, Error],
+            Self::Stop => &[Running],
+            Self::PowerOff => &[Running, Stopping, Starting, Rebooting, Error],
+            Self::Reboot => &[Running, Error],
+            Self::Rebuild => &[Running, Stopped, Error],
+            Self::ChangePlan => &[Running, Stopped],
+        }
+    }
+
+    /// Asks for the action in the spec. `nonce` is an RFC 3339 time that differs from those already there. Image and plan
+    /// are set by the caller, who has them.
+    pub fn request(self, spec: &mut InstanceSpec, nonce: &str) {
+        let nonce = Some(nonce.to_owned());
+        match self {
+            Self::Start => {
+                spec.power_state = PowerState::Running;
+                spec.start_requested_at = nonce;
+            }
+            Self::Stop => spec.power_state = PowerState::Stopped,
+            Self::PowerOff => {
+                spec.power_state = PowerState::Stopped;
+                spec.power_off_requested_at = nonce;
+            }
+            Self::Reboot => {
+                spec.power_state = PowerState::Running;
+                spec.reboot_requested_at = nonce;
+            }
+            Self::Rebuild => spec.rebuild_requested_at = nonce,
+            Self::ChangePlan => {}
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The next status of an instance, given its spec, its status, and what the provider shows.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{
+    requests::{begin, milliseconds, state_during, take_on},
+    summary,
+    timings::Timings,
+};
+use crate::{
+    providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
+    resources::{Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState},
+};
+
+/// How far ahead of the clock an operation may seem to have begun: replicas' clocks differ a little.
+const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
+
+/// Whether the instance may be worked on at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It may.
+    Open,
+    /// Its namespace belongs to no Account; the text says so.
+    NoAccount(String),
+    /// Its spec asks for what cannot be had; the text names field and fix.
+    InvalidSpec(String),
+}
+
+/// What is known of the server.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// The provider was not asked: there is no server yet, or the gate is closed.
+    NotAsked(&'a Addresses),
+    /// What the provider shows.
+    Observed(&'a Observation),
+    /// The provider call failed.
+    Failed(&'a ProviderError),
+}
+
+/// A line for `kubectl describe`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Warning rather than Normal.
+    pub warning: bool,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The status to write, if it differs from the one that is there.
+    pub status: InstanceStatus,
+    /// The transitions, to be told once the status is written.
+    pub notes: Vec<Note>,
+    /// When to look again if nothing happens until then.
+    pub recheck_after: Option<Duration>,
+    /// The provider could not do it: look again with growing delays.
+    pub retry: bool,
+    /// The server is gone: the finalizer may go.
+    pub finished: bool,
+}
+
+/// Decides. Pure: the same input gives the same output, and an unchanged world an unchanged status.
+pub fn decide(
+    instance: &Instance,
+    gate: &Gate,
+    seen: Seen<'_>,
+    now: Timestamp,
+    timings: &Timings,
+) -> Decision {
+    let before = instance.status.clone().unwrap_or_default();
+    let mut machine = Machine {
+        instance,
+        now,
+        timings,
+        status: before.clone(),
+        trouble: None,
+        off_cause: None,
+        retry: false,
+    };
+    let mut recheck_after = None;
+    let mut finished = false;
+    match seen {
+        Seen::NotAsked(addresses) => machine.learn_addresses(addresses),
+        Seen::Observed(observation) => {
+            recheck_after = observation.recheck_after;
+            finished = machine.observe(observation);
+        }
+        Seen::Failed(error) => machine.provider_failed(error),
+    }
+    if *gate == Gate::Open || instance.is_deleting() {
+        take_on(instance, &mut machine.status, now);
+    }
+    let Machine {
+        mut status,
+        trouble,
+        off_cause,
+        retry,
+        ..
+    } = machine;
+    status.id = Some(instance.id());
+    summary::describe(instance, gate, trouble.as_ref(), off_cause, &mut status, now);
+    if visible(&status) != visible(&before) {
+        status.updated_at = Some(milliseconds(now));
+    }
+    let notes = summary::notes(&before, &status, trouble.as_ref(), off_cause);
+    for (op, limit) in status
+        .operation
+        .iter()
+        .flat_map(|op| limits(op, timings).into_iter().map(move |limit| (op, limit)))
+    {
+        let left = limit.saturating_sub(elapsed(op, now));
+        if !left.is_zero() {
+            recheck_after = Some(recheck_after.map_or(left, |at: Duration| at.min(left)));
+        }
+    }
+    Decision {
+        status,
+        notes,
+        recheck_after,
+        retry,
+        finished,
+    }
+}
+
+/// The moments at which an operation needs another look, counted from its start.
+fn limits(operation: &Operation, timings: &Timings) -> Vec<Duration> {
+    let grace =
+        (operation.kind == OperationKind::Stop && !operation.forced).then(|| timings.soft_stop_grace());
+    grace.into_iter().chain([timings.deadline()]).collect()
+}
+
+/// Time since the operation began; zero if the clock went back.
+fn elapsed(operation: &Operation, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(operation.started_at).max(SignedDuration::ZERO)).unwrap_or_default()
+}
+
+/// The part of a status that an account holder sees, for `updated_at`.
+fn visible(status: &InstanceStatus) -> impl PartialEq + '_ {
+    (
+        status.state,
+        &status.ip_address,
+        &status.ipv6_address,
+        status.plan,
+        &status.image,
+        status.disk_size_gb,
+    )
+}
+
+/// What keeps an operation from being done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+struct Machine<'a> {
+    instance: &'a Instance,
+    now: Timestamp,
+    timings: &'a Timings,
+    status: InstanceStatus,
+    trouble: Option<Trouble>,
+    off_cause: Option<OffCause>,
+    retry: bool,
+}
+
+impl Machine<'_> {
+    /// A known address is never blanked.
+    fn learn_addresses(&mut self, addresses: &Addresses) {
+        if addresses.ipv4.is_some() {
+            self.status.ip_address.clone_from(&addresses.ipv4);
+        }
+        if addresses.ipv6.is_some() {
+            self.status.ipv6_address.clone_from(&addresses.ipv6);
+        }
+    }
+
+    /// Returns whether the server is gone for good.
+    fn observe(&mut self, observation: &Observation) -> bool {
+        self.learn_addresses(&observation.addresses);
+        self.status.provider_state.clone_from(&observation.state);
+        let Some(operation) = self.status.operation.clone() else {
+            self.observe_power(observation.power);
+            return false;
+        };
+        match &observation.progress {
+            Progress::Done if operation.kind == OperationKind::Delete => {
+                self.status.state = Some(InstanceState::Deleting);
+                return observation.power.is_none();
+            }
+            Progress::Done => self.complete(&operation),
+            Progress::Failed(message) => {
+                self.retry = true;
+                self.fail(
+                    operation.kind,
+                    Trouble {
+                        reason: failure_reason(operation.kind),
+                        message: message.clone(),
+                    },
+                );
+            }
+            Progress::Busy | Progress::Idle => {
+                if operation.kind == OperationKind::Stop
+                    && !operation.forced
+                    && elapsed(&operation, self.now) >= self.timings.soft_stop_grace()
+                {
+                    self.status.operation = Some(Operation {
+                        forced: true,
+                        ..operation.clone()
+                    });
+                }
+                if self.now.duration_since(operation.started_at) < -CLOCK_TOLERANCE
+                    && let Some(operation) = &mut self.status.operation
+                {
+                    // The clock went back: the operation would seem to take that much longer.
+                    operation.started_at = milliseconds(self.now);
+                }
+                if !self.check_deadline(&operation) {
+                    self.status.state = Some(state_during(operation.kind));
+                }
+            }
+        }
+        false
+    }
+
+    fn observe_power(&mut self, power: Option<Power>) {
+        match power {
+            Some(Power::On) => {
+                if self.status.power != Some(PowerState::Running) {
+                    self.status.started_at = Some(milliseconds(self.now));
+                }
+                self.status.power = Some(PowerState::Running);
+                self.status.state = Some(InstanceState::Running);
+            }
+            Some(Power::Off(cause)) => {
+                self.off_cause = Some(cause);
+                self.status.power = Some(PowerState::Stopped);
+                self.status.state = Some(InstanceState::Stopped);
+                if cause == OffCause::Crashed
+                    && self.instance.spec.power_state == PowerState::Running
+                    && !self.instance.is_deleting()
+                {
+                    begin(
+                        &mut self.status,
+                        &self.instance.spec,
+                        OperationKind::Start,
+                        PowerState::Running,
+                        self.now,
+                    );
+                }
+            }
+            // Stopped before it was ever made: the first start makes it.
+            None if self.status.provisioned_at.is_none()
+                && self.status.power == Some(PowerState::Stopped) =>
+            {
+                self.status.state = Some(InstanceState::Stopped);
+            }
+            None => {
+                self.retry = true;
+                self.status.state = Some(InstanceState::Error);
+                self.trouble = Some(Trouble {
+                    reason: "ServerMissing",
+                    message: "the provider no longer has this server; start, rebuild or delete the instance"
+                        .to_owned(),
+                });
+            }
+        }
+    }
+
+    fn complete(&mut self, operation: &Operation) {
+        let status = &mut self.status;
+        status.operation = None;
+        status.power = Some(operation.ends_in);
+        status.state = Some(match operation.ends_in {
+            PowerState::Running => InstanceState::Running,
+            PowerState::Stopped => InstanceState::Stopped,
+        });
+        if operation.ends_in == PowerState::Running {
+            status.started_at = Some(milliseconds(self.now));
+        }
+        if !matches!(operation.kind, OperationKind::Stop | OperationKind::PowerOff) {
+            status
+                .provisioned_at
+                .get_or_insert_with(|| milliseconds(self.now));
+            status.plan = Some(operation.plan);
+            status.image = Some(operation.image.clone());
+            let disk = operation.plan.size().disk_gb;
+            status.disk_size_gb = Some(status.disk_size_gb.map_or(disk, |known| known.max(disk)));
+        }
+    }
+
+    fn provider_failed(&mut self, error: &ProviderError) {
+        self.retry = true;
+        self.trouble = Some(Trouble {
+            reason: error.reason(),
+            message: error.to_string(),
+        });
+        if let Some(operation) = self.status.operation.clone() {
+            self.check_deadline(&operation);
+        }
+    }
+
+    fn check_deadline(&mut self, operation: &Operation) -> bool {
+        let overdue = elapsed(operation, self.now) >= self.timings.deadline();
+        if overdue && operation.kind != OperationKind::Delete {
+            let minutes = self.timings.deadline().as_secs() / 60;
+            let message = format!(
+                "{} is not done after {minutes} minutes; it is still being tried",
+                operation.kind.as_str()
+            );
+            self.fail(
+                operation.kind,
+                Trouble {
+                    reason: "DeadlineExceeded",
+                    message,
+                },
+            );
+        }
+        overdue
+    }
+
+    /// `error` is what a failing operation shows as; the operation stays and clears it by being done.
+    fn fail(&mut self, kind: OperationKind, trouble: Trouble) {
+        if kind != OperationKind::Delete {
+            self.status.state = Some(InstanceState::Error);
+        }
+        self.trouble = Some(trouble);
+    }
+}
+
+const fn failure_reason(kind: OperationKind) -> &'static str {
+    match kind {
+        OperationKind::Create => "ProvisioningFailed",
+        OperationKind::Start => "StartFailed",
+        OperationKind::Stop => "StopFailed",
+        OperationKind::PowerOff => "PowerOffFailed",
+        OperationKind::Reboot => "RebootFailed",
+        OperationKind::Resize => "ResizeFailed",
+        OperationKind::Rebuild => "RebuildFailed",
+        OperationKind::Delete => "DeleteFailed",
+    }
+}

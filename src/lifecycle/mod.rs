@@ -1,0 +1,20 @@
+//! The Instance lifecycle as pure functions (decisions, section 3).
+//!
+//! - [`actions`]: what a REST operation changes in the spec, and the states that it is allowed from;
+//! - [`requests`]: which operation a spec asks for next, given a status. The controller persists the answer, and the
+//!   facade shows it before the controller has seen the object, so both always tell the same;
+//! - [`decide()`]: the next status, given what the provider shows;
+//! - [`timings`]: how long things take.
+
+pub mod actions;
+mod decide;
+pub mod requests;
+mod summary;
+#[cfg(test)]
+mod tests;
+pub mod timings;
+
+pub use actions::Action;
+pub use decide::{Decision, Gate, Note, Seen, decide};
+pub use requests::{project, take_on};
+pub use timings::Timings;

@@ -1,0 +1,268 @@
+//! How a status is told: conditions for programs and `kubectl wait`, Events for `kubectl describe`.
+
+use jiff::Timestamp;
+
+use super::decide::{Gate, Note, Trouble};
+use crate::{
+    providers::OffCause,
+    resources::{
+        Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+        conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
+    },
+};
+
+/// What the conditions say, in one place: kstatus readers (Argo CD, Flux) take Reconciling as in progress and Stalled as
+/// failed.
+struct Summary {
+    ready: Option<bool>,
+    reconciling: bool,
+    stalled: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// Writes `conditions` and `observedGeneration`.
+pub(super) fn describe(
+    instance: &Instance,
+    gate: &Gate,
+    trouble: Option<&Trouble>,
+    off_cause: Option<OffCause>,
+    status: &mut InstanceStatus,
+    now: Timestamp,
+) {
+    let generation = instance.metadata.generation;
+    status.observed_generation = generation;
+    let Summary {
+        ready,
+        reconciling,
+        stalled,
+        reason,
+        message,
+    } = summarise(instance, gate, trouble, off_cause, status);
+    let list = &mut status.conditions;
+    let mut set = |type_, state, message: String| {
+        conditions::set(
+            list,
+            Desired {
+                type_,
+                status: state,
+                reason,
+                message,
+            },
+            generation,
+            now,
+        );
+    };
+    let told = |holds: bool| if holds { message.clone() } else { String::new() };
+    set(RECONCILING, Some(reconciling), told(reconciling));
+    set(STALLED, Some(stalled), told(stalled));
+    set(READY, ready, message.clone());
+    match status.plan {
+        Some(plan) if plan != instance.spec.plan && !reconciling && *gate == Gate::Open => {
+            let message = format!(
+                "plan {} takes effect with the next reboot, or stop and start; {} is in effect",
+                instance.spec.plan.as_str(),
+                plan.as_str()
+            );
+            let desired = Desired {
+                type_: RESTART_REQUIRED,
+                status: Some(true),
+                reason: "PlanChangePending",
+                message,
+            };
+            conditions::set(&mut status.conditions, desired, generation, now);
+        }
+        _ => conditions::remove(&mut status.conditions, RESTART_REQUIRED),
+    }
+}
+
+fn summarise(
+    instance: &Instance,
+    gate: &Gate,
+    trouble: Option<&Trouble>,
+    off_cause: Option<OffCause>,
+    status: &InstanceStatus,
+) -> Summary {
+    let stalled = |reason, message: &str| Summary {
+        ready: Some(false),
+        reconciling: false,
+        stalled: true,
+        reason,
+        message: message.to_owned(),
+    };
+    let state = status.state;
+    if !instance.is_deleting() {
+        match gate {
+            Gate::NoAccount(message) => return stalled("NoAccount", message),
+            Gate::InvalidSpec(message) => return stalled("InvalidSpec", message),
+            Gate::Open => {}
+        }
+    }
+    if let Some(trouble) = trouble {
+        if state == Some(InstanceState::Error) {
+            return stalled(trouble.reason, &trouble.message);
+        }
+        // The server may well be as it should; nobody can tell.
+        let ready = if status.operation.is_some() {
+            Some(false)
+        } else {
+            None
+        };
+        return Summary {
+            ready,
+            reconciling: true,
+            stalled: false,
+            reason: trouble.reason,
+            message: trouble.message.clone(),
+        };
+    }
+    if let Some(operation) = &status.operation
+        && state != Some(InstanceState::Error)
+    {
+        let forced = if operation.forced {
+            "; the guest did not shut down in time, so its power is cut"
+        } else {
+            ""
+        };
+        let (reason, what) = under_way(operation.kind);
+        return Summary {
+            ready: Some(false),
+            reconciling: true,
+            stalled: false,
+            reason,
+            message: format!("{what}{forced}"),
+        };
+    }
+    match (state, instance.spec.power_state) {
+        (Some(InstanceState::Running), _) => good("Running", "the server is on"),
+        (Some(InstanceState::Stopped), PowerState::Stopped) => {
+            good("Stopped", "the server is off, as asked for")
+        }
+        (Some(InstanceState::Stopped), PowerState::Running) => match off_cause {
+            Some(OffCause::GuestShutdown) => stalled(
+                "GuestShutdown",
+                "the guest shut itself down; start it through REST or with a new spec.startRequestedAt",
+            ),
+            _ => stalled(
+                "Stopped",
+                "the server is off; start it through REST or with a new spec.startRequestedAt",
+            ),
+        },
+        _ => stalled("Error", "the last operation failed; it is being tried again"),
+    }
+}
+
+fn good(reason: &'static str, message: &str) -> Summary {
+    Summary {
+        ready: Some(true),
+        reconciling: false,
+        stalled: false,
+        reason,
+        message: message.to_owned(),
+    }
+}
+
+const fn under_way(kind: OperationKind) -> (&'static str, &'static str) {
+    match kind {
+        OperationKind::Create => ("Provisioning", "the server is being made"),
+        OperationKind::Start => ("Starting", "the server is being powered on"),
+        OperationKind::Stop => ("Stopping", "the guest is asked to shut down"),
+        OperationKind::PowerOff => ("PoweringOff", "the power is being cut"),
+        OperationKind::Reboot => ("Rebooting", "the server is being rebooted"),
+        OperationKind::Resize => ("Resizing", "the server is changing to another plan"),
+        OperationKind::Rebuild => ("Rebuilding", "the server is being reinstalled"),
+        OperationKind::Delete => ("Deleting", "the server is being removed"),
+    }
+}
+
+fn ended(operation: &Operation) -> (&'static str, String) {
+    let Operation { plan, image, .. } = operation;
+    let plan = plan.as_str();
+    match operation.kind {
+        OperationKind::Create => (
+            "Provisioned",
+            format!("the server is made with plan {plan} and image {image}"),
+        ),
+        OperationKind::Start => ("Started", "the server was powered on".to_owned()),
+        OperationKind::Stop => ("Stopped", "the server was shut down".to_owned()),
+        OperationKind::PowerOff => ("PoweredOff", "the server's power was cut".to_owned()),
+        OperationKind::Reboot => ("Rebooted", format!("the server was rebooted with plan {plan}")),
+        OperationKind::Resize => ("Resized", format!("the server has plan {plan} now")),
+        OperationKind::Rebuild => (
+            "Rebuilt",
+            format!("the server was reinstalled with image {image}"),
+        ),
+        OperationKind::Delete => ("Deleted", "the server was removed".to_owned()),
+    }
+}
+
+/// The Events of a transition: one for a change of state or operation, one for a new trouble.
+pub(super) fn notes(
+    before: &InstanceStatus,
+    after: &InstanceStatus,
+    trouble: Option<&Trouble>,
+    off_cause: Option<OffCause>,
+) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let normal = |reason, message: String| Note {
+        warning: false,
+        reason,
+        message,
+    };
+    let warning = |reason, message: String| Note {
+        warning: true,
+        reason,
+        message,
+    };
+    let had = conditions::find(&before.conditions, READY).map(|c| (c.reason.as_str(), c.message.as_str()));
+    if let Some(trouble) = trouble
+        && had != Some((trouble.reason, trouble.message.as_str()))
+    {
+        notes.push(warning(trouble.reason, trouble.message.clone()));
+    }
+    if before.state != after.state && before.operation.is_none() {
+        match off_cause {
+            Some(OffCause::GuestShutdown) => {
+                notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()))
+            }
+            Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server died".to_owned())),
+            Some(OffCause::Requested) | None => {}
+        }
+    }
+    let began = after.operation.as_ref().filter(|op| {
+        before
+            .operation
+            .as_ref()
+            .is_none_or(|old| (old.kind, old.started_at) != (op.kind, op.started_at))
+    });
+    // What ended in the same write is told first.
+    if let Some(done) = before
+        .operation
+        .as_ref()
+        .filter(|_| after.operation.is_none() || began.is_some())
+        && trouble.is_none()
+        && after.power == Some(done.ends_in)
+    {
+        let (reason, what) = ended(done);
+        let power = if done.ends_in == PowerState::Running {
+            "on"
+        } else {
+            "off"
+        };
+        notes.push(normal(reason, format!("{what} and is {power}")));
+    } else if before.state == Some(InstanceState::Error) && after.state == Some(InstanceState::Running) {
+        notes.push(normal("Recovered", "the server is on again".to_owned()));
+    }
+    if let Some(operation) = began {
+        let (reason, message) = under_way(operation.kind);
+        notes.push(normal(reason, message.to_owned()));
+    }
+    let forced = |status: &InstanceStatus| status.operation.as_ref().is_some_and(|op| op.forced);
+    if forced(after) && !forced(before) {
+        notes.push(warning(
+            "ForcedStop",
+            "the guest did not shut down in time, so its power is cut".to_owned(),
+        ));
+    }
+    notes
+}

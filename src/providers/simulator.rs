@@ -1,0 +1,312 @@
+//! The embedded provider: servers that exist in the Instance alone. What it shows is a pure function of spec, status and
+//! time, so a restart loses nothing (decisions, section 4).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+
+use super::{Addresses, Observation, OffCause, Power, Progress, Provider, ProviderError, Usage, UsageSource};
+use crate::{
+    lifecycle::Timings,
+    resources::{Instance, Operation, OperationKind, PowerState},
+};
+
+/// Annotation that switches a fault on: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
+/// `shutdown` or `crash` happens once; it happens again when the annotation was removed and set anew.
+pub const FAULT_ANNOTATION: &str = "simulator.stellage.dev/fault";
+const CPU_ANNOTATION: &str = "simulator.stellage.dev/cpu";
+const MEMORY_ANNOTATION: &str = "simulator.stellage.dev/memory";
+const DISK_ANNOTATION: &str = "simulator.stellage.dev/disk";
+
+/// `providerState`: the one-time fault that has happened.
+const HAPPENED: &str = "fault";
+/// `providerState`: why the guest is off although nobody asked.
+const EXIT: &str = "exit";
+
+/// Number of addresses in 198.18.0.0/15, less network and broadcast.
+const POOL: u32 = (1 << 17) - 2;
+const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
+
+/// Simulates servers.
+pub struct Simulator {
+    timings: Timings,
+    leases: Mutex<Leases>,
+}
+
+/// Which IPv4 address belongs to whom, both ways. Filled from the statuses that it is shown; what is in no status yet
+/// was promised a moment ago.
+#[derive(Default)]
+struct Leases {
+    by_uid: HashMap<String, u32>,
+    by_offset: HashMap<u32, String>,
+}
+
+impl Simulator {
+    /// A simulator with the given times. `known` are the instances that already are: their addresses are taken.
+    pub fn new<'a>(timings: Timings, known: impl IntoIterator<Item = &'a Instance>) -> Self {
+        let simulator = Self {
+            timings,
+            leases: Mutex::default(),
+        };
+        for instance in known {
+            simulator.adopt(instance);
+        }
+        simulator
+    }
+
+    /// Marks the address in an Instance's status as taken.
+    pub fn adopt(&self, instance: &Instance) {
+        let Some(uid) = &instance.metadata.uid else { return };
+        let known = instance
+            .status
+            .as_ref()
+            .and_then(|s| s.ip_address.as_ref())
+            .and_then(|ip| ip.parse::<Ipv4Addr>().ok());
+        let Some(offset) = known
+            .and_then(|ip| u32::from(ip).checked_sub(FIRST))
+            .filter(|offset| *offset < POOL)
+        else {
+            return;
+        };
+        let mut leases = self.leases.lock();
+        if !leases.by_offset.contains_key(&offset) {
+            leases.by_offset.insert(offset, uid.clone());
+            leases.by_uid.insert(uid.clone(), offset);
+        }
+    }
+
+    fn lease(&self, uid: &str) -> Option<Ipv4Addr> {
+        let mut leases = self.leases.lock();
+        let offset = if let Some(offset) = leases.by_uid.get(uid) {
+            *offset
+        } else {
+            let start = u32::try_from(seed(uid, b"ipv4") % u64::from(POOL)).unwrap_or(0);
+            let free = (0..POOL)
+                .map(|i| (start + i) % POOL)
+                .find(|offset| !leases.by_offset.contains_key(offset))?;
+            leases.by_offset.insert(free, uid.to_owned());
+            leases.by_uid.insert(uid.to_owned(), free);
+            free
+        };
+        Some(Ipv4Addr::from(FIRST + offset))
+    }
+
+    fn show(&self, instance: &Instance, now: Timestamp) -> Observation {
+        let status = instance.status.as_ref();
+        let mut state: BTreeMap<String, String> =
+            status.map(|s| s.provider_state.clone()).unwrap_or_default();
+        let fault = instance.annotation(FAULT_ANNOTATION);
+        if state.get(HAPPENED).map(String::as_str) != fault {
+            state.remove(HAPPENED);
+        }
+        let addresses = self.reserve(instance);
+        let Some(operation) = status.and_then(|s| s.operation.as_ref()) else {
+            let power = power_of(instance, fault, &mut state);
+            return Observation {
+                power,
+                progress: Progress::Idle,
+                addresses,
+                state,
+                recheck_after: None,
+            };
+        };
+        let made = status.is_some_and(|s| s.provisioned_at.is_some());
+        let power = status
+            .and_then(|s| s.power)
+            .filter(|_| made)
+            .map(|power| match power {
+                PowerState::Running => Power::On,
+                PowerState::Stopped => Power::Off(OffCause::Requested),
+            });
+        let mut seen = Observation {
+            power,
+            progress: Progress::Busy,
+            addresses,
+            state,
+            recheck_after: None,
+        };
+        let needs_making = !matches!(
+            operation.kind,
+            OperationKind::Stop | OperationKind::PowerOff | OperationKind::Delete
+        );
+        if fault == Some("provisioning") && !made && needs_making {
+            seen.progress = Progress::Failed("the simulated fault 'provisioning' is switched on".to_owned());
+            return seen;
+        }
+        let hangs = fault == Some("stop-hangs") && operation.kind == OperationKind::Stop && !operation.forced;
+        let left = if operation.forced {
+            Duration::ZERO
+        } else {
+            self.left(operation, now)
+        };
+        if hangs {
+            return seen;
+        }
+        if left.is_zero() {
+            seen.progress = Progress::Done;
+            seen.power = (operation.kind != OperationKind::Delete).then_some(match operation.ends_in {
+                PowerState::Running => Power::On,
+                PowerState::Stopped => Power::Off(OffCause::Requested),
+            });
+            if operation.ends_in == PowerState::Running || !needs_making {
+                seen.state.remove(EXIT);
+            }
+        } else {
+            seen.recheck_after = Some(left);
+        }
+        seen
+    }
+
+    /// Time until an operation is done; the whole of it if the clock went back.
+    fn left(&self, operation: &Operation, now: Timestamp) -> Duration {
+        let elapsed = now.duration_since(operation.started_at).max(SignedDuration::ZERO);
+        self.timings
+            .duration(operation.kind)
+            .saturating_sub(Duration::try_from(elapsed).unwrap_or_default())
+    }
+}
+
+/// The power of a server with no operation under way; a one-time fault may strike.
+fn power_of(instance: &Instance, fault: Option<&str>, state: &mut BTreeMap<String, String>) -> Option<Power> {
+    let status = instance.status.as_ref()?;
+    if status.provisioned_at.is_none() {
+        return None;
+    }
+    let is_on = status.power == Some(PowerState::Running);
+    if let Some(fault @ ("shutdown" | "crash")) = fault
+        && is_on
+        && !state.contains_key(HAPPENED)
+    {
+        state.insert(HAPPENED.to_owned(), fault.to_owned());
+        state.insert(EXIT.to_owned(), fault.to_owned());
+    }
+    match state.get(EXIT).map(String::as_str) {
+        Some("shutdown") => Some(Power::Off(OffCause::GuestShutdown)),
+        Some(_) => Some(Power::Off(OffCause::Crashed)),
+        None if is_on => Some(Power::On),
+        None => Some(Power::Off(OffCause::Requested)),
+    }
+}
+
+impl Provider for Simulator {
+    fn name(&self) -> &'static str {
+        "simulator"
+    }
+
+    fn reserve(&self, instance: &Instance) -> Addresses {
+        let status = instance.status.as_ref();
+        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        let known = status.and_then(|s| s.ip_address.clone());
+        Addresses {
+            ipv4: known.or_else(|| self.lease(uid).map(|ip| ip.to_string())),
+            ipv6: status
+                .and_then(|s| s.ipv6_address.clone())
+                .or_else(|| Some(ipv6(uid).to_string())),
+        }
+    }
+
+    fn release(&self, uid: &str) {
+        let mut leases = self.leases.lock();
+        if let Some(offset) = leases.by_uid.remove(uid) {
+            leases.by_offset.remove(&offset);
+        }
+    }
+
+    async fn step(&self, instance: &Instance, now: Timestamp) -> Result<Observation, ProviderError> {
+        if instance.annotation(FAULT_ANNOTATION) == Some("unreachable") {
+            std::future::pending::<()>().await;
+        }
+        Ok(self.show(instance, now))
+    }
+}
+
+/// Usage as a pure function of the Instance and the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SimulatedUsage;
+
+impl UsageSource for SimulatedUsage {
+    async fn usage(&self, instance: &Instance, now: Timestamp) -> Result<Usage, ProviderError> {
+        if instance.annotation(FAULT_ANNOTATION) == Some("unreachable") {
+            return Err(ProviderError::Unavailable(
+                "the simulated fault 'unreachable' is switched on".to_owned(),
+            ));
+        }
+        Ok(simulate_usage(instance, now))
+    }
+}
+
+/// Levels that wander around one of the server's own, and counters that grow since the last start. Unknown while the
+/// server is off; its disk is as full as it was.
+fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let Some(status) = &instance.status else {
+        return Usage::default();
+    };
+    if status.provisioned_at.is_none() {
+        return Usage::default();
+    }
+    let disk = asked(instance, DISK_ANNOTATION).or_else(|| Some(round(10.0 + unit(uid, b"disk") * 40.0)));
+    if status.power != Some(PowerState::Running) {
+        return Usage {
+            disk_usage: disk,
+            ..Usage::default()
+        };
+    }
+    let level = |name: &'static [u8], base: f64, spread: f64, swing: f64| {
+        let phase = unit(uid, name) * std::f64::consts::TAU;
+        let minutes = now.as_duration().as_secs_f64() / 60.0;
+        round(
+            (spread.mul_add(unit(uid, name), base) + swing * (minutes / 7.0 + phase).sin()).clamp(0.0, 100.0),
+        )
+    };
+    let up = status
+        .started_at
+        .map_or(0, |start| now.duration_since(start).as_millis().max(0));
+    let up = i64::try_from(up).unwrap_or(i64::MAX) / 1000;
+    let rate = |name: &'static [u8]| 2_000 + i64::try_from(seed(uid, name) % 50_000).unwrap_or(0);
+    Usage {
+        cpu_usage: asked(instance, CPU_ANNOTATION).or_else(|| Some(level(b"cpu", 5.0, 40.0, 4.0))),
+        memory_usage: asked(instance, MEMORY_ANNOTATION).or_else(|| Some(level(b"memory", 25.0, 40.0, 3.0))),
+        disk_usage: disk,
+        network_in: Some(up.saturating_mul(rate(b"in"))),
+        network_out: Some(up.saturating_mul(rate(b"out"))),
+    }
+}
+
+/// A percentage that an annotation asks for; anything else in it is ignored.
+fn asked(instance: &Instance, annotation: &str) -> Option<f64> {
+    let value: f64 = instance
+        .annotation(annotation)?
+        .trim_end_matches('%')
+        .trim()
+        .parse()
+        .ok()?;
+    (0.0..=100.0).contains(&value).then_some(value)
+}
+
+fn ipv6(uid: &str) -> Ipv6Addr {
+    // 2001:db8::/32 is the documentation prefix (RFC 3849); 64 bits of the UID's digest make the address unique.
+    Ipv6Addr::from((0x2001_0db8_u128 << 96) | u128::from(seed(uid, b"ipv6")))
+}
+
+fn seed(uid: &str, name: &[u8]) -> u64 {
+    let digest = Sha256::new().chain_update(uid).chain_update(name).finalize();
+    digest
+        .iter()
+        .take(8)
+        .fold(0, |n, byte| (n << 8) | u64::from(*byte))
+}
+
+fn unit(uid: &str, name: &[u8]) -> f64 {
+    f64::from(u32::try_from(seed(uid, name) >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+fn round(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}

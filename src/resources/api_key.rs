@@ -1,0 +1,86 @@
+//! `ApiKey`: one REST key, as nothing more than the digest of a random secret.
+
+use jiff::Timestamp;
+use kube::{CustomResource, KubeSchema};
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// What a key may do.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Deserialize,
+    Serialize,
+    schemars::JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyScope {
+    /// GET only; anything else is refused with 403 `token_readonly`.
+    Read,
+    /// Everything.
+    #[default]
+    Write,
+}
+
+/// A REST key of the account whose namespace it is in. Deleting it revokes the key within a second.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "ApiKey",
+    plural = "apikeys",
+    shortname = "key",
+    category = "stellage",
+    namespaced,
+    derive = "PartialEq",
+    doc = "One REST key of the account whose namespace it is in. Nothing in it is secret: only the digest of the key is kept. Delete it to revoke the key.",
+    printcolumn(name = "Scope", type_ = "string", json_path = ".spec.scope"),
+    printcolumn(name = "Ends-In", type_ = "string", json_path = ".spec.lastCharacters"),
+    printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiKeySpec {
+    /// SHA-256 of the key, 64 lower-case hexadecimal digits. Immutable.
+    #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` makes one"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
+    #[schemars(length(max = 64))]
+    pub sha256: String,
+
+    /// `read` or `write`.
+    #[serde(default)]
+    pub scope: KeyScope,
+
+    /// When the key stops working. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_time")]
+    pub expires_at: Option<Timestamp>,
+
+    /// The key's last four characters, so that people can tell keys apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4))]
+    pub last_characters: Option<String>,
+}
+
+fn optional_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "format": "date-time", "nullable": true, "maxLength": 40,
+        "x-kubernetes-validations": [{
+            "rule": "self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')",
+            "message": "must be an RFC 3339 time such as 2027-01-31T00:00:00Z",
+        }]
+    })
+}
+
+impl ApiKey {
+    /// Whether the key no longer works at `now`.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+}

@@ -1,0 +1,505 @@
+//! `Instance`: one virtual server. `spec` is what is asked for, `status` what the provider shows.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema, ResourceExt as _};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::{conditions, ids};
+
+/// Keeps an Instance until its server is gone.
+pub const FINALIZER: &str = "stellage.dev/server";
+
+/// Annotation with the Idempotency-Keys of the latest actions: written with the request's nonce in one patch, so that
+/// the same key never acts twice.
+pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
+
+/// Size and price class of an instance (specification, section 2.3).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    utoipa::ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Plan {
+    /// 1 vCPU, 2 GB of memory, 40 GB of disk.
+    Starter,
+    /// 2 vCPU, 4 GB of memory, 80 GB of disk.
+    Business,
+    /// 4 vCPU, 8 GB of memory, 160 GB of disk.
+    Performance,
+    /// 8 vCPU, 16 GB of memory, 320 GB of disk.
+    Enterprise,
+}
+
+/// Whether a server shall be on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum PowerState {
+    /// On.
+    #[default]
+    Running,
+    /// Off.
+    Stopped,
+}
+
+/// When a change of `plan` takes effect on a server that is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum PlanChange {
+    /// Now, with a reboot.
+    #[default]
+    Immediate,
+    /// With the next reboot, or stop and start.
+    OnReboot,
+}
+
+/// Where an instance is in its lifecycle (decisions, section 3).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Deserialize,
+    Serialize,
+    JsonSchema,
+    utoipa::ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum InstanceState {
+    /// The server is being made.
+    Provisioning,
+    /// On.
+    Running,
+    /// On its way to off.
+    Stopping,
+    /// Off.
+    Stopped,
+    /// On its way to on.
+    Starting,
+    /// Going through a reboot.
+    Rebooting,
+    /// Changing to another plan.
+    Resizing,
+    /// Being reinstalled from an image.
+    Rebuilding,
+    /// The last operation failed or is overdue. Clears by itself when the provider recovers.
+    Error,
+    /// Being deleted. Never shown by REST, where the id is gone from the DELETE on.
+    Deleting,
+}
+
+impl InstanceState {
+    /// Every state, in the order of the decisions.
+    pub const ALL: [Self; 10] = [
+        Self::Provisioning,
+        Self::Running,
+        Self::Stopping,
+        Self::Stopped,
+        Self::Starting,
+        Self::Rebooting,
+        Self::Resizing,
+        Self::Rebuilding,
+        Self::Error,
+        Self::Deleting,
+    ];
+
+    /// The state as REST and `status.state` spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Provisioning => "provisioning",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Rebooting => "rebooting",
+            Self::Resizing => "resizing",
+            Self::Rebuilding => "rebuilding",
+            Self::Error => "error",
+            Self::Deleting => "deleting",
+        }
+    }
+}
+
+impl std::fmt::Display for InstanceState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What the controller is having the provider do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum OperationKind {
+    /// Make the server.
+    Create,
+    /// Power on.
+    Start,
+    /// Ask the guest to shut down; forced after a grace.
+    Stop,
+    /// Cut the power.
+    PowerOff,
+    /// Power-cycle; takes a pending plan along.
+    Reboot,
+    /// Change to another plan, with a power cycle if the server is on.
+    Resize,
+    /// Reinstall from an image.
+    Rebuild,
+    /// Remove the server.
+    Delete,
+}
+
+impl OperationKind {
+    /// The kind as `status.operation.kind` spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "Create",
+            Self::Start => "Start",
+            Self::Stop => "Stop",
+            Self::PowerOff => "PowerOff",
+            Self::Reboot => "Reboot",
+            Self::Resize => "Resize",
+            Self::Rebuild => "Rebuild",
+            Self::Delete => "Delete",
+        }
+    }
+}
+
+/// The operation under way. Written before the provider is asked for it, so that a crash in between repeats the same
+/// operation and never starts another.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Operation {
+    /// What is being done.
+    pub kind: OperationKind,
+    /// When it began.
+    #[schemars(schema_with = "time")]
+    pub started_at: Timestamp,
+    /// The power state that it ends in.
+    pub ends_in: PowerState,
+    /// The plan that it puts into effect.
+    pub plan: Plan,
+    /// The image that it installs.
+    pub image: String,
+    /// The power was cut because the guest did not shut down within the grace.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forced: bool,
+}
+
+/// The desired state of one virtual server.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "Instance",
+    plural = "instances",
+    shortname = "inst",
+    category = "stellage",
+    namespaced,
+    status = "InstanceStatus",
+    derive = "PartialEq",
+    doc = "One virtual server of the account whose namespace it is in.",
+    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(name = "Plan", type_ = "string", json_path = ".status.plan"),
+    printcolumn(name = "Region", type_ = "string", json_path = ".spec.region"),
+    printcolumn(name = "IP", type_ = "string", json_path = ".status.ipAddress"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
+        priority = 1
+    ),
+    printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
+    printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
+    printcolumn(
+        name = "IPv6",
+        type_ = "string",
+        json_path = ".status.ipv6Address",
+        priority = 1
+    ),
+    selectable = ".spec.region",
+    selectable = ".status.state"
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.privateNetwork) == has(oldSelf.privateNetwork) && (!has(self.privateNetwork) || self.privateNetwork == oldSelf.privateNetwork)")
+    .message("spec.privateNetwork is immutable: create another instance in that network instead"))]
+#[x_kube(validation = Rule::new("has(self.sshKeys) == has(oldSelf.sshKeys) && (!has(self.sshKeys) || self.sshKeys == oldSelf.sshKeys)")
+    .message("spec.sshKeys is immutable: keys are installed when the server is made; create another instance instead"))]
+pub struct InstanceSpec {
+    /// Display name and host name: 1 to 63 letters, digits, '.' or '-'. Need not be unique. Default: metadata.name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$')").message("must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends"))]
+    pub name: Option<String>,
+
+    /// Size and price class. See planChange for when a change takes effect. A disk never shrinks.
+    pub plan: Plan,
+
+    /// Region code `<country>-<city>-<n>`, such as fr-par-1. Immutable.
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$')").message("must be a region code <country>-<city>-<n> such as fr-par-1"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: create another instance in that region instead"))]
+    pub region: String,
+
+    /// Operating-system image, such as debian-13. Changing it reinstalls the server: what is on its disk is lost.
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')").message("must be an image identifier such as debian-13: lower-case letters, digits, '.' or '-'"))]
+    pub image: String,
+
+    /// SSH public keys for the first login, one OpenSSH line each. Immutable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "ssh_keys")]
+    pub ssh_keys: Vec<String>,
+
+    /// Private network to attach, `pn-…`. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
+    pub private_network: Option<String>,
+
+    /// Whether a backup is made every day.
+    #[serde(default)]
+    pub backup_enabled: bool,
+
+    /// Whether usage is watched and alerts fire.
+    #[serde(default)]
+    pub monitoring_enabled: bool,
+
+    /// Free labels for finding instances, at most 50.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "tags")]
+    pub tags: Vec<String>,
+
+    /// Whether the server shall be on: Running or Stopped. Stopped shuts it down softly, and forcibly after a grace.
+    /// Set back to Running after Stopped, it is started.
+    #[serde(default)]
+    pub power_state: PowerState,
+
+    /// When a change of plan takes effect on a server that is on: Immediate (reboots it now) or OnReboot (with the next
+    /// reboot, or stop and start).
+    #[serde(default)]
+    pub plan_change: PlanChange,
+
+    /// Set to a new RFC 3339 time to start a server that is off although powerState is Running (its guest shut itself
+    /// down). Acted on when it differs from the one in status, whatever the time says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "nonce")]
+    pub start_requested_at: Option<String>,
+
+    /// Set to a new RFC 3339 time to cut the server's power at once. It stays off only with powerState Stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "nonce")]
+    pub power_off_requested_at: Option<String>,
+
+    /// Set to a new RFC 3339 time to reboot the server; a pending plan takes effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "nonce")]
+    pub reboot_requested_at: Option<String>,
+
+    /// Set to a new RFC 3339 time to reinstall the server from spec.image: what is on its disk is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "nonce")]
+    pub rebuild_requested_at: Option<String>,
+
+    /// Refuse to delete this instance, through REST and kubectl alike, until this is false again.
+    #[serde(default)]
+    pub deletion_protection: bool,
+}
+
+/// What the provider shows of the server, and what has been done of the spec.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceStatus {
+    /// Public identifier, `i-…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+
+    /// Where the instance is in its lifecycle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<InstanceState>,
+
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub observed_generation: Option<i64>,
+
+    /// IPv4 address. Once known it is never blanked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip_address: Option<String>,
+
+    /// IPv6 address. Once known it is never blanked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_address: Option<String>,
+
+    /// The plan in effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<Plan>,
+
+    /// The image that is installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+
+    /// Size of the disk in GB. It never shrinks.
+    #[serde(default, rename = "diskSizeGB", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub disk_size_gb: Option<i32>,
+
+    /// Whether the server is on, as last seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<PowerState>,
+
+    /// The spec.powerState that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_state: Option<PowerState>,
+
+    /// The operation under way, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<Operation>,
+
+    /// The spec.startRequestedAt that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_requested_at: Option<String>,
+
+    /// The spec.powerOffRequestedAt that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_off_requested_at: Option<String>,
+
+    /// The spec.rebootRequestedAt that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot_requested_at: Option<String>,
+
+    /// The spec.rebuildRequestedAt that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_requested_at: Option<String>,
+
+    /// When the server was first made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_time")]
+    pub provisioned_at: Option<Timestamp>,
+
+    /// When the server was last powered on; network counters count from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_time")]
+    pub started_at: Option<Timestamp>,
+
+    /// When this status last changed in a way that an account holder can see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "optional_time")]
+    pub updated_at: Option<Timestamp>,
+
+    /// What the provider keeps about this server; nobody else reads it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub provider_state: BTreeMap<String, String>,
+
+    /// Ready, Reconciling, Stalled; RestartRequired while a plan change waits for a reboot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions::schema")]
+    pub conditions: Vec<Condition>,
+}
+
+impl Instance {
+    /// The public id, a pure function of the object (decisions, section 2).
+    pub fn id(&self) -> String {
+        ids::instance_id(
+            self.metadata.name.as_deref().unwrap_or_default(),
+            self.metadata.uid.as_deref().unwrap_or_default(),
+        )
+    }
+
+    /// What people call it: `spec.name`, else `metadata.name`.
+    pub fn display_name(&self) -> &str {
+        self.spec
+            .name
+            .as_deref()
+            .or(self.metadata.name.as_deref())
+            .unwrap_or_default()
+    }
+
+    /// When the object was created.
+    pub fn created_at(&self) -> Timestamp {
+        self.metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+    }
+
+    /// Whether the object is being deleted.
+    pub fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether [`FINALIZER`] is on the object.
+    pub fn has_finalizer(&self) -> bool {
+        self.finalizers().iter().any(|f| f == FINALIZER)
+    }
+
+    /// The value of a fault or metric annotation of the simulator, or of any other.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+fn time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": "date-time" })
+}
+
+fn optional_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": "date-time", "nullable": true })
+}
+
+/// An RFC 3339 time used as a nonce: compared as a string, never by age.
+fn nonce(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "nullable": true, "maxLength": 40,
+        "x-kubernetes-validations": [{
+            "rule": "self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')",
+            "message": "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
+        }]
+    })
+}
+
+fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": 20,
+        "items": {
+            "type": "string", "maxLength": 8192, "description": "One OpenSSH public key: type, base64, and an optional comment.",
+            "x-kubernetes-validations": [
+                { "rule": "!self.contains('PRIVATE KEY')", "message": "must be a public key; this is a private one, which nobody else should ever see" },
+                { "rule": "self.contains('PRIVATE KEY') || self.matches('^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com) [A-Za-z0-9+/]+=*( .*)?$')",
+                  "message": "must be one line of an OpenSSH public key, such as 'ssh-ed25519 AAAA… you@example.com'" },
+            ]
+        }
+    })
+}
+
+fn tags(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": 50,
+        "items": {
+            "type": "string", "maxLength": 63, "description": "One tag: 1 to 63 of letters, digits, '_', '.', ':' and '-'.",
+            "x-kubernetes-validations": [{
+                "rule": "self.matches('^[A-Za-z0-9_.:-]+$')",
+                "message": "must be 1 to 63 letters, digits, '_', '.', ':' or '-'",
+            }]
+        }
+    })
+}

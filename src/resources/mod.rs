@@ -1,0 +1,34 @@
+//! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
+
+pub mod account;
+pub mod api_key;
+pub mod conditions;
+pub mod ids;
+pub mod instance;
+pub mod validation;
+
+pub use account::{Account, AccountSpec, AccountStatus};
+pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
+pub use instance::{
+    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
+    PowerState,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+
+/// The API group of every kind (decisions, preamble).
+pub const GROUP: &str = "stellage.dev";
+
+/// Label on a namespace that names the [`Account`] it belongs to. A cluster administrator sets it to let an
+/// Account adopt a namespace that is already there.
+pub const ACCOUNT_LABEL: &str = "stellage.dev/account";
+
+/// The CRDs, in the order in which an installer applies them.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    vec![Account::crd(), ApiKey::crd(), Instance::crd()]
+}
+
+/// The admission policy that makes `spec.deletionProtection` hold for every client: a
+/// `ValidatingAdmissionPolicy` and its binding, as YAML documents.
+pub const DELETION_PROTECTION_POLICY: &str = include_str!("../../crds/deletion-protection.yaml");

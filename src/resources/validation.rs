@@ -1,0 +1,195 @@
+//! Rules for the values of a spec, shared by REST (which names every wrong field at once) and the controller (which
+//! puts what admission cannot check into a condition). Each function returns what the value must be, in words.
+
+use ssh_key::{Algorithm, PublicKey, public::KeyData};
+
+/// Longest name and tag, in bytes (decisions, section 6).
+pub const MAX_NAME: usize = 63;
+/// Most tags of an instance.
+pub const MAX_TAGS: usize = 50;
+/// Most SSH keys of an instance.
+pub const MAX_SSH_KEYS: usize = 20;
+/// Fewest bits of an RSA key.
+const MIN_RSA_BITS: usize = 2048;
+
+/// A display name: 1–63 letters, digits, `.`, `-`, with a letter or digit at both ends.
+pub fn name(value: &str) -> Result<(), &'static str> {
+    let inner = value
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-');
+    let ends = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
+    if value.len() <= MAX_NAME && inner && ends(value.bytes().next()) && ends(value.bytes().last()) {
+        Ok(())
+    } else {
+        Err("must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends")
+    }
+}
+
+/// A region code `<country>-<city>-<n>`.
+pub fn region(value: &str) -> Result<(), &'static str> {
+    let mut parts = value.split('-');
+    let lower = |part: &str| part.bytes().all(|b| b.is_ascii_lowercase());
+    let well_formed = value.len() <= MAX_NAME
+        && parts
+            .next()
+            .is_some_and(|country| country.len() == 2 && lower(country))
+        && parts.next().is_some_and(|city| city.len() >= 3 && lower(city))
+        && parts
+            .next()
+            .is_some_and(|n| !n.starts_with('0') && !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        && parts.next().is_none();
+    if well_formed {
+        Ok(())
+    } else {
+        Err("must be a region code <country>-<city>-<n> such as fr-par-1; GET /v1/regions lists them")
+    }
+}
+
+/// An image identifier such as `debian-13`.
+pub fn image(value: &str) -> Result<(), &'static str> {
+    let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let well_formed = !value.is_empty()
+        && value.len() <= MAX_NAME
+        && value.bytes().all(|b| alphanumeric(b) || b == b'.' || b == b'-')
+        && value.bytes().next().is_some_and(alphanumeric)
+        && value.bytes().last().is_some_and(alphanumeric);
+    if well_formed {
+        Ok(())
+    } else {
+        Err("must be an image identifier such as debian-13; GET /v1/images lists them")
+    }
+}
+
+/// A tag: 1–63 of `[A-Za-z0-9_.:-]`.
+pub fn tag(value: &str) -> Result<(), &'static str> {
+    let inner = value
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b));
+    if !value.is_empty() && value.len() <= MAX_NAME && inner {
+        Ok(())
+    } else {
+        Err("must be 1 to 63 letters, digits, '_', '.', ':' or '-'")
+    }
+}
+
+/// The identifier of a private network: `pn-` and lower-case letters and digits, in parts joined by `-`.
+pub fn private_network(value: &str) -> Result<(), &'static str> {
+    let part = |p: &str| !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if value.len() <= MAX_NAME
+        && value
+            .strip_prefix("pn-")
+            .is_some_and(|rest| rest.split('-').all(part))
+    {
+        Ok(())
+    } else {
+        Err("must be the identifier of a private network, pn- followed by lower-case letters and digits")
+    }
+}
+
+/// An OpenSSH public key on one line: ed25519, ECDSA, RSA of at least 2048 bits, or a security key; really decoded.
+pub fn ssh_key(value: &str) -> Result<(), &'static str> {
+    if value.contains("PRIVATE KEY") {
+        return Err("must be a public key; this is a private one, which nobody else should ever see");
+    }
+    if value.trim_end_matches(['\r', '\n']).contains(['\r', '\n']) {
+        return Err("must be one line; put each key into an element of its own");
+    }
+    let Ok(key) = PublicKey::from_openssh(value) else {
+        return Err("must be an OpenSSH public key such as 'ssh-ed25519 AAAA… you@example.com'");
+    };
+    match (key.algorithm(), key.key_data()) {
+        (Algorithm::Rsa { .. }, KeyData::Rsa(rsa)) => {
+            let bits = rsa.n.as_positive_bytes().map_or(0, |n| {
+                let leading = n.first().map_or(8, |b| b.leading_zeros() as usize);
+                n.len() * 8 - leading.min(n.len() * 8)
+            });
+            if bits < MIN_RSA_BITS {
+                Err("must be an RSA key of at least 2048 bits; better an ed25519 key")
+            } else {
+                Ok(())
+            }
+        }
+        (
+            Algorithm::Ed25519
+            | Algorithm::Ecdsa { .. }
+            | Algorithm::SkEd25519
+            | Algorithm::SkEcdsaSha2NistP256,
+            _,
+        ) => Ok(()),
+        _ => Err("must be an ed25519, ecdsa, rsa or security key"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_decided_rule() {
+        for good in ["a", "web-1", "Web.example.com", &"x".repeat(63)] {
+            assert_eq!(name(good), Ok(()), "{good}");
+        }
+        for bad in ["", "-a", "a-", ".a", "a.", "a_b", "ä", "a b", &"x".repeat(64)] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn regions_have_three_parts() {
+        for good in ["fr-par-1", "de-fra-12"] {
+            assert_eq!(region(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "",
+            "fr",
+            "fr-par",
+            "fr-par-0",
+            "fr-par-01",
+            "FR-par-1",
+            "fr-pa-1",
+            "fra-par-1",
+            "fr-par-1-2",
+            "fr-par-x",
+        ] {
+            assert!(region(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tags_networks_and_images_follow_their_rules() {
+        assert!(
+            tag("env:prod_1.x-y").is_ok()
+                && tag("").is_err()
+                && tag("a b").is_err()
+                && tag(&"t".repeat(64)).is_err()
+        );
+        assert!(
+            private_network("pn-abc1").is_ok()
+                && private_network("pn-").is_err()
+                && private_network("x").is_err()
+        );
+        assert!(
+            image("ubuntu-24.04").is_ok()
+                && image("").is_err()
+                && image("Debian").is_err()
+                && image("-x").is_err()
+        );
+    }
+
+    #[test]
+    fn ssh_keys_are_really_decoded() {
+        let ed25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
+        assert_eq!(ssh_key(ed25519), Ok(()));
+        assert!(ssh_key("ssh-ed25519 AAAA").is_err());
+        assert!(
+            ssh_key(&ed25519.replace("ssh-ed25519", "ssh-rsa")).is_err(),
+            "the inner type must agree"
+        );
+        assert!(
+            ssh_key("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----")
+                .unwrap_err()
+                .contains("private")
+        );
+        assert!(ssh_key(&format!("{ed25519}\n{ed25519}")).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! The API client. Since kube 4 a plain request has no read timeout of its own, so every request is bounded here: its head
+//! by a layer below the client, its body by [`bounded`].
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use kube::{
+    Client, Config,
+    client::{Body, ClientBuilder},
+};
+use thiserror::Error;
+use tower::{BoxError, Layer, Service};
+
+use super::Health;
+
+/// How long the head of an answer of the API server may take. Longer than its own 60 s limit makes no sense, and a
+/// reconcile that waits longer had better start over.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a whole API call may take.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// An API call that failed.
+#[derive(Debug, Error)]
+pub enum CallError {
+    /// No answer in time.
+    #[error("the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
+    Timeout,
+    /// The API server answered no, or could not be reached.
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+}
+
+impl CallError {
+    /// A static label for metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Timeout => "api_timeout",
+            Self::Api(kube::Error::Api(status)) if status.is_conflict() => "conflict",
+            Self::Api(kube::Error::Api(_)) => "api_refused",
+            Self::Api(_) => "api_unreachable",
+        }
+    }
+
+    /// The API server's own answer, if it gave one.
+    pub fn status(&self) -> Option<&kube::core::Status> {
+        match self {
+            Self::Api(kube::Error::Api(status)) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether the object is not there.
+    pub fn is_not_found(&self) -> bool {
+        self.status().is_some_and(kube::core::Status::is_not_found)
+    }
+
+    /// Whether the object has changed, or is there already.
+    pub fn is_conflict(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 409)
+    }
+}
+
+/// Waits for an API call, but not for ever.
+pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(CallError::Timeout),
+    }
+}
+
+/// A client for `config` whose requests get the head of an answer within [`HEAD_TIMEOUT`], and whose watches report their
+/// progress.
+pub fn connect(config: Config, health: Health) -> kube::Result<Client> {
+    Ok(ClientBuilder::try_from(config)?
+        .with_layer(&Bounded { health })
+        .build())
+}
+
+#[derive(Clone)]
+struct Bounded {
+    health: Health,
+}
+
+impl<S> Layer<S> for Bounded {
+    type Service = BoundedService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        BoundedService {
+            inner,
+            health: self.health.clone(),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct BoundedService<S> {
+    inner: S,
+    health: Health,
+}
+
+impl<S, B> Service<Request<Body>> for BoundedService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let is_watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
+        let health = is_watch.then(|| self.health.clone());
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = tokio::time::timeout(HEAD_TIMEOUT, answer)
+                .await
+                .map_err(|_| {
+                    format!(
+                        "the API server did not begin to answer within {} s",
+                        HEAD_TIMEOUT.as_secs()
+                    )
+                })?
+                .map_err(Into::into)?;
+            if let Some(health) = health
+                && answer.status().is_success()
+            {
+                health.watch_progressed();
+            }
+            Ok(answer)
+        })
+    }
+}

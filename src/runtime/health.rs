@@ -1,0 +1,80 @@
+//! What `/healthz` and `/readyz` answer.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+/// A watch asks anew at least every 200 s (`runtime/watch.rs`); when no watch at all has had an answer for three times as
+/// long, something is wedged and a restart is the cure.
+const WEDGED_AFTER: Duration = Duration::from_secs(600);
+
+/// Readiness by component, and whether watches make progress. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    waiting: BTreeMap<String, &'static str>,
+    watch_progress: Instant,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            watch_progress: Instant::now(),
+        }
+    }
+}
+
+impl Health {
+    /// Declares a component that is not ready yet, and what it waits for.
+    pub fn expect(&self, component: impl Into<String>, waits_for: &'static str) {
+        self.inner.lock().waiting.insert(component.into(), waits_for);
+    }
+
+    /// Declares that a component is ready.
+    pub fn ready(&self, component: &str) {
+        self.inner.lock().waiting.remove(component);
+    }
+
+    /// The components that are not ready, as `name: what it waits for`; empty when all are.
+    pub fn not_ready(&self) -> Vec<String> {
+        self.inner
+            .lock()
+            .waiting
+            .iter()
+            .map(|(name, waits_for)| format!("{name}: {waits_for}"))
+            .collect()
+    }
+
+    /// Records that the API server answered a watch request.
+    pub fn watch_progressed(&self) {
+        self.inner.lock().watch_progress = Instant::now();
+    }
+
+    /// Whether watches make progress.
+    pub fn is_live(&self) -> bool {
+        self.inner.lock().watch_progress.elapsed() < WEDGED_AFTER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readiness_names_what_is_missing() {
+        let health = Health::default();
+        health.expect("watch instances", "the first list");
+        assert_eq!(health.not_ready(), ["watch instances: the first list"]);
+        health.ready("watch instances");
+        assert!(health.not_ready().is_empty() && health.is_live());
+    }
+}

@@ -1,0 +1,163 @@
+//! What `/metrics` shows, in Prometheus's text format. Labels are static words, never names of objects.
+
+use std::sync::Arc;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+/// Labels of an answered REST request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// HTTP method.
+    pub method: &'static str,
+    /// Route with placeholders, such as `/v1/instances/{id}`.
+    pub route: &'static str,
+    /// Status code.
+    pub status: u16,
+}
+
+/// Labels of a REST route.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RouteLabels {
+    /// Route with placeholders.
+    pub route: &'static str,
+}
+
+/// Labels of anything counted by kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabels {
+    /// The kind, such as `Instance`.
+    pub kind: &'static str,
+}
+
+/// Labels of a finished reconcile.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReconcileLabels {
+    /// The kind, such as `Instance`.
+    pub kind: &'static str,
+    /// `ok`, or the static label of the error.
+    pub outcome: &'static str,
+}
+
+/// Labels of a provider call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProviderLabels {
+    /// The provider.
+    pub provider: &'static str,
+    /// `ok`, or the reason of the error.
+    pub outcome: &'static str,
+}
+
+/// Every metric of the program. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    /// Answered REST requests.
+    pub requests: Family<RequestLabels, Counter>,
+    /// Seconds from a request's head to its answer's head.
+    pub request_seconds: Family<RouteLabels, Histogram>,
+    /// Finished reconciles.
+    pub reconciles: Family<ReconcileLabels, Counter>,
+    /// Seconds that a reconcile took.
+    pub reconcile_seconds: Family<KindLabels, Histogram>,
+    /// Reconciles under way or waiting for a slot.
+    pub queue_depth: Family<KindLabels, Gauge>,
+    /// Errors of watches.
+    pub watch_errors: Family<KindLabels, Counter>,
+    /// Objects seen that do not parse.
+    pub invalid_objects: Family<KindLabels, Counter>,
+    /// Objects held in memory.
+    pub objects: Family<KindLabels, Gauge>,
+    /// Provider calls.
+    pub provider_calls: Family<ProviderLabels, Counter>,
+    /// Seconds that a provider call took.
+    pub provider_seconds: Histogram,
+    /// 1 while this replica holds the Lease and writes.
+    pub leader: Gauge,
+}
+
+/// From a tenth of a millisecond to half a minute.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_1, 2.5, 14))
+}
+
+impl Metrics {
+    /// All metrics at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("stellage");
+        let metrics = Self {
+            registry: Arc::default(),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(seconds),
+            reconciles: Family::default(),
+            reconcile_seconds: Family::new_with_constructor(seconds),
+            queue_depth: Family::default(),
+            watch_errors: Family::default(),
+            invalid_objects: Family::default(),
+            objects: Family::default(),
+            provider_calls: Family::default(),
+            provider_seconds: seconds(),
+            leader: Gauge::default(),
+        };
+        registry.register(
+            "http_requests",
+            "REST requests answered",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "http_request_duration_seconds",
+            "Time to a REST answer's head",
+            metrics.request_seconds.clone(),
+        );
+        registry.register("reconciles", "Reconciles finished", metrics.reconciles.clone());
+        registry.register(
+            "reconcile_duration_seconds",
+            "Time of a reconcile",
+            metrics.reconcile_seconds.clone(),
+        );
+        registry.register(
+            "reconcile_queue_depth",
+            "Reconciles under way or waiting",
+            metrics.queue_depth.clone(),
+        );
+        registry.register("watch_errors", "Errors of watches", metrics.watch_errors.clone());
+        registry.register(
+            "invalid_objects",
+            "Objects seen that do not parse",
+            metrics.invalid_objects.clone(),
+        );
+        registry.register("objects", "Objects held in memory", metrics.objects.clone());
+        registry.register("provider_calls", "Provider calls", metrics.provider_calls.clone());
+        registry.register(
+            "provider_call_duration_seconds",
+            "Time of a provider call",
+            metrics.provider_seconds.clone(),
+        );
+        registry.register("leader", "1 while this replica writes", metrics.leader.clone());
+        Self {
+            registry: Arc::new(registry),
+            ..metrics
+        }
+    }
+
+    /// The page, in OpenMetrics text format.
+    pub fn render(&self) -> Result<String, std::fmt::Error> {
+        let mut page = String::new();
+        encode(&mut page, &self.registry)?;
+        Ok(page)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}

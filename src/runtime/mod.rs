@@ -1,0 +1,13 @@
+//! What the parts stand on: clock, API client, watches, health, metrics.
+
+pub mod backoff;
+pub mod client;
+pub mod clock;
+pub mod events;
+pub mod health;
+pub mod metrics;
+pub mod watch;
+
+pub use clock::{Clock, SystemClock};
+pub use health::Health;
+pub use metrics::Metrics;

@@ -1,0 +1,270 @@
+//! The one place through which every watch goes: objects that do not parse are set aside, managedFields pruned, the
+//! server ends a watch after 200 s, every watch has its own backoff, and errors are counted.
+
+use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
+
+use backon::ExponentialBuilder;
+use futures::{StreamExt as _, pin_mut};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use kube::{
+    Api, Client, Resource,
+    core::{DeserializeGuard, error_boundary::InvalidObject},
+    runtime::{
+        WatchStreamExt as _,
+        reflector::{ObjectRef, Store, store},
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use super::{Health, Metrics, metrics::KindLabels};
+
+/// Load balancers cut idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
+const SERVER_TIMEOUT_SECONDS: u32 = 200;
+/// First delay after a watch failed; it doubles from there, and an answer resets it.
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
+/// Longest delay after a watch failed: how long the world may look older than it is once the API server is back.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+
+/// What happened to the objects of a watch.
+#[derive(Clone, Debug)]
+pub enum Change<K> {
+    /// These are all there are; whatever else was known is gone.
+    Replaced(Vec<Arc<K>>),
+    /// New or changed.
+    Applied(Arc<K>),
+    /// Gone.
+    Deleted(Arc<K>),
+    /// There, but unreadable. Comes after a `Deleted` of the last version that could be read, if there was one.
+    Unreadable(Arc<InvalidObject>),
+}
+
+/// Hears of every change of a watch, in order. Called in the watch's own task, so it must not block.
+pub trait Listener<K>: Send + 'static {
+    /// Something changed; the [`Store`] already shows it.
+    fn changed(&mut self, change: &Change<K>);
+}
+
+impl<K, F: FnMut(&Change<K>) + Send + 'static> Listener<K> for F {
+    fn changed(&mut self, change: &Change<K>) {
+        self(change);
+    }
+}
+
+/// What every watch needs.
+#[derive(Clone)]
+pub struct Watches {
+    /// The client that watches.
+    pub client: Client,
+    /// Where readiness is told.
+    pub health: Health,
+    /// Where errors are counted.
+    pub metrics: Metrics,
+    /// Ends the watches.
+    pub shutdown: CancellationToken,
+}
+
+impl Watches {
+    /// Watches all objects of a kind, in every namespace, until shutdown. Listeners and the returned store see the same
+    /// `Arc`s, so an object is in memory once however many read it.
+    pub fn spawn<K>(&self, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
+    {
+        let (reader, writer) = store::<K>();
+        let kind: &'static str = K::kind(&K::DynamicType::default()).into_owned().leak();
+        self.health.expect(
+            format!("watch {kind}"),
+            "the first list from the API server (are the CRDs installed?)",
+        );
+        tokio::spawn(self.clone().run(kind, reader.clone(), writer, listeners));
+        reader
+    }
+
+    async fn run<K>(
+        self,
+        kind: &'static str,
+        reader: Store<K>,
+        mut writer: kube::runtime::reflector::store::Writer<K>,
+        mut listeners: Vec<Box<dyn Listener<K>>>,
+    ) where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
+    {
+        let labels = KindLabels { kind };
+        let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
+        let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
+        let objects = self.metrics.objects.get_or_create_owned(&labels);
+        let api: Api<DeserializeGuard<K>> = Api::all(self.client.clone());
+        let backoff = ExponentialBuilder::new()
+            .with_min_delay(MIN_BACKOFF)
+            .with_max_delay(MAX_BACKOFF)
+            .with_jitter();
+        let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
+        let stream =
+            watcher(api, watcher::Config::default().timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff);
+        pin_mut!(stream);
+        let mut unreadable = Vec::new();
+        loop {
+            let event = tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                event = stream.next() => event,
+            };
+            let event = match event {
+                None => return,
+                Some(Err(error)) => {
+                    errors.inc();
+                    tracing::warn!(kind, %error, "watch failed, will be tried again");
+                    continue;
+                }
+                Some(Ok(event)) => event,
+            };
+            let mut tell = |change: Change<K>| {
+                listeners
+                    .iter_mut()
+                    .for_each(|listener| listener.changed(&change))
+            };
+            let set_aside = |object: InvalidObject| {
+                invalid.inc();
+                let ObjectMeta { name, namespace, .. } = &object.metadata;
+                tracing::error!(kind, ?namespace, ?name, error = %object.error, "object does not parse; it is left alone until it does");
+                Arc::new(object)
+            };
+            match event {
+                Event::Init => writer.apply_watcher_event(&Event::Init),
+                Event::InitApply(DeserializeGuard(Ok(mut object))) => {
+                    prune(object.meta_mut());
+                    writer.apply_watcher_event(&Event::InitApply(object));
+                }
+                Event::InitApply(DeserializeGuard(Err(object))) => unreadable.push(set_aside(object)),
+                Event::InitDone => {
+                    writer.apply_watcher_event(&Event::InitDone);
+                    tell(Change::Replaced(reader.state()));
+                    unreadable
+                        .drain(..)
+                        .for_each(|object| tell(Change::Unreadable(object)));
+                    self.health.ready(&format!("watch {kind}"));
+                }
+                Event::Apply(DeserializeGuard(Ok(mut object))) => {
+                    prune(object.meta_mut());
+                    let key = ObjectRef::from_obj(&object);
+                    writer.apply_watcher_event(&Event::Apply(object));
+                    if let Some(object) = reader.get(&key) {
+                        tell(Change::Applied(object));
+                    }
+                }
+                Event::Delete(DeserializeGuard(Ok(object))) => {
+                    writer.apply_watcher_event(&Event::Delete(object.clone()));
+                    tell(Change::Deleted(Arc::new(object)));
+                }
+                Event::Apply(DeserializeGuard(Err(object))) => {
+                    forget(&reader, &mut writer, &object.metadata, &mut tell);
+                    tell(Change::Unreadable(set_aside(object)));
+                }
+                Event::Delete(DeserializeGuard(Err(object))) => {
+                    forget(&reader, &mut writer, &object.metadata, &mut tell);
+                }
+            }
+            objects.set(i64::try_from(reader.len()).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+/// Drops the last readable version of an object, so that nobody acts on what is no longer true.
+fn forget<K>(
+    reader: &Store<K>,
+    writer: &mut kube::runtime::reflector::store::Writer<K>,
+    metadata: &ObjectMeta,
+    tell: &mut impl FnMut(Change<K>),
+) where
+    K: Resource + Clone + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone,
+{
+    let mut key = ObjectRef::new(metadata.name.as_deref().unwrap_or_default());
+    if let Some(namespace) = &metadata.namespace {
+        key = key.within(namespace);
+    }
+    if let Some(last) = reader.get(&key) {
+        writer.apply_watcher_event(&Event::Delete((*last).clone()));
+        tell(Change::Deleted(last));
+    }
+}
+
+/// Drops what nobody reads and costs the most memory. Of managedFields one thing is kept: when the spec was last written,
+/// as the time of a single entry; see [`spec_written_at`].
+fn prune(metadata: &mut ObjectMeta) {
+    let written = metadata
+        .managed_fields
+        .take()
+        .into_iter()
+        .flatten()
+        .filter(writes_spec)
+        .filter_map(|entry| entry.time)
+        .max_by_key(|time| time.0);
+    metadata.managed_fields = written.map(|time: Time| {
+        vec![ManagedFieldsEntry {
+            time: Some(time),
+            ..Default::default()
+        }]
+    });
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        if annotations.is_empty() {
+            metadata.annotations = None;
+        }
+    }
+}
+
+fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().unwrap_or_default().is_empty()
+        && entry
+            .fields_v1
+            .as_ref()
+            .is_some_and(|fields| fields.0.get("f:spec").is_some())
+}
+
+/// When the spec of an object was last written, for one that came from a watch or straight from the API server.
+pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
+    let entries = object.meta().managed_fields.as_deref().unwrap_or_default();
+    match entries {
+        // Pruned: the one entry has nothing but the time.
+        [
+            ManagedFieldsEntry {
+                time: Some(time),
+                fields_v1: None,
+                ..
+            },
+        ] => Some(time.0),
+        entries => entries
+            .iter()
+            .filter(|e| writes_spec(e))
+            .filter_map(|e| e.time.as_ref())
+            .map(|time| time.0)
+            .max(),
+    }
+}
+
+/// The resourceVersion as the number that it is (comparable since Kubernetes 1.35, KEP-5504, and in fact always with
+/// etcd); 0 if there is none.
+pub fn revision(object: &impl Resource) -> u64 {
+    object
+        .meta()
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0)
+}
+
+/// `namespace/name`, for logs.
+pub fn key(object: &impl Resource) -> String {
+    match object.meta().namespace.as_deref() {
+        Some(namespace) => format!(
+            "{namespace}/{}",
+            object.meta().name.as_deref().unwrap_or_default()
+        ),
+        None => object.meta().name.clone().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,106 @@
+//! Settings of the serving commands: flags, each with an environment variable of the same name behind `STELLAGE_`.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Args;
+
+use crate::{catalogue::Catalogue, lifecycle::Timings, resources::validation};
+
+/// Settings that the facade and the controllers share.
+#[derive(Args, Clone, Debug)]
+pub struct CommonSettings {
+    /// Address for /healthz, /readyz and /metrics; port 0 takes a free one
+    #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
+    pub metrics_listen: SocketAddr,
+
+    /// Seconds that provisioning takes; the simulator's other times and the create message scale with it; 0 = at once
+    #[arg(long, env = "STELLAGE_PROVISIONING_SECONDS", default_value = "150", value_parser = seconds)]
+    pub provisioning_seconds: f64,
+
+    /// Region on offer, may be given more than once or as a comma-separated list
+    #[arg(long = "region", env = "STELLAGE_REGIONS", value_delimiter = ',', default_values_t = Catalogue::default().regions, value_parser = region)]
+    pub regions: Vec<String>,
+
+    /// Image on offer, may be given more than once or as a comma-separated list
+    #[arg(long = "image", env = "STELLAGE_IMAGES", value_delimiter = ',', default_values_t = Catalogue::default().images, value_parser = image)]
+    pub images: Vec<String>,
+
+    /// File to write once all is serving: JSON with `url` (of the facade, if it runs) and `metrics_url`
+    #[arg(long, env = "STELLAGE_READY_FILE")]
+    pub ready_file: Option<PathBuf>,
+
+    /// Seconds that requests and reconciles under way get to finish after SIGTERM
+    #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20)]
+    pub shutdown_grace_seconds: u64,
+
+    /// Log lines as JSON rather than text
+    #[arg(long, env = "STELLAGE_LOG_JSON")]
+    pub log_json: bool,
+}
+
+impl CommonSettings {
+    /// The times that follow from `--provisioning-seconds`.
+    pub fn timings(&self) -> Timings {
+        Timings::for_provisioning(self.provisioning_seconds)
+    }
+
+    /// What can be ordered. The simulator serves more than the lists.
+    pub fn catalogue(&self) -> Catalogue {
+        Catalogue {
+            regions: self.regions.clone(),
+            images: self.images.clone(),
+            open: true,
+        }
+    }
+}
+
+/// Settings of the facade.
+#[derive(Args, Clone, Debug)]
+pub struct ApiSettings {
+    /// Address of the REST API; port 0 takes a free one
+    #[arg(long, env = "STELLAGE_LISTEN", default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+}
+
+/// Settings of the controllers.
+#[derive(Args, Clone, Debug)]
+pub struct ControllerSettings {
+    /// Namespace of the operator: holds the Lease, and no Account may have it
+    #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
+    pub namespace: String,
+
+    /// Service account of the operator in its namespace: gets a RoleBinding in each account's namespace
+    #[arg(long, env = "STELLAGE_SERVICE_ACCOUNT", default_value = "stellage")]
+    pub service_account: String,
+
+    /// Name of this replica in the Lease; default: the host's name and a random suffix
+    #[arg(long, env = "STELLAGE_IDENTITY")]
+    pub identity: Option<String>,
+
+    /// Instances reconciled at the same time
+    #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub concurrency: u16,
+
+    /// Writes to the API server under way at the same time
+    #[arg(long, env = "STELLAGE_WRITE_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub write_concurrency: u16,
+
+    /// Seconds that a provider call may take
+    #[arg(long, env = "STELLAGE_PROVIDER_TIMEOUT_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub provider_timeout_seconds: u64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
+        _ => Err("must be a number of seconds from 0 to 86400".to_owned()),
+    }
+}
+
+fn region(text: &str) -> Result<String, &'static str> {
+    validation::region(text).map(|()| text.to_owned())
+}
+
+fn image(text: &str) -> Result<String, &'static str> {
+    validation::image(text).map(|()| text.to_owned())
+}
