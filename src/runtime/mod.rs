@@ -6,6 +6,7 @@ pub mod clock;
 pub mod events;
 pub mod health;
 pub mod metrics;
+pub mod telemetry;
 pub mod watch;
 
 pub use clock::{Clock, SystemClock};
