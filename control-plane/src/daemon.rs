@@ -130,7 +130,14 @@ mod tests {
     fn the_tail_of_a_log_is_its_last_15_lines() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        std::fs::write(&path, (1..=40).map(|n| format!("line {n}\n")).collect::<String>()).unwrap();
+        std::fs::write(
+            &path,
+            (1..=40)
+                .map(|n| format!("line {n}"))
+                .collect::<Vec<_>>()
+                .join("\n"),
+        )
+        .unwrap();
         let tail = tail(&path);
         assert!(tail.starts_with("  line 26\n"), "{tail}");
         assert!(tail.ends_with("  line 40"), "{tail}");

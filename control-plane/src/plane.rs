@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 /// How long a server may take to become ready. Alone on two cores it takes three seconds; next to a compiler, a minute
 /// has been seen.
-const READY_WITHIN: Duration = Duration::from_secs(120);
+const READY_WITHIN: Duration = Duration::from_mins(2);
 const POLL_EVERY: Duration = Duration::from_millis(50);
 /// How long a server may take to stop in order before it is killed; its data goes anyway.
 const GRACE: Duration = Duration::from_secs(2);
@@ -101,24 +101,21 @@ impl ControlPlane {
             Some(assets) => assets,
             None => find_assets().await?,
         };
-        let (layout, temporary) = match options.folder.take() {
-            Some(folder) => {
-                fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
-                let folder = fs::canonicalize(&folder).map_err(Error::file("find", &folder))?;
-                (Layout { folder }, None)
-            }
-            None => {
-                let folder = tempfile::Builder::new()
-                    .prefix("stellage-control-plane-")
-                    .tempdir()
-                    .map_err(Error::file("create a folder in", std::env::temp_dir()))?;
-                (
-                    Layout {
-                        folder: folder.path().to_owned(),
-                    },
-                    Some(folder),
-                )
-            }
+        let (layout, temporary) = if let Some(folder) = options.folder.take() {
+            fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+            let folder = fs::canonicalize(&folder).map_err(Error::file("find", &folder))?;
+            (Layout { folder }, None)
+        } else {
+            let folder = tempfile::Builder::new()
+                .prefix("stellage-control-plane-")
+                .tempdir()
+                .map_err(Error::file("create a folder in", std::env::temp_dir()))?;
+            (
+                Layout {
+                    folder: folder.path().to_owned(),
+                },
+                Some(folder),
+            )
         };
         let mut remove = std::mem::take(&mut options.remove);
         if temporary.is_some() {
@@ -159,7 +156,7 @@ impl ControlPlane {
             self.etcd_server = Etcd::new(ports::free()?, ports::free()?)?;
             match self.start_etcd().await {
                 Err(error) if is_port_clash(&error) && attempts.next().is_some() => {
-                    self.forget(&self.etcd, ETCD)
+                    self.forget(&self.etcd, ETCD);
                 }
                 result => break result?,
             }

@@ -1,4 +1,4 @@
-//! Randomness for tokens and names, from the kernel.
+//! Randomness for tokens and names, from the kernel, in hexadecimal.
 
 use crate::Error;
 use std::{fmt::Write as _, fs::File, io::Read as _};
@@ -9,8 +9,13 @@ pub(crate) fn hex(bytes: usize) -> Result<String, Error> {
     File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut buffer))
         .map_err(Error::file("read", "/dev/urandom"))?;
-    Ok(buffer.iter().fold(String::new(), |mut text, byte| {
+    Ok(digits(&buffer))
+}
+
+/// Two hexadecimal digits a byte.
+pub(crate) fn digits(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
-    }))
+    })
 }

@@ -44,7 +44,12 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
 
     // Kubeconfigs are private and verify the server.
     for identity in [Identity::Admin, Identity::Operator] {
-        let mode = plane.kubeconfig(identity).metadata().unwrap().permissions().mode();
+        let mode = plane
+            .kubeconfig(identity)
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
     }
     let config = plane.config(Identity::Admin).await.unwrap();
@@ -55,15 +60,26 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     let admin = plane.client(Identity::Admin).await.unwrap();
     let operator = plane.client(Identity::Operator).await.unwrap();
     let namespaces: Api<Namespace> = Api::all(admin.clone());
-    namespaces.create(&PostParams::default(), &namespace("tried")).await.unwrap();
-    let refused =
-        Api::<ConfigMap>::namespaced(operator, "tried").list(&ListParams::default()).await.unwrap_err();
-    assert!(refused.to_string().contains(Identity::Operator.user()), "{refused}");
+    namespaces
+        .create(&PostParams::default(), &namespace("tried"))
+        .await
+        .unwrap();
+    let refused = Api::<ConfigMap>::namespaced(operator, "tried")
+        .list(&ListParams::default())
+        .await
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains(Identity::Operator.user()),
+        "{refused}"
+    );
 
     // Writes are counted.
     let before = plane.requests().unwrap().len();
     let config_maps: Api<ConfigMap> = Api::namespaced(admin.clone(), "tried");
-    config_maps.create(&PostParams::default(), &config_map("kept")).await.unwrap();
+    config_maps
+        .create(&PostParams::default(), &config_map("kept"))
+        .await
+        .unwrap();
     let requests = plane.requests().unwrap();
     let writes: Vec<_> = requests[before..]
         .iter()
@@ -80,7 +96,11 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
         .env("KUBECACHEDIR", folder.join("kubectl"))
         .output()
         .unwrap();
-    assert_eq!(String::from_utf8_lossy(&kubectl.stdout), "configmap/kept\n", "{kubectl:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&kubectl.stdout),
+        "configmap/kept\n",
+        "{kubectl:?}"
+    );
 
     // Both servers come back where they were, with what they knew, and the old client works.
     plane.kill_apiserver();
@@ -92,13 +112,19 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     plane.start_etcd().await.unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while config_maps.get("kept").await.is_err() {
-        assert!(Instant::now() < deadline, "the API server does not find etcd again");
+        assert!(
+            Instant::now() < deadline,
+            "the API server does not find etcd again"
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 
     // The controller manager is there: the namespace goes.
-    namespaces.delete("tried", &DeleteParams::default()).await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    namespaces
+        .delete("tried", &DeleteParams::default())
+        .await
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_mins(1);
     while namespaces.get_opt("tried").await.unwrap().is_some() {
         assert!(Instant::now() < deadline, "the namespace is still there");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -117,7 +143,12 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_server_that_cannot_start_is_reported_with_the_end_of_its_log() {
-    let error = ControlPlane::options().apiserver_arg("--no-such-flag").start().await.unwrap_err().to_string();
+    let error = ControlPlane::options()
+        .apiserver_arg("--no-such-flag")
+        .start()
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.starts_with("kube-apiserver has ended"), "{error}");
     assert!(error.contains("unknown flag: --no-such-flag"), "{error}");
 }

@@ -71,7 +71,11 @@ impl Failure {
 
     /// The error to show: `special` if the API server answered with `code`.
     pub(super) fn or(self, code: u16, special: impl FnOnce() -> CliError) -> CliError {
-        if self.code == Some(code) { special() } else { *self.error }
+        if self.code == Some(code) {
+            special()
+        } else {
+            *self.error
+        }
     }
 }
 
@@ -99,7 +103,9 @@ fn words(status: &Status) -> String {
                 .message
                 .split_once(": ")
                 .filter(|(head, _)| head.starts_with("Invalid value"))
-                .map_or(cause.message.as_str(), |(_, rest)| rest.trim_start_matches("\"object\": "));
+                .map_or(cause.message.as_str(), |(_, rest)| {
+                    rest.trim_start_matches("\"object\": ")
+                });
             if cause.field.is_empty() || cause.field == "<nil>" {
                 message.to_owned()
             } else {
@@ -107,7 +113,11 @@ fn words(status: &Status) -> String {
             }
         })
         .collect();
-    if lines.is_empty() { status.message.clone() } else { lines.join("\n  ") }
+    if lines.is_empty() {
+        status.message.clone()
+    } else {
+        lines.join("\n  ")
+    }
 }
 
 /// The cause at the bottom, which is the one that people can do something about.

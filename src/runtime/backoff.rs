@@ -1,53 +1,45 @@
-//! How long to wait before trying an object again: exponential, per object, with jitter and a cap.
+//! Delays that grow with each failure of an object, and start over when it succeeds.
 
-use std::{collections::HashMap, hash::Hash, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
 
-/// The first delay; each further one doubles.
+/// Delay after the first failure.
 const FIRST: Duration = Duration::from_secs(1);
-/// The longest delay.
-const LONGEST: Duration = Duration::from_mins(5);
+/// Longest delay.
+const LONGEST: Duration = Duration::from_secs(300);
 
-/// Failures in a row by key (an object's UID, so that a new object of an old name starts afresh).
-#[derive(Debug)]
-pub struct Backoffs<K> {
-    failures: Mutex<HashMap<K, u32>>,
+/// Failures in a row, by UID. An entry lives until the object succeeds or is gone.
+#[derive(Debug, Default)]
+pub struct Backoffs {
+    failures: Mutex<HashMap<String, u32>>,
 }
 
-impl<K> Default for Backoffs<K> {
-    fn default() -> Self {
-        Self {
-            failures: Mutex::default(),
-        }
-    }
-}
-
-impl<K: Eq + Hash + Clone> Backoffs<K> {
-    /// Counts one more failure, and says how long to wait: 1 s, 2 s, 4 s … 5 min, each between three quarters and all
-    /// of it, lest objects that failed together come back together.
-    pub fn next(&self, key: &K) -> Duration {
-        let mut all = self.failures.lock();
-        let failures = all.entry(key.clone()).or_insert(0);
-        let delay = FIRST.saturating_mul(1 << (*failures).min(16)).min(LONGEST);
-        *failures = failures.saturating_add(1);
-        delay.mul_f64(rand::rng().random_range(0.75..=1.0))
+impl Backoffs {
+    /// The delay after one more failure: 1 s, doubling up to 5 minutes, plus up to a tenth so that objects that failed
+    /// together do not come back together.
+    pub fn next(&self, uid: &str) -> Duration {
+        let mut failures = self.failures.lock();
+        let count = failures.entry(uid.to_owned()).or_default();
+        let delay = FIRST.saturating_mul(1 << (*count).min(16)).min(LONGEST);
+        *count += 1;
+        delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
     }
 
-    /// Forgets the failures of `key`: it succeeded, or it is gone.
-    pub fn reset(&self, key: &K) {
-        self.failures.lock().remove(key);
+    /// A short delay for somebody who found no room.
+    pub fn pause(&self) -> Duration {
+        FIRST.mul_f64(1.0 + rand::rng().random_range(0.0..1.0))
     }
 
-    /// How many keys are failing.
-    pub fn len(&self) -> usize {
-        self.failures.lock().len()
+    /// Whether the object's last attempt failed.
+    pub fn has_failed(&self, uid: &str) -> bool {
+        self.failures.lock().contains_key(uid)
     }
 
-    /// Whether nothing is failing.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Forgets the failures of an object that succeeded or is gone.
+    pub fn reset(&self, uid: &str) {
+        self.failures.lock().remove(uid);
     }
 }
 
@@ -56,19 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_five_minutes_and_start_afresh_after_a_success() {
+    fn delays_double_up_to_five_minutes_and_start_over_after_a_success() {
         let backoffs = Backoffs::default();
-        let mut full = 1.0;
+        let first = backoffs.next("a");
+        assert!((1.0..1.1).contains(&first.as_secs_f64()), "{first:?}");
+        assert!(backoffs.next("a") >= Duration::from_secs(2));
         for _ in 0..40 {
-            let delay = backoffs.next(&"uid").as_secs_f64();
-            assert!((full * 0.75..=full).contains(&delay), "{delay} of {full}");
-            full = f64::min(full * 2.0, 300.0);
+            let delay = backoffs.next("a");
+            assert!(delay <= LONGEST.mul_f64(1.1), "{delay:?}");
         }
-        assert!(backoffs.next(&"another").as_secs_f64() <= 1.0, "keys are apart");
-        backoffs.reset(&"uid");
-        assert!(backoffs.next(&"uid").as_secs_f64() <= 1.0);
-        backoffs.reset(&"uid");
-        backoffs.reset(&"another");
-        assert!(backoffs.is_empty(), "nothing is remembered of what is gone");
+        assert!(backoffs.has_failed("a") && !backoffs.has_failed("b"));
+        backoffs.reset("a");
+        assert!(backoffs.next("a") < Duration::from_secs(2));
     }
 }

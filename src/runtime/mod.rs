@@ -3,9 +3,11 @@
 pub mod backoff;
 pub mod client;
 pub mod clock;
+pub mod events;
 pub mod health;
 pub mod lease;
 pub mod metrics;
+pub mod telemetry;
 pub mod watch;
 
 pub use backoff::Backoffs;

@@ -126,7 +126,7 @@ fn check_go() -> Result<(), Error> {
     let wanted = pins::go_version();
     let how = "install it from https://go.dev/dl/, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and \
                kube-controller-manager";
-    if in_path("go", env::var_os("PATH").as_ref()).is_none() {
+    if in_path("go", env::var_os("PATH").as_deref()).is_none() {
         return Err(Error::Missing(format!(
             "Go {wanted} or newer is needed once, to build the control plane, and `go` is not in PATH: {how}"
         )));

@@ -6,7 +6,7 @@ mod pins;
 use crate::Error;
 use std::{
     env,
-    ffi::OsString,
+    ffi::OsStr,
     fs::{self, File},
     path::{Path, PathBuf},
 };
@@ -28,7 +28,7 @@ impl Assets {
     /// on, a line at a time. Blocks.
     pub fn find_or_build(say: impl Fn(&str)) -> Result<Self, Error> {
         if let Some(folder) = env::var_os(KUBEBUILDER_ASSETS).filter(|folder| !folder.is_empty()) {
-            return Self::in_named_folder(Path::new(&folder), env::var_os("PATH"));
+            return Self::in_named_folder(Path::new(&folder), env::var_os("PATH").as_deref());
         }
         let cache = cache_folder()?;
         let folder = cache.join(format!("control-plane-{}", pins::key()));
@@ -76,7 +76,7 @@ impl Assets {
         }
     }
 
-    fn in_named_folder(folder: &Path, path: Option<OsString>) -> Result<Self, Error> {
+    fn in_named_folder(folder: &Path, path: Option<&OsStr>) -> Result<Self, Error> {
         let folder = std::path::absolute(folder).map_err(Error::file("find", folder))?;
         let mut assets = Self::all_in(&folder);
         let missing: Vec<&str> = [
@@ -95,7 +95,7 @@ impl Assets {
             )));
         }
         if !assets.kubectl.is_file() {
-            assets.kubectl = in_path("kubectl", path.as_ref()).ok_or_else(|| {
+            assets.kubectl = in_path("kubectl", path).ok_or_else(|| {
                 Error::Missing(format!(
                     "kubectl is neither in {KUBEBUILDER_ASSETS}={} nor in PATH: install it, or unset the variable \
                      to have everything built once",
@@ -108,7 +108,7 @@ impl Assets {
 }
 
 /// The first executable file called `name` in `path`.
-fn in_path(name: &str, path: Option<&OsString>) -> Option<PathBuf> {
+fn in_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
     env::split_paths(path?)
         .map(|folder| folder.join(name))
         .find(|file| file.is_file())
@@ -163,7 +163,7 @@ mod tests {
             .to_string();
         assert!(message.contains("kubectl is neither in"), "{message}");
         touch(path.path(), &["kubectl"]);
-        let assets = Assets::in_named_folder(folder.path(), Some(path.path().into())).unwrap();
+        let assets = Assets::in_named_folder(folder.path(), Some(path.path().as_os_str())).unwrap();
         assert_eq!(assets.kubectl_folder(), path.path());
         assert_eq!(assets.folder(), folder.path());
     }

@@ -1,5 +1,6 @@
 //! What is built, and how: the pins are `control-plane/modules/go.mod` and `go.sum`, compiled in.
 
+use crate::random::digits;
 use sha2::{Digest as _, Sha256};
 use std::env::consts::{ARCH, OS};
 
@@ -49,7 +50,7 @@ pub(super) fn linker_flags() -> String {
 pub(super) fn key() -> String {
     let packages = BINARIES.map(|(_, package)| package).join(" ");
     let digest = Sha256::digest([GO_MOD, GO_SUM, &linker_flags(), &packages, OS, ARCH].join("\n"));
-    digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    digits(&digest[..6])
 }
 
 #[cfg(test)]

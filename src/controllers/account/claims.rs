@@ -54,7 +54,11 @@ impl Claims {
                 let known = self.by_account.get(&name).is_some_and(|(_, claimant)| {
                     Some(claimant.uid.as_str()) == account.metadata.uid.as_deref()
                 });
-                let mut affected = if known { BTreeSet::new() } else { self.remove(&name) };
+                let mut affected = if known {
+                    BTreeSet::new()
+                } else {
+                    self.remove(&name)
+                };
                 if known {
                     self.remove(&name);
                 }
@@ -99,7 +103,8 @@ impl Claims {
             .entry(namespace.clone())
             .or_default()
             .insert(claimant.clone());
-        self.by_account.insert(claimant.name.clone(), (namespace, claimant));
+        self.by_account
+            .insert(claimant.name.clone(), (namespace, claimant));
     }
 
     /// Returns those that still want what the removed one wanted.
@@ -131,9 +136,15 @@ mod tests {
     #[test]
     fn the_older_comes_first_and_its_end_wakes_the_other() {
         let mut claims = Claims::default();
-        let (older, younger) = (Arc::new(account("z", "shop", 1)), Arc::new(account("a", "shop", 2)));
+        let (older, younger) = (
+            Arc::new(account("z", "shop", 1)),
+            Arc::new(account("a", "shop", 2)),
+        );
         assert_eq!(names(&claims.changed(&Change::Applied(younger.clone()))), ["a"]);
-        assert_eq!(names(&claims.changed(&Change::Applied(older.clone()))), ["a", "z"]);
+        assert_eq!(
+            names(&claims.changed(&Change::Applied(older.clone()))),
+            ["a", "z"]
+        );
         let order: Vec<_> = claims.of("shop").into_iter().map(|c| c.name).collect();
         assert_eq!(order, ["z", "a"]);
         assert_eq!(

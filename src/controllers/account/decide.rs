@@ -197,7 +197,11 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
         .map(|contents| {
             let mut names = contents.names.clone();
             names.sort_unstable();
-            let more = if contents.count > MAX_NAMES as u64 { ", …" } else { "" };
+            let more = if contents.count > MAX_NAMES as u64 {
+                ", …"
+            } else {
+                ""
+            };
             names.truncate(MAX_NAMES);
             let (one, many) = contents.words;
             let word = if contents.count == 1 { one } else { many };
@@ -214,6 +218,8 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
 pub(super) enum Outcome {
     /// All is as the spec says.
     Ready { adopted: bool },
+    /// All is there, but Kubernetes has not counted yet what the quota limits.
+    QuotaPending { adopted: bool },
     /// No namespace (now).
     Refused(Refusal),
     /// The namespace is the Account's, but something in it could not be made.
@@ -240,12 +246,26 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
     let idle = || "nothing is under way".to_owned();
     let owns = match outcome {
         Outcome::Ready { adopted } => {
-            let how = if *adopted { "adopted" } else { "made by the operator" };
-            set(READY, true, "AccountReady", format!("namespace {wanted} is ready"));
+            set(
+                READY,
+                true,
+                "AccountReady",
+                format!("namespace {wanted} is ready"),
+            );
             set(RECONCILING, false, "AccountReady", idle());
             set(STALLED, false, "AccountReady", "nothing is in the way".to_owned());
-            let reason = if *adopted { "NamespaceAdopted" } else { "NamespaceCreated" };
-            set(NAMESPACE_READY, true, reason, format!("namespace {wanted} is this account's, {how}"));
+            let (reason, message) = owned(wanted, *adopted);
+            set(NAMESPACE_READY, true, reason, message);
+            true
+        }
+        Outcome::QuotaPending { adopted } => {
+            let message =
+                "Kubernetes has not counted yet what the quota limits, and refuses instances until it has";
+            set(READY, false, "QuotaPending", message.to_owned());
+            set(RECONCILING, true, "QuotaPending", message.to_owned());
+            set(STALLED, false, "QuotaPending", "this passes by itself".to_owned());
+            let (reason, message) = owned(wanted, *adopted);
+            set(NAMESPACE_READY, true, reason, message);
             true
         }
         Outcome::Refused(Refusal {
@@ -254,20 +274,39 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
             passes,
         }) => {
             set(READY, false, reason, message.clone());
-            set(RECONCILING, *passes, reason, if *passes { message.clone() } else { idle() });
+            set(
+                RECONCILING,
+                *passes,
+                reason,
+                if *passes { message.clone() } else { idle() },
+            );
             set(
                 STALLED,
                 !*passes,
                 reason,
-                if *passes { "this passes by itself".to_owned() } else { message.clone() },
+                if *passes {
+                    "this passes by itself".to_owned()
+                } else {
+                    message.clone()
+                },
             );
             set(NAMESPACE_READY, false, reason, message.clone());
             false
         }
         Outcome::Failed { owns, message } => {
             set(READY, false, "ApiServerRefused", message.clone());
-            set(RECONCILING, true, "ApiServerRefused", "will be tried again".to_owned());
-            set(STALLED, false, "ApiServerRefused", "will be tried again".to_owned());
+            set(
+                RECONCILING,
+                true,
+                "ApiServerRefused",
+                "will be tried again".to_owned(),
+            );
+            set(
+                STALLED,
+                false,
+                "ApiServerRefused",
+                "will be tried again".to_owned(),
+            );
             if !owns {
                 set(NAMESPACE_READY, false, "ApiServerRefused", message.clone());
             }
@@ -276,18 +315,34 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
         Outcome::HeldBack { in_the_way } => {
             let message = format!("cannot be deleted yet: {in_the_way}");
             set(READY, false, "DeletionHeldBack", message.clone());
-            set(RECONCILING, false, "DeletionHeldBack", "waits for the namespace to be emptied".to_owned());
+            set(
+                RECONCILING,
+                false,
+                "DeletionHeldBack",
+                "waits for the namespace to be emptied".to_owned(),
+            );
             set(STALLED, true, "DeletionHeldBack", message);
             // NamespaceReady stays as it is: what is in the namespace is still looked after.
             old.namespace.is_some()
         }
     };
     AccountStatus {
-        id: Some(ids::account_id(account.metadata.uid.as_deref().unwrap_or_default())),
+        id: Some(ids::account_id(
+            account.metadata.uid.as_deref().unwrap_or_default(),
+        )),
         namespace: owns.then(|| wanted.to_owned()),
         observed_generation: generation,
         conditions,
     }
+}
+
+fn owned(namespace: &str, adopted: bool) -> (&'static str, String) {
+    let (reason, how) = if adopted {
+        ("NamespaceAdopted", "adopted")
+    } else {
+        ("NamespaceCreated", "made by the operator")
+    };
+    (reason, format!("namespace {namespace} is this account's, {how}"))
 }
 
 #[cfg(test)]
@@ -348,7 +403,11 @@ pub(super) mod tests {
         assert_eq!(claim(&older, "sys", &claimants, None), Claim::Create);
         let refused = claim(&younger, "sys", &claimants, None);
         assert_eq!(reason(&refused), "NamespaceTaken");
-        assert_eq!(claim(&younger, "sys", &claimants[1..], None), Claim::Create, "takes over");
+        assert_eq!(
+            claim(&younger, "sys", &claimants[1..], None),
+            Claim::Create,
+            "takes over"
+        );
     }
 
     #[test]
@@ -360,16 +419,25 @@ pub(super) mod tests {
         };
         assert_eq!(refusal.reason, "NamespaceNotOwned");
         assert!(
-            refusal.message.ends_with("kubectl label namespace shop stellage.dev/account=ada"),
+            refusal
+                .message
+                .ends_with("kubectl label namespace shop stellage.dev/account=ada"),
             "{}",
             refusal.message
         );
         let labelled = view(Some("ada"), None);
-        assert_eq!(claim(&ada, "sys", &me, Some(&labelled)), Claim::Own { adopted: true });
+        assert_eq!(
+            claim(&ada, "sys", &me, Some(&labelled)),
+            Claim::Own { adopted: true }
+        );
         let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(Some("bob"), None))) else {
             panic!("must be refused");
         };
-        assert!(refusal.message.ends_with("stellage.dev/account=ada --overwrite"), "{}", refusal.message);
+        assert!(
+            refusal.message.ends_with("stellage.dev/account=ada --overwrite"),
+            "{}",
+            refusal.message
+        );
     }
 
     #[test]
@@ -380,15 +448,24 @@ pub(super) mod tests {
         claimants.sort();
         assert_eq!(claimants[0].name, "a");
         let made = view(Some("b"), Some("uid-b"));
-        assert_eq!(claim(&first, "sys", &claimants, Some(&made)), Claim::Own { adopted: false });
-        assert_eq!(reason(&claim(&second, "sys", &claimants, Some(&made))), "NamespaceTaken");
+        assert_eq!(
+            claim(&first, "sys", &claimants, Some(&made)),
+            Claim::Own { adopted: false }
+        );
+        assert_eq!(
+            reason(&claim(&second, "sys", &claimants, Some(&made))),
+            "NamespaceTaken"
+        );
     }
 
     #[test]
     fn a_label_that_was_taken_off_a_namespace_of_ours_is_put_back() {
         let ada = account("ada", "shop", 1);
         let me = [Claimant::of(&ada)];
-        assert_eq!(claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))), Claim::Relabel);
+        assert_eq!(
+            claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))),
+            Claim::Relabel
+        );
         let another = claim(&ada, "sys", &me, Some(&view(None, Some("uid-bob"))));
         assert_eq!(reason(&another), "NamespaceNotOwned");
     }
@@ -412,7 +489,10 @@ pub(super) mod tests {
             let ada = account("ada", namespace, 1);
             let me = [Claimant::of(&ada)];
             let labelled = view(Some("ada"), None);
-            assert_eq!(reason(&claim(&ada, "sys", &me, Some(&labelled))), "NamespaceReserved");
+            assert_eq!(
+                reason(&claim(&ada, "sys", &me, Some(&labelled))),
+                "NamespaceReserved"
+            );
             assert_eq!(removal(&ada, "sys", Some(&labelled)), Removal::Release);
         }
     }
@@ -421,7 +501,11 @@ pub(super) mod tests {
     fn a_deleted_account_takes_along_only_what_is_its_own() {
         let ada = account("ada", "shop", 1);
         assert_eq!(removal(&ada, "sys", None), Removal::Release);
-        for foreign in [view(None, None), view(Some("bob"), None), view(Some("bob"), Some("uid-ada"))] {
+        for foreign in [
+            view(None, None),
+            view(Some("bob"), None),
+            view(Some("bob"), Some("uid-ada")),
+        ] {
             assert_eq!(removal(&ada, "sys", Some(&foreign)), Removal::Release);
         }
         let made_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
@@ -470,7 +554,11 @@ pub(super) mod tests {
         for outcome in outcomes {
             let mut ada = account("ada", "shop", 1);
             ada.status = Some(status(&ada, &outcome, at(10)));
-            assert_eq!(ada.status.clone(), Some(status(&ada, &outcome, at(99))), "{outcome:?}");
+            assert_eq!(
+                ada.status.clone(),
+                Some(status(&ada, &outcome, at(99))),
+                "{outcome:?}"
+            );
         }
     }
 
@@ -484,8 +572,14 @@ pub(super) mod tests {
         assert_eq!(ada.owned_namespace(), Some("shop"));
         let conditions = &ada.status.as_ref().unwrap().conditions;
         let ready = find(conditions, READY).unwrap();
-        assert_eq!((ready.status.as_str(), ready.observed_generation), ("False", Some(1)));
-        assert_eq!(ready.message, "cannot be deleted yet: 1 instance: a; delete it first");
+        assert_eq!(
+            (ready.status.as_str(), ready.observed_generation),
+            ("False", Some(1))
+        );
+        assert_eq!(
+            ready.message,
+            "cannot be deleted yet: 1 instance: a; delete it first"
+        );
     }
 
     #[test]
