@@ -1,8 +1,10 @@
 //! Tests against a real API server: one module a subject. They share one control plane and one operator; a test that
 //! kills something, or counts every write, starts its own.
 
+mod accounts;
 mod examples;
 mod instances;
+mod kinds;
 mod resilience;
 mod support;
 mod writes;
