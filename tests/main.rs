@@ -5,6 +5,7 @@ mod accounts;
 mod examples;
 mod instances;
 mod kinds;
+mod leader;
 mod resilience;
 mod support;
 mod writes;
