@@ -4,6 +4,7 @@
 //! controllers decide ([`lifecycle`]) what to ask of a provider, and write down what it shows.
 
 pub mod catalogue;
+pub mod facade;
 pub mod lifecycle;
 pub mod providers;
 pub mod resources;

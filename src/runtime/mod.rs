@@ -4,6 +4,8 @@ pub mod client;
 pub mod clock;
 pub mod health;
 pub mod metrics;
+pub mod ops;
+pub mod serve;
 pub mod watch;
 
 pub use clock::{Clock, SystemClock};
