@@ -419,8 +419,10 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
         #[test]
-        fn pages_are_those_of_a_naive_model(steps in prop::collection::vec(step(), 1..120), limit in 1_usize..7) {
+        fn pages_are_those_of_a_naive_model(steps in prop::collection::vec(step(), 1..100), limit in 1_usize..7) {
             let index = Arc::new(InstanceIndex::default());
             let mut all: HashMap<u8, Arc<Instance>> = HashMap::new();
             for (version, step) in (1..).zip(steps) {

@@ -14,8 +14,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The watch delivers the changes of a kind in the order of their revisions, whatever object they are of, so one number
 /// says what it has shown.
-#[derive(Debug, Default)]
-pub struct Progress(Mutex<Inner>);
+#[derive(Debug)]
+pub struct Progress {
+    inner: Mutex<Inner>,
+    patience: Duration,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            inner: Mutex::default(),
+            patience: PATIENCE,
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -28,13 +40,13 @@ struct Inner {
 impl Progress {
     /// Whether the first list is there.
     pub fn is_synced(&self) -> bool {
-        self.0.lock().synced
+        self.inner.lock().synced
     }
 
     /// A list came in whose newest object has this revision. It may be lower than what was seen before, where the API
     /// server's data was restored from a backup.
     pub(super) fn listed(&self, newest: u64) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         inner.synced = true;
         inner.seen = newest;
         inner.wake();
@@ -44,7 +56,7 @@ impl Progress {
 
     /// A change with this revision is shown.
     pub(super) fn reached(&self, revision: u64) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         if revision > inner.seen {
             inner.seen = revision;
             inner.wake();
@@ -53,13 +65,13 @@ impl Progress {
 
     /// An object is no longer shown.
     pub(super) fn removed(&self, uid: &str) {
-        self.0.lock().removals.remove(uid);
+        self.inner.lock().removals.remove(uid);
     }
 
     /// Waits until everything up to `revision` is shown. Returns whether it is.
     pub async fn wait_for(&self, revision: u64) -> bool {
         let reached = {
-            let mut inner = self.0.lock();
+            let mut inner = self.inner.lock();
             if inner.seen >= revision {
                 return true;
             }
@@ -67,13 +79,13 @@ impl Progress {
             inner.revisions.entry(revision).or_default().push(sender);
             receiver
         };
-        matches!(tokio::time::timeout(PATIENCE, reached).await, Ok(Ok(())))
+        matches!(tokio::time::timeout(self.patience, reached).await, Ok(Ok(())))
     }
 
     /// Waits until an object is no longer shown, which `is_gone` tells now.
     pub async fn wait_for_removal(&self, uid: &str, is_gone: impl Fn() -> bool) -> bool {
         let (sender, receiver) = oneshot::channel();
-        self.0
+        self.inner
             .lock()
             .removals
             .entry(uid.to_owned())
@@ -84,7 +96,7 @@ impl Progress {
             return true;
         }
         // An end of the channel without a word is the word.
-        tokio::time::timeout(PATIENCE, receiver).await.is_ok()
+        tokio::time::timeout(self.patience, receiver).await.is_ok()
     }
 }
 
@@ -104,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_wait_ends_with_the_revision_and_not_before() {
         let progress = Arc::new(Progress::default());
         progress.listed(10);
@@ -119,17 +131,20 @@ mod tests {
         assert!(!waiting.is_finished());
         progress.reached(15);
         assert!(waiting.await.unwrap());
-        assert!(progress.0.lock().revisions.is_empty());
+        assert!(progress.inner.lock().revisions.is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_wait_is_bounded() {
-        let progress = Progress::default();
+        let progress = Progress {
+            patience: Duration::from_millis(20),
+            ..Progress::default()
+        };
         assert!(!progress.wait_for(1).await);
         assert!(!progress.wait_for_removal("uid", || false).await);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_removal_that_already_shows_is_not_waited_for() {
         assert!(Progress::default().wait_for_removal("uid", || true).await);
         let progress = Arc::new(Progress::default());

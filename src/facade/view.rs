@@ -346,7 +346,7 @@ mod tests {
 
     fn running() -> Value {
         json!({
-            "state": "running", "power": "Running", "powerState": "Running", "plan": "business", "image": "debian-12",
+            "state": "running", "power": "Running", "powerState": "Running", "plan": "business", "image": "debian-13",
             "ipAddress": "198.18.0.7", "diskSizeGB": 160, "updatedAt": "2026-11-21T10:04:59.999Z",
         })
     }
@@ -380,7 +380,7 @@ mod tests {
         let detail = serde_json::to_value(InstanceView::of(&shown, Some(Usage::default().into()))).unwrap();
         assert_eq!(
             (&detail["plan"], &detail["pending_plan"], &detail["image"]),
-            (&json!("business"), &json!("enterprise"), &json!("debian-12"))
+            (&json!("business"), &json!("enterprise"), &json!("debian-13"))
         );
         assert_eq!((&detail["vcpu"], &detail["disk_size"]), (&json!(2), &json!(160)));
         assert_eq!(
