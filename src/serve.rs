@@ -13,7 +13,7 @@ use crate::{
         account::{self, AccountController, AccountDirectory},
         instance::{InstanceController, InstanceQueue},
     },
-    facade::{Facade, FacadeDeps},
+    facade::{self, Facade},
     providers::simulator::{SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Instance},
     runtime::{
@@ -103,17 +103,18 @@ pub async fn serve(
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
-        let facade = Facade::new(FacadeDeps {
+        let facade = Facade::new(facade::Dependencies {
             client: watches.client.clone(),
             catalogue: common.catalogue(),
             timings: common.timings(),
             clock: clock.clone(),
             metrics: metrics.clone(),
-            usage: SimulatedUsage,
+            usage: Box::new(SimulatedUsage),
         });
-        on_accounts.push(facade.account_listener());
-        on_instances.push(facade.instance_listener());
-        watches.spawn::<ApiKey>(vec![facade.key_listener()]);
+        let facade::Listeners { instances, keys, accounts } = facade.listeners();
+        on_accounts.push(accounts);
+        on_instances.push(instances);
+        watches.spawn::<ApiKey>(vec![keys]);
         let (shutdown, grace) = (
             shutdown.clone(),
             Duration::from_secs(common.shutdown_grace_seconds),
