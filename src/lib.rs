@@ -6,8 +6,10 @@
 pub mod catalogue;
 pub mod cli;
 pub mod controllers;
+pub mod facade;
 pub mod lifecycle;
 pub mod providers;
 pub mod resources;
 pub mod runtime;
+pub mod serve;
 pub mod settings;

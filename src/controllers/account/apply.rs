@@ -160,9 +160,9 @@ impl Work<'_> {
             Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
             Err(error) => {
                 // Worth telling only what the API server says itself; all else passes.
-                let AccountError::Call { source, .. } = &error;
-                if source.status().is_some() && !source.is_conflict() {
-                    let message = error.to_string();
+                let AccountError::Call { doing, source } = &error;
+                if let Some(status) = source.status().filter(|_| !source.is_conflict()) {
+                    let message = format!("cannot {doing}: {}", status.message);
                     self.write_status(&account, &Outcome::Failed { owns, message })
                         .await?;
                 }

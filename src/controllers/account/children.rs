@@ -137,7 +137,7 @@ pub(super) fn quota_counts(quota: &ResourceQuota, limit: i32) -> bool {
 }
 
 /// How long Kubernetes normally takes to count, with much room.
-const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
 /// Whether the quota has never been counted although it is old enough. kube-controller-manager learns of new kinds every
 /// 30 s, and looks again at a quota that it could not count only after 5 minutes, but at a new one at once.
@@ -194,7 +194,7 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut is = quota(&ada).unwrap();
         is.metadata.creation_timestamp = Some(Time(at(100)));
-        assert!(!quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(105)) && quota_is_stuck(&is, 3, at(111)));
+        assert!(!quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(104)) && quota_is_stuck(&is, 3, at(111)));
         let counts = |n: &str| Some(BTreeMap::from([(INSTANCES.to_owned(), Quantity(n.to_owned()))]));
         is.status = Some(ResourceQuotaStatus {
             hard: counts("3"),
