@@ -198,7 +198,7 @@ impl LeaderElection {
             match outcome {
                 Ok(Attempt::Held(lease)) => {
                     tracing::info!(identity = %self.identity, "holds the Lease, leads");
-                    return Some(self.lead(lease));
+                    return Some(self.lead(*lease));
                 }
                 Ok(Attempt::HeldBy(holder)) => {
                     if waiting_for.as_ref() != Some(&holder) {
@@ -243,7 +243,7 @@ impl LeaderElection {
                     .await?
             }
         };
-        Ok(Attempt::Held(held))
+        Ok(Attempt::Held(Box::new(held)))
     }
 
     fn lead(&self, lease: Lease) -> Leadership {
@@ -316,9 +316,8 @@ impl LeaderElection {
         }
         match self.api.get_opt(LEASE_NAME).await? {
             Some(now) if holder(&now) == Some(&self.identity) => replace(ours(&now)).await.map(Some),
-            Some(_) => Ok(None),
-            // Deleted by hand: with no Lease to guard anything, start over in order.
-            None => Ok(None),
+            // Deleted by hand is lost too: with no Lease to guard anything, start over in order.
+            _ => Ok(None),
         }
     }
 
@@ -367,7 +366,7 @@ impl Leadership {
 }
 
 enum Attempt {
-    Held(Lease),
+    Held(Box<Lease>),
     HeldBy(String),
 }
 

@@ -149,8 +149,9 @@ impl Work<'_> {
             account = self.add_finalizer(&account).await?;
         }
         let made = self.ensure_namespace(&account, start).await;
-        let owns = made.is_ok();
         let adopted = start == Start::Adopted;
+        // What was its own stays so, even if a repair fails.
+        let owned = (made.is_ok() || start != Start::Create).then_some(adopted);
         let children = match made {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
@@ -163,7 +164,7 @@ impl Work<'_> {
                 let AccountError::Call { doing, source } = &error;
                 if let Some(status) = source.status().filter(|_| !source.is_conflict()) {
                     let message = format!("cannot {doing}: {}", status.message);
-                    self.write_status(&account, &Outcome::Failed { owns, message })
+                    self.write_status(&account, &Outcome::Failed { owned, message })
                         .await?;
                 }
                 return Err(error);
@@ -334,7 +335,10 @@ impl Work<'_> {
             let contents = [self.contents::<Instance>(("instance", "instances")).await?];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
-                let outcome = Outcome::HeldBack { in_the_way };
+                let outcome = Outcome::HeldBack {
+                    adopted: !made_by_operator,
+                    in_the_way,
+                };
                 if self.write_status(account, &outcome).await? {
                     let events = &self.shared.events;
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);

@@ -222,19 +222,127 @@ pub(super) enum Outcome {
     QuotaPending { adopted: bool },
     /// No namespace (now).
     Refused(Refusal),
-    /// The namespace is the Account's, but something in it could not be made.
-    Failed { owns: bool, message: String },
+    /// Something could not be made. `owned` if the namespace at least is the Account's: whether it was adopted.
+    Failed { owned: Option<bool>, message: String },
     /// Being deleted, and held back by what is in the namespace.
-    HeldBack { in_the_way: String },
+    HeldBack { adopted: bool, in_the_way: String },
+}
+
+/// What an outcome means for the conditions.
+struct Summary {
+    ready: bool,
+    reason: &'static str,
+    message: String,
+    next: Next,
+    /// Whether the namespace is the Account's, and whether it was adopted; `None`: as the summary says, it is not.
+    owned: Option<bool>,
+}
+
+/// How it goes on.
+enum Next {
+    /// Nothing to do.
+    Idle,
+    /// By itself.
+    Works,
+    /// Not before somebody changes something.
+    Stalled,
+}
+
+impl Outcome {
+    fn summary(&self, wanted: &str) -> Summary {
+        match self {
+            Self::Ready { adopted } => Summary {
+                ready: true,
+                reason: "AccountReady",
+                message: format!("namespace {wanted} is ready"),
+                next: Next::Idle,
+                owned: Some(*adopted),
+            },
+            Self::QuotaPending { adopted } => Summary {
+                ready: false,
+                reason: "QuotaPending",
+                message:
+                    "Kubernetes has not counted yet what the quota limits, and refuses instances until it has"
+                        .to_owned(),
+                next: Next::Works,
+                owned: Some(*adopted),
+            },
+            Self::Refused(refusal) => Summary {
+                ready: false,
+                reason: refusal.reason,
+                message: refusal.message.clone(),
+                next: if refusal.passes {
+                    Next::Works
+                } else {
+                    Next::Stalled
+                },
+                owned: None,
+            },
+            Self::Failed { owned, message } => Summary {
+                ready: false,
+                reason: "ApiServerRefused",
+                message: message.clone(),
+                next: Next::Works,
+                owned: *owned,
+            },
+            Self::HeldBack { adopted, in_the_way } => Summary {
+                ready: false,
+                reason: "DeletionHeldBack",
+                message: format!("cannot be deleted yet: {in_the_way}"),
+                next: Next::Stalled,
+                // What is in the namespace is still looked after.
+                owned: Some(*adopted),
+            },
+        }
+    }
 }
 
 /// The status that says so. Equal to the old one if nothing has changed.
 pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
-    let old = account.status.clone().unwrap_or_default();
-    let generation = account.metadata.generation;
     let wanted = account.wanted_namespace();
-    let mut conditions = old.conditions;
-    let mut set = |type_, status, reason: &str, message: String| {
+    let generation = account.metadata.generation;
+    let Summary {
+        ready,
+        reason,
+        message,
+        next,
+        owned,
+    } = outcome.summary(wanted);
+    let (works, stalled) = (matches!(next, Next::Works), matches!(next, Next::Stalled));
+    let either = |is: bool, otherwise: &str| if is { message.clone() } else { otherwise.to_owned() };
+    let (namespace_reason, namespace_message) = match owned {
+        Some(true) => (
+            "NamespaceAdopted",
+            format!("namespace {wanted} is this account's, adopted"),
+        ),
+        Some(false) => (
+            "NamespaceCreated",
+            format!("namespace {wanted} is this account's, made by the operator"),
+        ),
+        None => (reason, message.clone()),
+    };
+    let all = [
+        (READY, ready, reason, message.clone()),
+        (RECONCILING, works, reason, either(works, "nothing is under way")),
+        (
+            STALLED,
+            stalled,
+            reason,
+            either(stalled, "nobody has to do anything"),
+        ),
+        (
+            NAMESPACE_READY,
+            owned.is_some(),
+            namespace_reason,
+            namespace_message,
+        ),
+    ];
+    let mut conditions = account
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    for (type_, status, reason, message) in all {
         let desired = Desired {
             type_,
             status: Some(status),
@@ -242,107 +350,15 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
             message,
         };
         conditions::set(&mut conditions, desired, generation, now);
-    };
-    let idle = || "nothing is under way".to_owned();
-    let owns = match outcome {
-        Outcome::Ready { adopted } => {
-            set(
-                READY,
-                true,
-                "AccountReady",
-                format!("namespace {wanted} is ready"),
-            );
-            set(RECONCILING, false, "AccountReady", idle());
-            set(STALLED, false, "AccountReady", "nothing is in the way".to_owned());
-            let (reason, message) = owned(wanted, *adopted);
-            set(NAMESPACE_READY, true, reason, message);
-            true
-        }
-        Outcome::QuotaPending { adopted } => {
-            let message =
-                "Kubernetes has not counted yet what the quota limits, and refuses instances until it has";
-            set(READY, false, "QuotaPending", message.to_owned());
-            set(RECONCILING, true, "QuotaPending", message.to_owned());
-            set(STALLED, false, "QuotaPending", "this passes by itself".to_owned());
-            let (reason, message) = owned(wanted, *adopted);
-            set(NAMESPACE_READY, true, reason, message);
-            true
-        }
-        Outcome::Refused(Refusal {
-            reason,
-            message,
-            passes,
-        }) => {
-            set(READY, false, reason, message.clone());
-            set(
-                RECONCILING,
-                *passes,
-                reason,
-                if *passes { message.clone() } else { idle() },
-            );
-            set(
-                STALLED,
-                !*passes,
-                reason,
-                if *passes {
-                    "this passes by itself".to_owned()
-                } else {
-                    message.clone()
-                },
-            );
-            set(NAMESPACE_READY, false, reason, message.clone());
-            false
-        }
-        Outcome::Failed { owns, message } => {
-            set(READY, false, "ApiServerRefused", message.clone());
-            set(
-                RECONCILING,
-                true,
-                "ApiServerRefused",
-                "will be tried again".to_owned(),
-            );
-            set(
-                STALLED,
-                false,
-                "ApiServerRefused",
-                "will be tried again".to_owned(),
-            );
-            if !owns {
-                set(NAMESPACE_READY, false, "ApiServerRefused", message.clone());
-            }
-            *owns
-        }
-        Outcome::HeldBack { in_the_way } => {
-            let message = format!("cannot be deleted yet: {in_the_way}");
-            set(READY, false, "DeletionHeldBack", message.clone());
-            set(
-                RECONCILING,
-                false,
-                "DeletionHeldBack",
-                "waits for the namespace to be emptied".to_owned(),
-            );
-            set(STALLED, true, "DeletionHeldBack", message);
-            // NamespaceReady stays as it is: what is in the namespace is still looked after.
-            old.namespace.is_some()
-        }
-    };
+    }
     AccountStatus {
         id: Some(ids::account_id(
             account.metadata.uid.as_deref().unwrap_or_default(),
         )),
-        namespace: owns.then(|| wanted.to_owned()),
+        namespace: owned.is_some().then(|| wanted.to_owned()),
         observed_generation: generation,
         conditions,
     }
-}
-
-fn owned(namespace: &str, adopted: bool) -> (&'static str, String) {
-    let (reason, how) = if adopted {
-        ("NamespaceAdopted", "adopted")
-    } else {
-        ("NamespaceCreated", "made by the operator")
-    };
-    (reason, format!("namespace {namespace} is this account's, {how}"))
 }
 
 #[cfg(test)]
@@ -544,10 +560,11 @@ pub(super) mod tests {
         let outcomes = [
             Outcome::Ready { adopted: true },
             Outcome::HeldBack {
+                adopted: false,
                 in_the_way: "1 instance: a".into(),
             },
             Outcome::Failed {
-                owns: true,
+                owned: Some(false),
                 message: "no".into(),
             },
         ];
@@ -566,6 +583,7 @@ pub(super) mod tests {
     fn an_account_that_is_held_back_keeps_its_namespace_until_it_goes() {
         let mut ada = owning("ada", "shop", 1);
         let held = Outcome::HeldBack {
+            adopted: false,
             in_the_way: "1 instance: a; delete it first".into(),
         };
         ada.status = Some(status(&ada, &held, at(20)));

@@ -293,10 +293,10 @@ async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action,
     match &outcome {
         Ok(_) => shared.backoffs.reset(&uid(&account)),
         Err(error) if error.is_stale() => {
-            tracing::debug!(account = ?account.meta().name, %error, "decided on an old version")
+            tracing::debug!(account = ?account.meta().name, %error, "decided on an old version");
         }
         Err(error) => {
-            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed, will be tried again")
+            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed, will be tried again");
         }
     }
     outcome
