@@ -22,7 +22,7 @@ use crate::support::{self, eventually};
 /// What a test of accounts works with.
 struct Accounts {
     client: Client,
-    accounts: Api<Account>,
+    api: Api<Account>,
     namespaces: Api<Namespace>,
 }
 
@@ -35,7 +35,7 @@ impl Accounts {
             .await
             .unwrap();
         Self {
-            accounts: Api::all(client.clone()),
+            api: Api::all(client.clone()),
             namespaces: Api::all(client.clone()),
             client,
         }
@@ -48,17 +48,14 @@ impl Accounts {
         }))
         .unwrap();
         change(&mut account.spec);
-        self.accounts
-            .create(&PostParams::default(), &account)
-            .await
-            .unwrap()
+        self.api.create(&PostParams::default(), &account).await.unwrap()
     }
 
     /// Waits until a condition of an Account is `True` or `False` for the given reason.
     async fn wait_for(&self, name: &str, type_: &str, status: &str, reason: &str) -> Account {
         eventually(
             &format!("{type_}={status} ({reason}) of account {name}"),
-            async || self.accounts.get_opt(name).await.unwrap(),
+            async || self.api.get_opt(name).await.unwrap(),
             |account| {
                 account
                     .as_ref()
@@ -75,16 +72,13 @@ impl Accounts {
     }
 
     async fn delete(&self, name: &str) {
-        self.accounts
-            .delete(name, &DeleteParams::default())
-            .await
-            .unwrap();
+        self.api.delete(name, &DeleteParams::default()).await.unwrap();
     }
 
     async fn wait_until_gone(&self, name: &str) {
         eventually(
             &format!("account {name} to go"),
-            async || self.accounts.get_opt(name).await.unwrap(),
+            async || self.api.get_opt(name).await.unwrap(),
             Option::is_none,
         )
         .await;
@@ -220,7 +214,7 @@ async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
     assert!(refused.contains("exceeded quota: stellage"), "{refused}");
 
     let unset = json!({ "spec": { "instanceQuota": null } });
-    test.accounts
+    test.api
         .patch("acc-quota", &PatchParams::default(), &Patch::Merge(unset))
         .await
         .unwrap();
@@ -404,12 +398,12 @@ async fn nothing_is_written_while_nothing_changes() {
     // Something that makes the controller look, but is not its business.
     let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });
     let annotated = test
-        .accounts
+        .api
         .patch("acc-quiet", &PatchParams::default(), &Patch::Merge(annotate))
         .await
         .unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    let later = test.accounts.get("acc-quiet").await.unwrap();
+    let later = test.api.get("acc-quiet").await.unwrap();
     assert_eq!(later.resource_version(), annotated.resource_version());
     assert_eq!(later.status, ready.status);
 }

@@ -6,7 +6,7 @@ use control_plane::Identity;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use stellage::runtime::{
@@ -102,7 +102,7 @@ async fn a_dead_holder_is_succeeded_after_its_lease_and_shutdown_ends_the_wait()
         "spec": { "holderIdentity": "dead", "leaseDurationSeconds": 3, "renewTime": "2020-01-01T00:00:00.000000Z" },
     }))
     .unwrap();
-    test.leases.create(&Default::default(), &dead).await.unwrap();
+    test.leases.create(&PostParams::default(), &dead).await.unwrap();
     let (candidate, _) = test.candidate("heir");
     let stop = CancellationToken::new();
     stop.cancel();

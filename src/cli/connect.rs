@@ -1,6 +1,6 @@
 //! The connection to the cluster of the current kubeconfig, and its errors in words that name the fix.
 
-use std::future::Future;
+use std::{error::Error as _, future::Future};
 
 use kube::{Client, Config, core::Status};
 
@@ -19,9 +19,14 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
     pub(super) async fn current() -> Result<Self, CliError> {
-        let config = Config::infer()
-            .await
-            .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
+        let config = Config::infer().await.map_err(|error| {
+            // Its source is about the kubeconfig and names the file; it itself is about being in a cluster.
+            CliError::Kubeconfig(
+                error
+                    .source()
+                    .map_or_else(|| error.to_string(), ToString::to_string),
+            )
+        })?;
         let url = config.cluster_url.to_string();
         let client = client::connect(config, Health::default())
             .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
