@@ -111,7 +111,11 @@ pub async fn serve(
             metrics: metrics.clone(),
             usage: Box::new(SimulatedUsage),
         });
-        let facade::Listeners { instances, keys, accounts } = facade.listeners();
+        let facade::Listeners {
+            instances,
+            keys,
+            accounts,
+        } = facade.listeners();
         on_accounts.push(accounts);
         on_instances.push(instances);
         watches.spawn::<ApiKey>(vec![keys]);

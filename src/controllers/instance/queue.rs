@@ -3,7 +3,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{Stream, stream};
-use kube::{core::error_boundary::InvalidObject, runtime::reflector::{ObjectRef, Store}};
+use kube::{
+    core::error_boundary::InvalidObject,
+    runtime::reflector::{ObjectRef, Store},
+};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -80,9 +83,14 @@ impl InstanceQueue {
     /// The newer of what the watch shows by now and what was written. `shown` may have waited for its turn a while.
     pub(super) fn freshest(&self, shown: Arc<Instance>) -> Arc<Instance> {
         let mut inner = self.inner.lock();
-        let current = inner.store.as_ref().and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
+        let current = inner
+            .store
+            .as_ref()
+            .and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
         let shown = current.unwrap_or(shown);
-        let Some(uid) = shown.metadata.uid.as_deref() else { return shown };
+        let Some(uid) = shown.metadata.uid.as_deref() else {
+            return shown;
+        };
         match inner.written.get(uid) {
             Some(written) if revision(&**written) > revision(&*shown) => Arc::clone(written),
             Some(_) => {

@@ -255,12 +255,8 @@ fn parameters() -> Value {
 }
 
 fn headers() -> Value {
-    let integer = |description: &str, example: u32| {
-        json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example })
-    };
-    let text = |description: &str, required: bool, example: &str| {
-        json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example })
-    };
+    let integer = |description: &str, example: u32| json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example });
+    let text = |description: &str, required: bool, example: &str| json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example });
     json!({
         "X-Request-Id": text("Names the request, for questions about it.", true, examples::REQUEST_ID),
         "RateLimit-Limit": integer("Requests an hour that the key may make.", 3600),
