@@ -4,9 +4,12 @@
 //! controllers decide ([`lifecycle`]) what to ask of a provider, and write down what it shows.
 
 pub mod catalogue;
+pub mod cli;
+pub mod controllers;
 pub mod facade;
 pub mod lifecycle;
 pub mod providers;
 pub mod resources;
 pub mod runtime;
+pub mod serve;
 pub mod settings;

@@ -1,2 +1,82 @@
-//! x
-fn main() {}
+//! `control-plane`: a real Kubernetes control plane for Stellage's local run, tests and benchmarks.
+
+mod exec;
+mod run;
+mod stop;
+
+use clap::{Parser, Subcommand};
+use control_plane::{Assets, Error};
+use std::{path::PathBuf, process::ExitCode};
+
+/// A real Kubernetes control plane (etcd, kube-apiserver, kube-controller-manager) on loopback, for Stellage's local
+/// run, tests and benchmarks. Whatever ends a command, also kill -9, ends its servers and removes their data.
+///
+/// The binaries come from the folder in `KUBEBUILDER_ASSETS` if it is set; otherwise they are built from pinned Go modules, once
+/// (ten minutes on two cores), into `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find the binaries, or build them; print their folder
+    Build,
+    /// Start a control plane, run a command against it, stop it, and exit with the command's code
+    Exec(exec::Arguments),
+    /// The local run: a control plane in .run/ with Stellage in it, until Ctrl-C
+    Run(run::Settings),
+}
+
+/// Why a command failed, for a person to read.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    ControlPlane(#[from] Error),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// For `map_err`: an I/O error with the file and the verb.
+    fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Error::File { action, path, source }.into()
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Build => assets().map(|assets| {
+            println!("{}", assets.folder().display());
+            ExitCode::SUCCESS
+        }),
+        Command::Exec(arguments) => exec::exec(&arguments),
+        Command::Run(settings) => run::run(&settings),
+    };
+    result.unwrap_or_else(|failure| {
+        say(&format!("control-plane: {failure}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Before there is a runtime: a signal ends a build at once, and the watchdog cleans up.
+fn assets() -> Result<Assets, Failure> {
+    Ok(Assets::find_or_build(say)?)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Other(format!("cannot start the runtime: {error}")))
+}
+
+/// A line on stderr; a reader that went away is no reason to fail.
+fn say(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

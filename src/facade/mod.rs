@@ -45,13 +45,13 @@ use crate::{
     lifecycle::Timings,
     providers::{ProviderError, Usage, UsageSource},
     resources::{Account, ApiKey, Instance, OperationKind},
-    runtime::{Clock, Metrics, serve, watch::Listener},
+    runtime::{Clock, Metrics, listen, watch::Listener},
 };
 
 use self::{front::Front, index::InstanceIndex, keys::Keys, store::Store};
 
 /// What the facade stands on.
-pub struct Dependencies {
+pub struct FacadeDeps<U> {
     /// Writes to the API server.
     pub client: Client,
     /// Tells the time for expiry and nonces.
@@ -63,11 +63,11 @@ pub struct Dependencies {
     /// How long provisioning takes, which a create announces.
     pub timings: Timings,
     /// Where `include=metrics` comes from.
-    pub usage: Box<dyn AnyUsageSource>,
+    pub usage: U,
 }
 
 /// A [`UsageSource`] of any type.
-pub trait AnyUsageSource: Send + Sync + 'static {
+trait AnyUsageSource: Send + Sync + 'static {
     /// The usage at `now`.
     fn usage_of<'a>(
         &'a self,
@@ -98,16 +98,6 @@ pub struct App {
     usage: Box<dyn AnyUsageSource>,
 }
 
-/// The listeners that the facade needs on the program's watches.
-pub struct Listeners {
-    /// For the watch of instances.
-    pub instances: Box<dyn Listener<Instance>>,
-    /// For the watch of keys.
-    pub keys: Box<dyn Listener<ApiKey>>,
-    /// For the watch of accounts.
-    pub accounts: Box<dyn Listener<Account>>,
-}
-
 /// The REST API. Cheap to clone.
 #[derive(Clone)]
 pub struct Facade {
@@ -116,16 +106,16 @@ pub struct Facade {
 }
 
 impl Facade {
-    /// A facade that knows nothing until its [`Facade::listeners`] hear of something; until then it answers 503.
-    pub fn new(dependencies: Dependencies) -> Self {
-        let Dependencies {
+    /// A facade that knows nothing until its listeners hear of something; until then it answers 503.
+    pub fn new<U: UsageSource>(deps: FacadeDeps<U>) -> Self {
+        let FacadeDeps {
             client,
             clock,
             metrics,
             catalogue,
             timings,
             usage,
-        } = dependencies;
+        } = deps;
         let index = Arc::<InstanceIndex>::default();
         let app = Arc::new(App {
             store: Store::new(client, index.clone()),
@@ -134,19 +124,25 @@ impl Facade {
             catalogue,
             provisioning: order::duration_in_words(timings.duration(OperationKind::Create)),
             clock,
-            usage,
+            usage: Box::new(usage),
         });
         let front = Arc::new(Front::new(app.clone(), metrics));
         Self { app, front }
     }
 
-    /// The listeners to hand to the program's watches.
-    pub fn listeners(&self) -> Listeners {
-        Listeners {
-            instances: self.app.index.listener(),
-            keys: self.app.keys.key_listener(),
-            accounts: self.app.keys.account_listener(),
-        }
+    /// The listener for the program's watch of instances.
+    pub fn instance_listener(&self) -> Box<dyn Listener<Instance>> {
+        self.app.index.listener()
+    }
+
+    /// The listener for the program's watch of keys.
+    pub fn key_listener(&self) -> Box<dyn Listener<ApiKey>> {
+        self.app.keys.key_listener()
+    }
+
+    /// The listener for the program's watch of accounts.
+    pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
+        self.app.keys.account_listener()
     }
 
     /// Answers one request.
@@ -165,6 +161,6 @@ impl Facade {
             let facade = facade.clone();
             async move { Ok::<_, std::convert::Infallible>(facade.answer(request).await) }
         });
-        serve::connections(listener, service, shutdown, grace).await;
+        listen::serve(listener, service, shutdown, grace).await;
     }
 }

@@ -14,6 +14,9 @@ use crate::{
     resources::{Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState},
 };
 
+/// How far ahead of the clock an operation may seem to have begun: replicas' clocks differ a little.
+const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
+
 /// Whether the instance may be worked on at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gate {
@@ -210,6 +213,12 @@ impl Machine<'_> {
                         forced: true,
                         ..operation.clone()
                     });
+                }
+                if self.now.duration_since(operation.started_at) < -CLOCK_TOLERANCE
+                    && let Some(operation) = &mut self.status.operation
+                {
+                    // The clock went back: the operation would seem to take that much longer.
+                    operation.started_at = milliseconds(self.now);
                 }
                 if !self.check_deadline(&operation) {
                     self.status.state = Some(state_during(operation.kind));

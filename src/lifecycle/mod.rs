@@ -10,6 +10,8 @@ pub mod actions;
 mod decide;
 pub mod requests;
 mod summary;
+#[cfg(test)]
+mod tests;
 pub mod timings;
 
 pub use actions::Action;

@@ -154,6 +154,10 @@ pub(super) fn begin(
         // A failing rebuild gives way, but is not forgotten: its request is found again afterwards.
         status.rebuild_requested_at = None;
     }
+    if status.state == Some(InstanceState::Error) {
+        // Nobody knows what was before, so what begins now settles what the server is brought to.
+        status.power_state = Some(ends_in);
+    }
     status.operation = Some(Operation {
         kind,
         started_at: milliseconds(now),

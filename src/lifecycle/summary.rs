@@ -6,7 +6,7 @@ use super::decide::{Gate, Note, Trouble};
 use crate::{
     providers::OffCause,
     resources::{
-        Instance, InstanceState, InstanceStatus, OperationKind, PowerState,
+        Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
         conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
     },
 };
@@ -175,6 +175,27 @@ const fn under_way(kind: OperationKind) -> (&'static str, &'static str) {
     }
 }
 
+fn ended(operation: &Operation) -> (&'static str, String) {
+    let Operation { plan, image, .. } = operation;
+    let plan = plan.as_str();
+    match operation.kind {
+        OperationKind::Create => (
+            "Provisioned",
+            format!("the server is made with plan {plan} and image {image}"),
+        ),
+        OperationKind::Start => ("Started", "the server was powered on".to_owned()),
+        OperationKind::Stop => ("Stopped", "the server was shut down".to_owned()),
+        OperationKind::PowerOff => ("PoweredOff", "the server's power was cut".to_owned()),
+        OperationKind::Reboot => ("Rebooted", format!("the server was rebooted with plan {plan}")),
+        OperationKind::Resize => ("Resized", format!("the server has plan {plan} now")),
+        OperationKind::Rebuild => (
+            "Rebuilt",
+            format!("the server was reinstalled with image {image}"),
+        ),
+        OperationKind::Delete => ("Deleted", "the server was removed".to_owned()),
+    }
+}
+
 /// The Events of a transition: one for a change of state or operation, one for a new trouble.
 pub(super) fn notes(
     before: &InstanceStatus,
@@ -202,7 +223,7 @@ pub(super) fn notes(
     if before.state != after.state && before.operation.is_none() {
         match off_cause {
             Some(OffCause::GuestShutdown) => {
-                notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()))
+                notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()));
             }
             Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server died".to_owned())),
             Some(OffCause::Requested) | None => {}
@@ -220,26 +241,17 @@ pub(super) fn notes(
         .as_ref()
         .filter(|_| after.operation.is_none() || began.is_some())
         && trouble.is_none()
+        && after.power == Some(done.ends_in)
     {
-        let image = &done.image;
-        let plan = done.plan.as_str();
-        match done.kind {
-            OperationKind::Create => notes.push(normal(
-                "Provisioned",
-                format!("the server is made: plan {plan}, image {image}"),
-            )),
-            OperationKind::Resize => notes.push(normal("Resized", format!("plan {plan} is in effect"))),
-            OperationKind::Rebuild => notes.push(normal("Rebuilt", format!("image {image} is installed"))),
-            _ => {}
-        }
-        if after.operation.is_none() {
-            match done.ends_in {
-                PowerState::Running => notes.push(normal("Running", "the server is on".to_owned())),
-                PowerState::Stopped => notes.push(normal("Stopped", "the server is off".to_owned())),
-            }
-        }
+        let (reason, what) = ended(done);
+        let power = if done.ends_in == PowerState::Running {
+            "on"
+        } else {
+            "off"
+        };
+        notes.push(normal(reason, format!("{what} and is {power}")));
     } else if before.state == Some(InstanceState::Error) && after.state == Some(InstanceState::Running) {
-        notes.push(normal("Running", "the server is on again".to_owned()));
+        notes.push(normal("Recovered", "the server is on again".to_owned()));
     }
     if let Some(operation) = began {
         let (reason, message) = under_way(operation.kind);

@@ -74,9 +74,9 @@ impl Simulator {
         else {
             return;
         };
-        let mut leases = self.leases.lock();
-        if !leases.by_offset.contains_key(&offset) {
-            leases.by_offset.insert(offset, uid.clone());
+        let leases = &mut *self.leases.lock();
+        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.clone());
+        if holder == uid {
             leases.by_uid.insert(uid.clone(), offset);
         }
     }
@@ -154,7 +154,9 @@ impl Simulator {
                 PowerState::Running => Power::On,
                 PowerState::Stopped => Power::Off(OffCause::Requested),
             });
-            seen.state.remove(EXIT);
+            if operation.ends_in == PowerState::Running || !needs_making {
+                seen.state.remove(EXIT);
+            }
         } else {
             seen.recheck_after = Some(left);
         }
@@ -173,9 +175,7 @@ impl Simulator {
 /// The power of a server with no operation under way; a one-time fault may strike.
 fn power_of(instance: &Instance, fault: Option<&str>, state: &mut BTreeMap<String, String>) -> Option<Power> {
     let status = instance.status.as_ref()?;
-    if status.provisioned_at.is_none() {
-        return None;
-    }
+    status.provisioned_at?;
     let is_on = status.power == Some(PowerState::Running);
     if let Some(fault @ ("shutdown" | "crash")) = fault
         && is_on
@@ -307,4 +307,106 @@ fn unit(uid: &str, name: &[u8]) -> f64 {
 
 fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::InstanceStatus;
+
+    fn instance(uid: &str) -> Instance {
+        let spec = serde_json::from_value(
+            serde_json::json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
+        );
+        let mut instance = Instance::new("web", spec.unwrap());
+        instance.metadata.uid = Some(uid.to_owned());
+        instance
+    }
+
+    fn running(uid: &str, since: Timestamp) -> Instance {
+        let mut instance = instance(uid);
+        instance.status = Some(InstanceStatus {
+            power: Some(PowerState::Running),
+            provisioned_at: Some(since),
+            started_at: Some(since),
+            ..InstanceStatus::default()
+        });
+        instance
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_unique_stay_and_survive_a_restart() {
+        let simulator = Simulator::new(Timings::default(), []);
+        let mut known = std::collections::HashSet::new();
+        for i in 0..20_000 {
+            let addresses = simulator.reserve(&instance(&format!("uid-{i}")));
+            assert_eq!(addresses, simulator.reserve(&instance(&format!("uid-{i}"))));
+            let ipv4: Ipv4Addr = addresses.ipv4.unwrap().parse().unwrap();
+            assert_eq!(ipv4.octets()[0], 198);
+            assert!(matches!(ipv4.octets()[1], 18 | 19));
+            assert!(known.insert(ipv4), "{ipv4} twice");
+        }
+        let mut first = instance("uid-0");
+        let mine = simulator.reserve(&first);
+        first.status = Some(InstanceStatus {
+            ip_address: mine.ipv4.clone(),
+            ..InstanceStatus::default()
+        });
+        let restarted = Simulator::new(Timings::default(), [&first]);
+        for i in 1..20_000 {
+            assert_ne!(restarted.reserve(&instance(&format!("uid-{i}"))).ipv4, mine.ipv4);
+        }
+    }
+
+    #[test]
+    fn a_shutdown_happens_once_and_again_when_the_annotation_is_set_anew() {
+        let simulator = Simulator::new(Timings::default(), []);
+        let mut instance = running("u", at(0));
+        let annotate = |instance: &mut Instance, fault: Option<&str>| {
+            instance.metadata.annotations =
+                fault.map(|f| [(FAULT_ANNOTATION.to_owned(), f.to_owned())].into());
+        };
+        annotate(&mut instance, Some("shutdown"));
+        let seen = simulator.show(&instance, at(1));
+        assert_eq!(seen.power, Some(Power::Off(OffCause::GuestShutdown)));
+        // Started again, with the annotation still there.
+        instance.status.as_mut().unwrap().provider_state =
+            BTreeMap::from([(HAPPENED.into(), "shutdown".into())]);
+        assert_eq!(simulator.show(&instance, at(2)).power, Some(Power::On));
+        annotate(&mut instance, None);
+        let seen = simulator.show(&instance, at(3));
+        assert!(seen.state.is_empty());
+        instance.status.as_mut().unwrap().provider_state = seen.state;
+        annotate(&mut instance, Some("shutdown"));
+        assert_eq!(
+            simulator.show(&instance, at(4)).power,
+            Some(Power::Off(OffCause::GuestShutdown))
+        );
+    }
+
+    #[test]
+    fn usage_follows_annotations_grows_since_the_last_start_and_is_unknown_while_off() {
+        let mut instance = running("u", at(0));
+        let (early, late) = (
+            simulate_usage(&instance, at(10)),
+            simulate_usage(&instance, at(20)),
+        );
+        assert!(late.network_in > early.network_in && early.network_out > Some(0));
+        for level in [early.cpu_usage, early.memory_usage, early.disk_usage] {
+            assert!((0.0..=100.0).contains(&level.unwrap()));
+        }
+        instance.metadata.annotations = Some([(CPU_ANNOTATION.to_owned(), "97.5".to_owned())].into());
+        assert_eq!(simulate_usage(&instance, at(10)).cpu_usage, Some(97.5));
+        instance.status.as_mut().unwrap().power = Some(PowerState::Stopped);
+        let off = simulate_usage(&instance, at(30));
+        assert_eq!(
+            (off.cpu_usage, off.memory_usage, off.network_in),
+            (None, None, None)
+        );
+        assert_eq!(off.disk_usage, early.disk_usage);
+    }
 }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::conditions;
 
+/// Keeps an Account until its namespace is empty and has been given back.
+pub const FINALIZER: &str = "stellage.dev/account";
+
 /// Condition of an [`Account`]: its namespace is there and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
 
@@ -30,8 +33,10 @@ pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    validation = Rule::new("has(self.spec.__namespace__) || (size(self.metadata.name) <= 63 && !self.metadata.name.contains('.'))")
-        .message("metadata.name is also the namespace, so it must be at most 63 characters without dots; or set spec.namespace"),
+    validation = Rule::new("size(self.metadata.name) <= 63")
+        .message("metadata.name must be at most 63 characters: it is the value of a label on everything of the account"),
+    validation = Rule::new("has(self.spec.__namespace__) || !self.metadata.name.contains('.')")
+        .message("metadata.name is also the namespace, so it must not have dots; choose another name or set spec.namespace"),
     validation = Rule::new("has(self.spec.__namespace__) || !self.metadata.name.startsWith('kube-')")
         .message("metadata.name is also the namespace, and kube-* namespaces belong to Kubernetes; choose another name or set spec.namespace")
 )]

@@ -1,13 +1,18 @@
-//! What the parts stand on: clock, API client, watches, health, metrics.
+//! What the parts stand on: clock, API client, watches, leader election, backoff, health, metrics.
 
+pub mod backoff;
 pub mod client;
 pub mod clock;
+pub mod events;
 pub mod health;
+pub mod lease;
+pub mod listen;
 pub mod metrics;
 pub mod ops;
-pub mod serve;
+pub mod telemetry;
 pub mod watch;
 
+pub use backoff::Backoffs;
 pub use clock::{Clock, SystemClock};
 pub use health::Health;
 pub use metrics::Metrics;

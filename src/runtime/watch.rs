@@ -74,19 +74,30 @@ impl Watches {
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
     {
+        self.spawn_selected(watcher::Config::default(), listeners)
+    }
+
+    /// As [`spawn`](Self::spawn), but only those objects that `config` selects by label or field. With a
+    /// [`PartialObjectMeta`](kube::core::PartialObjectMeta) only metadata stays in memory.
+    pub fn spawn_selected<K>(&self, config: watcher::Config, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
+    {
         let (reader, writer) = store::<K>();
         let kind: &'static str = K::kind(&K::DynamicType::default()).into_owned().leak();
         self.health.expect(
             format!("watch {kind}"),
             "the first list from the API server (are the CRDs installed?)",
         );
-        tokio::spawn(self.clone().run(kind, reader.clone(), writer, listeners));
+        tokio::spawn(self.clone().run(kind, config, reader.clone(), writer, listeners));
         reader
     }
 
     async fn run<K>(
         self,
         kind: &'static str,
+        config: watcher::Config,
         reader: Store<K>,
         mut writer: kube::runtime::reflector::store::Writer<K>,
         mut listeners: Vec<Box<dyn Listener<K>>>,
@@ -104,8 +115,7 @@ impl Watches {
             .with_max_delay(MAX_BACKOFF)
             .with_jitter();
         let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
-        let stream =
-            watcher(api, watcher::Config::default().timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff);
+        let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff);
         pin_mut!(stream);
         let mut unreadable = Vec::new();
         loop {

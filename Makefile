@@ -1,0 +1,48 @@
+# What people and CI run. `make` alone lists it.
+
+CARGO_DENY_VERSION := 0.20.2
+CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
+CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
+TARGET = $${CARGO_TARGET_DIR:-target}
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench crds tools cargo-deny
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+run: tools ## Run everything on this machine until Ctrl-C (PORT=8080, PROVISIONING=150; control-plane/src/run/settings.rs)
+	@cargo build --release --locked --package stellage --package control-plane
+	@exec "$(TARGET)/release/control-plane" run --stop-with-parent --parent $$PPID
+
+# Everything is compiled first, in one go: built alone, control-plane would have other features, and be built twice.
+test: tools ## Run all tests, against a real API server
+	@cargo test --locked --workspace --no-run
+	@"$(TARGET)/debug/control-plane" build >/dev/null
+	@cargo test --locked --workspace
+
+lint: tools cargo-deny ## Check format, clippy, licences, duplicate versions, sources, advisories
+	@cargo fmt --all --check
+	@cargo clippy --locked --workspace --all-targets -- -D warnings
+	@cargo fetch --locked --quiet
+	@"$(CARGO_DENY)/bin/cargo-deny" --offline --locked check bans licenses sources
+	@if [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then \
+	    "$(CARGO_DENY)/bin/cargo-deny" --offline --locked check advisories; \
+	else \
+	    echo "Advisories were NOT checked: there is no database on this machine; '$(CARGO_DENY)/bin/cargo-deny fetch db' gets it."; \
+	fi
+
+bench: tools ## Measure the facade and the controllers side by side with the API server
+	@cargo bench --locked --bench side_by_side
+
+crds: tools ## Write crds/ anew from the Rust types
+	@cargo run --quiet --locked -- crds --output-dir crds
+
+tools:
+	@command -v cargo >/dev/null || { echo "Rust is needed, and cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "A C compiler is needed, and cc is not in PATH: install gcc or clang (Debian: apt-get install gcc)" >&2; exit 1; }
+
+cargo-deny: tools
+	@[ -x "$(CARGO_DENY)/bin/cargo-deny" ] || { \
+	    echo "Installing cargo-deny $(CARGO_DENY_VERSION) into $(CARGO_DENY): some minutes, once."; \
+	    cargo install --quiet --locked cargo-deny@$(CARGO_DENY_VERSION) --root "$(CARGO_DENY)"; }

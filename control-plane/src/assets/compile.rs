@@ -1,0 +1,231 @@
+//! Builds the binaries from the pinned Go modules, once.
+
+use super::{in_path, pins};
+use crate::{Error, ProcessGroup, daemon::tail};
+use std::{
+    env,
+    fs::{self, File},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Module cache 0.7 GB, build cache 3 GB, the linkers' temporary files and the binaries: 5 GB were seen.
+const DISK_SPACE_GB: u64 = 6;
+const PROGRESS_EVERY: Duration = Duration::from_secs(30);
+
+/// Builds everything into `target`, which appears only when it is complete. The caller holds the lock.
+pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
+    let parent = target.parent().unwrap_or(Path::new("."));
+    check_go()?;
+    check_space(parent)?;
+    say(&format!(
+        "Building etcd {} and Kubernetes {} from their Go modules into {}: a real control plane for the local run and \
+         the tests. It takes about ten minutes on two cores, once.",
+        pins::version_of("go.etcd.io/etcd/server/v3"),
+        pins::version_of("k8s.io/kubernetes"),
+        target.display(),
+    ));
+    let work = tempfile::Builder::new()
+        .prefix(".building-")
+        .tempdir_in(parent)
+        .map_err(Error::file("create a folder in", parent))?;
+    // Whatever ends this process takes the compilers and the folder with it.
+    let group = ProcessGroup::new(&[work.path().to_owned()], None)?;
+    let (modules, temporary, binaries) = (
+        work.path().join("modules"),
+        work.path().join("tmp"),
+        work.path().join("bin"),
+    );
+    for folder in [&modules, &temporary, &binaries] {
+        fs::create_dir(folder).map_err(Error::file("create", folder))?;
+    }
+    for (name, text) in [("go.mod", pins::GO_MOD), ("go.sum", pins::GO_SUM)] {
+        let path = modules.join(name);
+        fs::write(&path, text).map_err(Error::file("write", path))?;
+    }
+    let started = Instant::now();
+    for (position, (binary, package)) in (1..).zip(pins::BINARIES) {
+        let mut command = Command::new("go");
+        command
+            .args([
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                "-ldflags",
+                &pins::linker_flags(),
+                "-o",
+            ])
+            .arg(binaries.join(binary))
+            .arg(package)
+            .current_dir(&modules)
+            // The user's settings for other projects do not belong here.
+            .envs([("CGO_ENABLED", "0"), ("GOFLAGS", ""), ("GOWORK", "off")])
+            .env("GOTMPDIR", &temporary);
+        let name = format!("[{position}/{}] {binary}", pins::BINARIES.len());
+        build(binary, command, &group, &work.path().join("log"), |note| {
+            say(&format!("{name}{note} ({} s)", started.elapsed().as_secs()));
+        })?;
+    }
+    fs::rename(&binaries, target).map_err(Error::file("create", target))?;
+    say(&format!(
+        "The control plane's binaries are in {}.",
+        target.display()
+    ));
+    Ok(())
+}
+
+fn build(
+    binary: &'static str,
+    mut command: Command,
+    group: &ProcessGroup,
+    log: &Path,
+    say: impl Fn(&str),
+) -> Result<(), Error> {
+    let output = File::create(log).map_err(Error::file("create", log))?;
+    let errors = output.try_clone().map_err(Error::file("create", log))?;
+    let mut go = command
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(errors)
+        .process_group(group.id())
+        .spawn()
+        .map_err(|source| Error::Spawn {
+            program: "go".to_owned(),
+            source,
+        })?;
+    say("");
+    let mut said = Instant::now();
+    let status = loop {
+        match go.try_wait().map_err(|source| Error::Spawn {
+            program: "go".to_owned(),
+            source,
+        })? {
+            Some(status) => break status,
+            None => thread::sleep(Duration::from_millis(100)),
+        }
+        if said.elapsed() >= PROGRESS_EVERY {
+            said = Instant::now();
+            say(", still building");
+        }
+    };
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Error::Build {
+            binary,
+            status,
+            tail: tail(log),
+        })
+    }
+}
+
+fn check_go() -> Result<(), Error> {
+    let wanted = pins::go_version();
+    let how = "install it from https://go.dev/dl/, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and \
+               kube-controller-manager";
+    if in_path("go", env::var_os("PATH").as_deref()).is_none() {
+        return Err(Error::Missing(format!(
+            "Go {wanted} or newer is needed once, to build the control plane, and `go` is not in PATH: {how}"
+        )));
+    }
+    let found = go_env("GOVERSION")?;
+    if version(&found) < version(wanted) {
+        return Err(Error::Missing(format!(
+            "Go {wanted} or newer is needed once, to build the control plane, and this is {found}: {how}"
+        )));
+    }
+    Ok(())
+}
+
+fn go_env(variable: &str) -> Result<String, Error> {
+    let output = Command::new("go")
+        .args(["env", variable])
+        // Not in the checkout: no go.mod there may switch the toolchain.
+        .current_dir("/")
+        .output()
+        .map_err(|source| Error::Spawn {
+            program: "go".to_owned(),
+            source,
+        })?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// `go1.26.8 X:nodwarf5` and `1.26.0` to comparable numbers; a release candidate counts as its release.
+fn version(text: &str) -> Vec<u32> {
+    text.trim_start_matches("go")
+        .split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .split('.')
+        .map(|part| {
+            let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse().unwrap_or(0)
+        })
+        .collect()
+}
+
+fn check_space(cache: &Path) -> Result<(), Error> {
+    let mut folders = vec![("STELLAGE_CACHE_DIR", cache.to_owned())];
+    for variable in ["GOCACHE", "GOMODCACHE"] {
+        folders.push((variable, PathBuf::from(go_env(variable)?)));
+    }
+    for (variable, folder) in folders {
+        // A folder that does not exist yet will be on its parent's file system.
+        let existing = folder
+            .ancestors()
+            .find(|folder| folder.is_dir())
+            .unwrap_or(Path::new("/"));
+        let output = Command::new("df")
+            .arg("-Pk")
+            .arg(existing)
+            .env("LC_ALL", "C")
+            .output()
+            .map_err(|source| Error::Spawn {
+                program: "df".to_owned(),
+                source,
+            })?;
+        // Without an answer nothing is known to be wrong.
+        let Some(free) = available_kb(&String::from_utf8_lossy(&output.stdout)) else {
+            continue;
+        };
+        if free < DISK_SPACE_GB * 1024 * 1024 {
+            return Err(Error::Missing(format!(
+                "building the control plane needs {DISK_SPACE_GB} GB of disk space, and {} has {:.1} GB: make room, or \
+                 set {variable} to a folder on another disk",
+                folder.display(),
+                // A tenth of a gigabyte is as exact as it has to be.
+                f64::from(u32::try_from(free / 1024).unwrap_or(u32::MAX)) / 1024.0,
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The fourth column of the second line of `df -Pk`.
+fn available_kb(output: &str) -> Option<u64> {
+    output.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_versions_compare_by_number() {
+        assert!(version("go1.26.8") >= version("1.26.0"));
+        assert!(version("go1.9.7") < version("1.26.0"));
+        assert!(version("go1.27rc1 X:nodwarf5") > version("1.26.0"));
+        assert!(version("") < version("1.26.0"));
+    }
+
+    #[test]
+    fn free_space_is_read_from_df() {
+        let output = "Filesystem     1024-blocks     Used Available Capacity Mounted on\n\
+                      /dev/vda         264212084 17073568  78427696      18% /\n";
+        assert_eq!(available_kb(output), Some(78_427_696));
+        assert_eq!(available_kb(""), None);
+    }
+}

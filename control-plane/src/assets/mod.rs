@@ -1,0 +1,170 @@
+//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache that is filled once from Go modules.
+
+mod compile;
+mod pins;
+
+use crate::Error;
+use std::{
+    env,
+    ffi::OsStr,
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+/// The variable with which the ecosystem (kubebuilder, envtest) names a folder with the binaries.
+pub const KUBEBUILDER_ASSETS: &str = "KUBEBUILDER_ASSETS";
+
+/// Where the binaries are.
+#[derive(Debug, Clone)]
+pub struct Assets {
+    pub(crate) etcd: PathBuf,
+    pub(crate) kube_apiserver: PathBuf,
+    pub(crate) kube_controller_manager: PathBuf,
+    kubectl: PathBuf,
+}
+
+impl Assets {
+    /// Finds the binaries, or builds them, which takes about ten minutes on two cores; `say` is then told what goes
+    /// on, a line at a time. Blocks.
+    pub fn find_or_build(say: impl Fn(&str)) -> Result<Self, Error> {
+        if let Some(folder) = env::var_os(KUBEBUILDER_ASSETS).filter(|folder| !folder.is_empty()) {
+            return Self::in_named_folder(Path::new(&folder), env::var_os("PATH").as_deref());
+        }
+        let cache = cache_folder()?;
+        let folder = cache.join(format!("control-plane-{}", pins::key()));
+        // Complete if it is there at all: it is renamed into place.
+        if !folder.is_dir() {
+            fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
+            // Another checkout may be building the same.
+            let path = cache.join(format!("control-plane-{}.lock", pins::key()));
+            let lock = File::create(&path).map_err(Error::file("create", &path))?;
+            if lock.try_lock().is_err() {
+                say(&format!(
+                    "Another run is building the control plane ({}); waiting for it.",
+                    path.display()
+                ));
+                lock.lock().map_err(Error::file("lock", &path))?;
+            }
+            if !folder.is_dir() {
+                compile::into(&folder, &say)?;
+            }
+        }
+        Ok(Self::all_in(&folder))
+    }
+
+    /// The folder with `kubectl`, for `PATH`.
+    pub fn kubectl_folder(&self) -> &Path {
+        self.kubectl.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// The folder with the servers.
+    pub fn folder(&self) -> &Path {
+        self.etcd.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// `kubectl`.
+    pub fn kubectl(&self) -> &Path {
+        &self.kubectl
+    }
+
+    fn all_in(folder: &Path) -> Self {
+        Self {
+            etcd: folder.join("etcd"),
+            kube_apiserver: folder.join("kube-apiserver"),
+            kube_controller_manager: folder.join("kube-controller-manager"),
+            kubectl: folder.join("kubectl"),
+        }
+    }
+
+    fn in_named_folder(folder: &Path, path: Option<&OsStr>) -> Result<Self, Error> {
+        let folder = std::path::absolute(folder).map_err(Error::file("find", folder))?;
+        let mut assets = Self::all_in(&folder);
+        let missing: Vec<&str> = [
+            ("etcd", &assets.etcd),
+            ("kube-apiserver", &assets.kube_apiserver),
+            ("kube-controller-manager", &assets.kube_controller_manager),
+        ]
+        .into_iter()
+        .filter_map(|(name, path)| (!path.is_file()).then_some(name))
+        .collect();
+        if !missing.is_empty() {
+            return Err(Error::Missing(format!(
+                "{KUBEBUILDER_ASSETS}={} lacks {}: put it there, or unset the variable to have everything built once",
+                folder.display(),
+                missing.join(", "),
+            )));
+        }
+        if !assets.kubectl.is_file() {
+            assets.kubectl = in_path("kubectl", path).ok_or_else(|| {
+                Error::Missing(format!(
+                    "kubectl is neither in {KUBEBUILDER_ASSETS}={} nor in PATH: install it, or unset the variable \
+                     to have everything built once",
+                    folder.display(),
+                ))
+            })?;
+        }
+        Ok(assets)
+    }
+}
+
+/// The first executable file called `name` in `path`.
+fn in_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
+    env::split_paths(path?)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
+fn cache_folder() -> Result<PathBuf, Error> {
+    let variable = |name| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let folder = variable("STELLAGE_CACHE_DIR")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("stellage")))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache/stellage")))
+        .ok_or_else(|| {
+            Error::Missing("HOME is not set: set it, or STELLAGE_CACHE_DIR to a folder".to_owned())
+        })?;
+    std::path::absolute(&folder).map_err(Error::file("find", folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(folder: &Path, names: &[&str]) {
+        for name in names {
+            fs::write(folder.join(name), "").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_named_folder_without_a_server_is_refused_in_one_line_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        touch(folder.path(), &["etcd", "kube-apiserver", "kubectl"]);
+        let message = Assets::in_named_folder(folder.path(), None)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("lacks kube-controller-manager:"), "{message}");
+        assert_eq!(message.lines().count(), 1);
+    }
+
+    #[test]
+    fn kubectl_may_come_from_the_path() {
+        let (folder, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        touch(
+            folder.path(),
+            &["etcd", "kube-apiserver", "kube-controller-manager"],
+        );
+        let message = Assets::in_named_folder(folder.path(), None)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("kubectl is neither in"), "{message}");
+        touch(path.path(), &["kubectl"]);
+        let assets = Assets::in_named_folder(folder.path(), Some(path.path().as_os_str())).unwrap();
+        assert_eq!(assets.kubectl_folder(), path.path());
+        assert_eq!(assets.folder(), folder.path());
+    }
+}

@@ -1,0 +1,79 @@
+//! The API server's audit log, for tests that count what is written.
+
+use crate::Error;
+use serde_json::Value;
+use std::{fs, path::Path};
+
+/// Every request once, when it is answered, without bodies.
+pub(crate) const POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- level: Metadata
+";
+
+/// A request that the API server has answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`.
+    pub verb: String,
+    /// The user, see [`Identity::user`](crate::Identity::user).
+    pub user: String,
+    /// The caller's `User-Agent`.
+    pub user_agent: String,
+    /// The resource's plural name; empty for a path such as `/readyz`.
+    pub resource: String,
+    /// `status`, `scale`… or empty.
+    pub subresource: String,
+    /// The namespace, or empty.
+    pub namespace: String,
+    /// The object's name; empty for collections, and for a creation that left the name to the server.
+    pub name: String,
+    /// The HTTP status.
+    pub code: u16,
+}
+
+impl Request {
+    /// Whether it changed something, or tried to.
+    pub fn is_write(&self) -> bool {
+        matches!(
+            self.verb.as_str(),
+            "create" | "update" | "patch" | "delete" | "deletecollection"
+        )
+    }
+}
+
+/// Reads the log, oldest first. A last line that is still being written is left out.
+pub(crate) fn read(path: &Path) -> Result<Vec<Request>, Error> {
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    Ok(text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .map(|event| parse(&event))
+        .collect())
+}
+
+fn parse(event: &Value) -> Request {
+    let text = |pointer| {
+        event
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    Request {
+        verb: text("/verb"),
+        user: text("/user/username"),
+        user_agent: text("/userAgent"),
+        resource: text("/objectRef/resource"),
+        subresource: text("/objectRef/subresource"),
+        namespace: text("/objectRef/namespace"),
+        name: text("/objectRef/name"),
+        code: event
+            .pointer("/responseStatus/code")
+            .and_then(Value::as_u64)
+            .and_then(|code| u16::try_from(code).ok())
+            .unwrap_or_default(),
+    }
+}

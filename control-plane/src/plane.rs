@@ -1,0 +1,363 @@
+//! The control plane: starts the servers in order, kills and restarts them on request, stops them.
+
+use crate::{
+    Assets, Daemon, Error, Identity, Options, ProcessGroup, audit,
+    credentials::Tokens,
+    ports,
+    servers::{self, APISERVER, CONTROLLER_MANAGER, ETCD, Etcd, Layout},
+};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::time::{sleep, timeout};
+
+/// How long a server may take to become ready. Alone on two cores it takes three seconds; next to a compiler, a minute
+/// has been seen.
+const READY_WITHIN: Duration = Duration::from_mins(2);
+const POLL_EVERY: Duration = Duration::from_millis(50);
+/// How long a server may take to stop in order before it is killed; its data goes anyway.
+const GRACE: Duration = Duration::from_secs(2);
+const PORT_ATTEMPTS: u32 = 5;
+
+/// A running etcd, kube-apiserver and kube-controller-manager. Dropping it kills them and removes their data.
+#[derive(Debug)]
+pub struct ControlPlane {
+    // In the order in which they are dropped.
+    controller_manager: Slot,
+    apiserver: Slot,
+    etcd: Slot,
+    group: ProcessGroup,
+    layout: Layout,
+    assets: Assets,
+    options: Options,
+    tokens: Tokens,
+    etcd_server: Etcd,
+    port: u16,
+}
+
+/// A server that may have been killed on purpose.
+#[derive(Debug)]
+struct Slot(Mutex<Option<Daemon>>);
+
+impl Slot {
+    const fn empty() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Daemon>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pid(&self) -> Option<u32> {
+        self.lock().as_ref().map(Daemon::pid)
+    }
+
+    fn kill(&self) {
+        if let Some(mut daemon) = self.lock().take() {
+            daemon.kill();
+        }
+    }
+
+    /// An error if the server has ended by itself.
+    fn check(&self) -> Result<(), Error> {
+        match self.lock().as_mut() {
+            Some(daemon) => match daemon.exited() {
+                Some(status) => Err(daemon.error(format!("has ended ({status})"))),
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    async fn stop(&self) {
+        let daemon = self.lock().take();
+        if let Some(mut daemon) = daemon {
+            daemon.stop(GRACE).await;
+        }
+    }
+}
+
+impl ControlPlane {
+    /// Options for a control plane; [`Options::start`] starts it.
+    pub fn options() -> Options {
+        Options::default()
+    }
+
+    /// Starts one with the default options.
+    pub async fn start() -> Result<Self, Error> {
+        Self::options().start().await
+    }
+
+    pub(crate) async fn start_with(mut options: Options) -> Result<Self, Error> {
+        let assets = match options.assets.take() {
+            Some(assets) => assets,
+            None => find_assets().await?,
+        };
+        let (layout, temporary) = if let Some(folder) = options.folder.take() {
+            fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+            let folder = fs::canonicalize(&folder).map_err(Error::file("find", &folder))?;
+            (Layout { folder }, None)
+        } else {
+            let folder = tempfile::Builder::new()
+                .prefix("stellage-control-plane-")
+                .tempdir()
+                .map_err(Error::file("create a folder in", std::env::temp_dir()))?;
+            (
+                Layout {
+                    folder: folder.path().to_owned(),
+                },
+                Some(folder),
+            )
+        };
+        let mut remove = std::mem::take(&mut options.remove);
+        if temporary.is_some() {
+            remove.push(layout.folder.clone());
+        } else {
+            remove.extend(layout.disposable());
+            for path in layout.disposable() {
+                let _ = if path.is_dir() {
+                    fs::remove_dir_all(path)
+                } else {
+                    fs::remove_file(path)
+                };
+            }
+        }
+        let group = ProcessGroup::new(&remove, options.lock.take())?;
+        // From here on it is the group's to remove.
+        let _ = temporary.map(tempfile::TempDir::keep);
+        let tokens = servers::prepare(&layout, &options)?;
+        let mut plane = Self {
+            controller_manager: Slot::empty(),
+            apiserver: Slot::empty(),
+            etcd: Slot::empty(),
+            group,
+            layout,
+            assets,
+            options,
+            tokens,
+            etcd_server: Etcd::new(0, 0)?,
+            port: 0,
+        };
+        plane.first_start().await?;
+        Ok(plane)
+    }
+
+    async fn first_start(&mut self) -> Result<(), Error> {
+        let mut attempts = 0..PORT_ATTEMPTS;
+        loop {
+            self.etcd_server = Etcd::new(ports::free()?, ports::free()?)?;
+            match self.start_etcd().await {
+                Err(error) if is_port_clash(&error) && attempts.next().is_some() => {
+                    self.forget(&self.etcd, ETCD);
+                }
+                result => break result?,
+            }
+        }
+        loop {
+            self.port = ports::free()?;
+            match self.start_apiserver().await {
+                Err(error) if is_port_clash(&error) && attempts.next().is_some() => {
+                    self.forget(&self.apiserver, APISERVER);
+                }
+                result => break result?,
+            }
+        }
+        let command =
+            servers::controller_manager(&self.assets, &self.layout, &self.options.controller_manager_args);
+        self.spawn(&self.controller_manager, CONTROLLER_MANAGER, command)
+    }
+
+    /// Drops a server that did not get its port: with its log, lest the next attempt be judged by it, and with what
+    /// names the port.
+    fn forget(&self, slot: &Slot, name: &str) {
+        slot.kill();
+        for path in [
+            self.layout.log(name),
+            self.kubeconfig(Identity::Admin),
+            self.kubeconfig(Identity::Operator),
+        ] {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    fn spawn(&self, slot: &Slot, name: &str, command: Command) -> Result<(), Error> {
+        *slot.lock() = Some(Daemon::spawn(name, command, &self.group, &self.layout.log(name))?);
+        Ok(())
+    }
+
+    /// Starts etcd on the port and the data that it had, and returns when it is ready; nothing if it runs.
+    pub async fn start_etcd(&self) -> Result<(), Error> {
+        if self.etcd.pid().is_some() {
+            return self.etcd.check();
+        }
+        let command = self
+            .etcd_server
+            .command(&self.assets, &self.layout, &self.options.etcd_args);
+        self.spawn(&self.etcd, ETCD, command)?;
+        until_ready(&self.etcd, async || self.etcd_server.is_ready().await).await
+    }
+
+    /// Starts the API server on the port that it had, and returns when it is ready; nothing if it runs.
+    pub async fn start_apiserver(&self) -> Result<(), Error> {
+        if self.apiserver.pid().is_some() {
+            return self.apiserver.check();
+        }
+        let command = servers::apiserver(
+            &self.assets,
+            &self.layout,
+            &self.tokens,
+            &self.etcd_server.url(),
+            self.port,
+            &self.options,
+        );
+        self.spawn(&self.apiserver, APISERVER, command)?;
+        until_ready(&self.apiserver, async || {
+            self.apiserver_is_ready().await.unwrap_or(false)
+        })
+        .await
+    }
+
+    async fn apiserver_is_ready(&self) -> Result<bool, Error> {
+        let Some(certificates) = self.layout.read_certificates() else {
+            return Ok(false);
+        };
+        // Once: after a restart port and certificates are the same, and somebody may be reading the files.
+        if !self.kubeconfig(Identity::Operator).is_file() {
+            self.tokens
+                .write_kubeconfigs(&self.layout.folder, &self.url(), &certificates)?;
+        }
+        let client = self.client(Identity::Admin).await?;
+        let request = http::Request::get("/readyz").body(Vec::new());
+        let Ok(request) = request else { return Ok(false) };
+        Ok(matches!(
+            timeout(Duration::from_secs(5), client.request_text(request)).await,
+            Ok(Ok(_))
+        ))
+    }
+
+    /// SIGKILL for the API server.
+    pub fn kill_apiserver(&self) {
+        self.apiserver.kill();
+    }
+
+    /// SIGKILL for etcd.
+    pub fn kill_etcd(&self) {
+        self.etcd.kill();
+    }
+
+    /// Stops everything in order, within seconds, and removes the data.
+    pub async fn stop(self) {
+        self.controller_manager.stop().await;
+        self.apiserver.stop().await;
+        self.etcd.stop().await;
+    }
+
+    /// An error, with the end of its log, if a server has ended without having been killed through this value.
+    pub fn check(&mut self) -> Result<(), Error> {
+        for slot in [&self.etcd, &self.apiserver, &self.controller_manager] {
+            slot.check()?;
+        }
+        if !self.group.is_guarded() {
+            return Err(Error::Missing(
+                "the watchdog process is gone: without it a killed run would leave servers behind".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// A client for the API server; it belongs to the runtime that this is called on.
+    pub async fn client(&self, identity: Identity) -> Result<Client, Error> {
+        let config = self.config(identity).await?;
+        Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))
+    }
+
+    /// The configuration of [`client`](Self::client), to be changed before use.
+    pub async fn config(&self, identity: Identity) -> Result<Config, Error> {
+        let kubeconfig = Kubeconfig::read_from(self.kubeconfig(identity))?;
+        Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
+    }
+
+    /// The kubeconfig of an identity.
+    pub fn kubeconfig(&self, identity: Identity) -> PathBuf {
+        self.layout.kubeconfig(identity)
+    }
+
+    /// The API server: `https://127.0.0.1:…`.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// etcd's clients' URL: `http://127.0.0.1:…`.
+    pub fn etcd_url(&self) -> String {
+        self.etcd_server.url()
+    }
+
+    /// The folder with data, kubeconfigs and logs.
+    pub fn folder(&self) -> &Path {
+        &self.layout.folder
+    }
+
+    /// The binaries.
+    pub fn assets(&self) -> &Assets {
+        &self.assets
+    }
+
+    /// The group of the servers' processes: [`Daemon::spawn`] other processes into it, that are to end with them.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// The servers that run, with their process ids.
+    pub fn pids(&self) -> Vec<(&'static str, u32)> {
+        [
+            (ETCD, &self.etcd),
+            (APISERVER, &self.apiserver),
+            (CONTROLLER_MANAGER, &self.controller_manager),
+        ]
+        .into_iter()
+        .filter_map(|(name, slot)| Some((name, slot.pid()?)))
+        .collect()
+    }
+
+    /// The requests that the API server has answered, oldest first; needs [`Options::audit_log`]. It grows with
+    /// the run: to count over a while, note the length before.
+    pub fn requests(&self) -> Result<Vec<audit::Request>, Error> {
+        audit::read(&self.layout.audit_log())
+    }
+}
+
+async fn find_assets() -> Result<Assets, Error> {
+    tokio::task::spawn_blocking(|| Assets::find_or_build(|line| eprintln!("{line}")))
+        .await
+        .map_err(|error| Error::Missing(format!("the search for the binaries was interrupted: {error}")))?
+}
+
+async fn until_ready(slot: &Slot, is_ready: impl AsyncFn() -> bool) -> Result<(), Error> {
+    let started = Instant::now();
+    loop {
+        slot.check()?;
+        if is_ready().await {
+            return Ok(());
+        }
+        if started.elapsed() > READY_WITHIN {
+            let what = format!("was not ready within {} s", READY_WITHIN.as_secs());
+            return Err(match slot.lock().as_ref() {
+                Some(daemon) => daemon.error(what),
+                None => Error::Missing(format!("a server {what}, because it was killed meanwhile")),
+            });
+        }
+        sleep(POLL_EVERY).await;
+    }
+}
+
+fn is_port_clash(error: &Error) -> bool {
+    matches!(error, Error::Process { tail, .. } if tail.contains("address already in use"))
+}

@@ -1,0 +1,161 @@
+//! `control-plane run`: the local run. Its contract with scripts and documents is in the README: what it prints, what is
+//! in `.run/`, and that nothing stays when it ends.
+
+mod folder;
+mod product;
+mod settings;
+
+pub(crate) use settings::Settings;
+
+use crate::{Failure, assets, runtime, say, stop::Stop};
+use control_plane::{Assets, ControlPlane, Daemon, Identity};
+use folder::{Folder, quoted};
+use product::{Product, Urls};
+use std::{
+    env,
+    fs::File,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
+
+/// How long `stellage` may take to finish what it does.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Everything that runs; in the order in which it is dropped.
+struct Session {
+    stellage: Daemon,
+    plane: ControlPlane,
+}
+
+pub(crate) fn run(settings: &Settings) -> Result<ExitCode, Failure> {
+    let stellage = product::find(settings.stellage.as_deref())?;
+    let checkout = env::current_dir().map_err(Failure::file("find", "."))?;
+    check_port(settings.port)?;
+    let (folder, lock) = Folder::take(&checkout)?;
+    let assets = assets().inspect_err(|_| folder.leave())?;
+    runtime()?.block_on(async {
+        let mut stop = Stop::listen(settings.parent())?;
+        let starting = start(settings, &stellage, &checkout, &folder, assets, lock);
+        let mut session = tokio::select! {
+            session = starting => session?,
+            reason = stop.requested() => {
+                say(&format!("Stopped ({reason})."));
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        let outcome = tokio::select! {
+            failure = session.failure() => Err(failure),
+            reason = stop.requested() => {
+                say(&format!("Stopping ({reason}); the logs stay in .run/."));
+                Ok(ExitCode::SUCCESS)
+            }
+        };
+        session.stop().await;
+        outcome
+    })
+}
+
+async fn start(
+    settings: &Settings,
+    stellage: &Path,
+    checkout: &Path,
+    folder: &Folder,
+    assets: Assets,
+    lock: File,
+) -> Result<Session, Failure> {
+    let started = Instant::now();
+    let step = |text: &str| say(&format!("[{:4.1} s] {text}", started.elapsed().as_secs_f32()));
+    step("Starting etcd, kube-apiserver and kube-controller-manager");
+    let plane = ControlPlane::options()
+        .assets(assets)
+        .folder(folder.path())
+        .remove(folder.disposable())
+        .lock(lock)
+        .start()
+        .await?;
+    for (name, pid) in plane.pids() {
+        folder.write_pid(name, pid)?;
+    }
+    let product = Product {
+        plane: &plane,
+        folder,
+        stellage,
+    };
+    step("Installing the kinds, the policies and the operator's rights");
+    product.install(checkout).await?;
+    step("Starting stellage");
+    let (stellage_run, urls) = product.serve(settings).await?;
+    step("Creating the account demo and a key");
+    let (account, key) = product.first_key(&urls.api).await?;
+    let kubeconfig: PathBuf = plane.kubeconfig(Identity::Admin);
+    let kubeconfig = kubeconfig.to_string_lossy();
+    folder.link_programs(&[("stellage", stellage), ("kubectl", plane.assets().kubectl())])?;
+    folder.write_env(&[
+        ("STELLAGE_URL", &urls.api),
+        ("STELLAGE_API_KEY", &key),
+        ("STELLAGE_ACCOUNT", account),
+        ("STELLAGE_METRICS_URL", &urls.metrics),
+        ("KUBECONFIG", &kubeconfig),
+    ])?;
+    step("Ready");
+    announce(&urls, &key, &kubeconfig);
+    Ok(Session {
+        stellage: stellage_run,
+        plane,
+    })
+}
+
+fn announce(urls: &Urls, key: &str, kubeconfig: &str) {
+    use std::io::Write as _;
+    let text = format!(
+        "\n\
+         API      {}/v1\n\
+         API key  {key}\n\
+         export KUBECONFIG={}\n\
+         \n\
+         All of it is in .run/env. In another terminal:\n  \
+           source .run/env && kubectl get accounts,instances -A\n  \
+           curl -H \"Authorization: Bearer $STELLAGE_API_KEY\" $STELLAGE_URL/v1/instances\n\
+         Ctrl-C stops everything.\n",
+        urls.api,
+        quoted(kubeconfig),
+    );
+    // A reader that went away is no reason to stop.
+    let mut stdout = std::io::stdout();
+    let _ = stdout.write_all(text.as_bytes());
+    let _ = stdout.flush();
+}
+
+impl Session {
+    /// Returns when something has ended that should not have.
+    async fn failure(&mut self) -> Failure {
+        loop {
+            if let Some(status) = self.stellage.exited() {
+                return self.stellage.error(format!("has ended ({status})")).into();
+            }
+            if let Err(error) = self.plane.check() {
+                return error.into();
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// `stellage` first: it has things to finish that need the API server.
+    async fn stop(mut self) {
+        self.stellage.stop(GRACE).await;
+        self.plane.stop().await;
+    }
+}
+
+/// Before anything is started: `stellage` would find out a minute later.
+fn check_port(port: u16) -> Result<(), Failure> {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::Other(format!(
+            "PORT={port} on 127.0.0.1 cannot be used ({error}): choose another, or a free one with PORT=0"
+        ))),
+    }
+}

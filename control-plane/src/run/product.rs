@@ -1,0 +1,215 @@
+//! The `stellage` program, as the local run uses it.
+
+use super::{Settings, folder::Folder};
+use crate::Failure;
+use control_plane::{ControlPlane, Daemon, Error, Identity, loopback};
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    process::Command,
+    time::{sleep, timeout},
+};
+
+/// No command takes longer than a few seconds; this one is for a machine that compiles at the same time.
+const COMMAND_WITHIN: Duration = Duration::from_mins(2);
+const SERVES_WITHIN: Duration = Duration::from_mins(1);
+const KEY_WORKS_WITHIN: Duration = Duration::from_secs(15);
+const ACCOUNT: &str = "demo";
+
+/// Programs against a control plane, with the admin's kubeconfig.
+pub(super) struct Product<'a> {
+    pub(super) plane: &'a ControlPlane,
+    pub(super) folder: &'a Folder,
+    pub(super) stellage: &'a Path,
+}
+
+/// Where it serves.
+pub(super) struct Urls {
+    pub(super) api: String,
+    pub(super) metrics: String,
+}
+
+impl Product<'_> {
+    /// Installs the kinds, the policies, the operator's namespace and its rights.
+    pub(super) async fn install(&self, checkout: &Path) -> Result<(), Failure> {
+        let manifests = self.stellage(&["crds", "--with-policies"]).await?;
+        let apply = ["apply", "--server-side", "-f", "-"];
+        self.kubectl(&apply, &manifests).await?;
+        let namespace =
+            r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stellage-system"}}"#;
+        self.kubectl(&apply, namespace).await?;
+        let rights = checkout.join("deploy/rbac.yaml");
+        if rights.is_file() {
+            let rights = fs::read_to_string(&rights).map_err(Failure::file("read", rights))?;
+            self.kubectl(&apply, &rights).await?;
+        }
+        self.kubectl(
+            &[
+                "wait",
+                "--for=condition=Established",
+                "crd",
+                "--all",
+                "--timeout=60s",
+            ],
+            "",
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Starts `stellage run` with the operator's rights, and returns when it serves.
+    pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
+        let mut command = std::process::Command::new(self.stellage);
+        command
+            .arg("run")
+            .arg(format!("--listen=127.0.0.1:{}", settings.port))
+            .arg("--metrics-listen=127.0.0.1:0")
+            .arg(format!("--provisioning-seconds={}", settings.provisioning))
+            .arg("--ready-file")
+            .arg(self.folder.ready())
+            .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
+        let log = self.folder.file("stellage.log");
+        let mut daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
+        self.folder.write_pid("stellage", daemon.pid())?;
+        let started = Instant::now();
+        loop {
+            if let Some(status) = daemon.exited() {
+                return Err(daemon.error(format!("has ended ({status})")).into());
+            }
+            // Until it is written whole it does not parse.
+            if let Some(urls) = read_urls(&self.folder.ready()) {
+                return Ok((daemon, urls));
+            }
+            if started.elapsed() > SERVES_WITHIN {
+                return Err(daemon
+                    .error(format!("did not serve within {} s", SERVES_WITHIN.as_secs()))
+                    .into());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Makes the account and a key of it, waits until the API takes the key, and returns account and key.
+    pub(super) async fn first_key(&self, api: &str) -> Result<(&'static str, String), Failure> {
+        let email = "demo@example.com";
+        self.stellage(&["account", "create", ACCOUNT, "--email", email, "--output", "json"])
+            .await?;
+        let answer = self
+            .stellage(&["key", "create", "--account", ACCOUNT, "--output", "json"])
+            .await?;
+        let answer: Option<Value> = serde_json::from_str(&answer).ok();
+        let key = answer.as_ref().and_then(|answer| answer.get("key")?.as_str());
+        let key = key.ok_or_else(|| {
+            Failure::Other(
+                "`stellage key create --output json` did not print an object with a `key`".to_owned(),
+            )
+        })?;
+        let authority = api.trim_start_matches("http://");
+        let header = format!("Bearer {key}");
+        let started = Instant::now();
+        loop {
+            let headers = [("Authorization", header.as_str())];
+            let answer = loopback::request(authority, "GET", "/v1/instances", &headers, "").await;
+            match answer {
+                Ok((200, _)) => return Ok((ACCOUNT, key.to_owned())),
+                _ if started.elapsed() < KEY_WORKS_WITHIN => sleep(Duration::from_millis(100)).await,
+                Ok((status, body)) => {
+                    return Err(Failure::Other(format!(
+                        "{api}/v1/instances answers {status} to the new key: {body}"
+                    )));
+                }
+                Err(error) => return Err(Failure::Other(format!("{api} does not answer: {error}"))),
+            }
+        }
+    }
+
+    async fn stellage(&self, arguments: &[&str]) -> Result<String, Failure> {
+        self.output(self.stellage, arguments, "").await
+    }
+
+    async fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, Failure> {
+        self.output(self.plane.assets().kubectl(), arguments, input).await
+    }
+
+    /// Runs a command to its end and returns what it printed.
+    async fn output(&self, program: &Path, arguments: &[&str], input: &str) -> Result<String, Failure> {
+        let spawn_error = |source| Error::Spawn {
+            program: program.to_string_lossy().into_owned(),
+            source,
+        };
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("KUBECONFIG", self.plane.kubeconfig(Identity::Admin))
+            .env("KUBECACHEDIR", self.folder.kubectl_cache())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(self.plane.group().id())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(spawn_error)?;
+        let stdin = child.stdin.take();
+        let feed = async move {
+            if let Some(mut stdin) = stdin {
+                // A command that does not read its input will say why it failed.
+                let _ = stdin.write_all(input.as_bytes()).await;
+            }
+        };
+        let ((), output) = timeout(COMMAND_WITHIN, async {
+            tokio::join!(feed, child.wait_with_output())
+        })
+        .await
+        .map_err(|_| Failure::Other(format!("{} took too long", shown(program, arguments))))?;
+        let output = output.map_err(spawn_error)?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Err(Failure::Other(format!(
+            "{} failed ({}):\n{}",
+            shown(program, arguments),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim_end(),
+        )))
+    }
+}
+
+fn shown(program: &Path, arguments: &[&str]) -> String {
+    let program = program
+        .file_name()
+        .unwrap_or(program.as_os_str())
+        .to_string_lossy();
+    format!("`{program} {}`", arguments.join(" "))
+}
+
+fn read_urls(path: &Path) -> Option<Urls> {
+    let text = fs::read_to_string(path).ok()?;
+    let value: Value = serde_json::from_str(&text).ok()?;
+    let url = |name| Some(value.get(name)?.as_str()?.trim_end_matches('/').to_owned());
+    Some(Urls {
+        api: url("url")?,
+        metrics: url("metrics_url")?,
+    })
+}
+
+/// The program: as told, or next to this one.
+pub(super) fn find(told: Option<&Path>) -> Result<PathBuf, Failure> {
+    let path = match told {
+        Some(path) => path.to_owned(),
+        None => std::env::current_exe()
+            .map(|own| own.with_file_name("stellage"))
+            .map_err(|error| Failure::Other(format!("cannot find this program's own folder: {error}")))?,
+    };
+    if path.is_file() {
+        return fs::canonicalize(&path).map_err(Failure::file("find", &path));
+    }
+    Err(Failure::Other(format!(
+        "{} is not there: build it first (make run does), or name another with --stellage",
+        path.display()
+    )))
+}

@@ -1,0 +1,154 @@
+//! The library against real servers.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+fn namespace(name: &str) -> Namespace {
+    serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap()
+}
+
+fn config_map(name: &str) -> ConfigMap {
+    serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap()
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// One control plane for all of it: starting one is what takes time.
+#[tokio::test]
+async fn a_control_plane_serves_restarts_and_leaves_nothing() {
+    let started = Instant::now();
+    let mut plane = ControlPlane::options()
+        .audit_log()
+        .etcd_arg("--quota-backend-bytes=67108864")
+        .apiserver_arg("--max-requests-inflight=500")
+        .start()
+        .await
+        .unwrap();
+    eprintln!("ready after {:?}", started.elapsed());
+    plane.check().unwrap();
+    let folder = plane.folder().to_owned();
+    let pids = plane.pids();
+    assert_eq!(pids.len(), 3);
+
+    // Kubeconfigs are private and verify the server.
+    for identity in [Identity::Admin, Identity::Operator] {
+        let mode = plane
+            .kubeconfig(identity)
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    let config = plane.config(Identity::Admin).await.unwrap();
+    assert!(!config.accept_invalid_certs);
+    assert!(config.root_cert.is_some());
+
+    // The admin may do anything, the operator nothing that it was not granted.
+    let admin = plane.client(Identity::Admin).await.unwrap();
+    let operator = plane.client(Identity::Operator).await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(admin.clone());
+    namespaces
+        .create(&PostParams::default(), &namespace("tried"))
+        .await
+        .unwrap();
+    let refused = Api::<ConfigMap>::namespaced(operator, "tried")
+        .list(&ListParams::default())
+        .await
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains(Identity::Operator.user()),
+        "{refused}"
+    );
+
+    // Writes are counted.
+    let before = plane.requests().unwrap().len();
+    let config_maps: Api<ConfigMap> = Api::namespaced(admin.clone(), "tried");
+    config_maps
+        .create(&PostParams::default(), &config_map("kept"))
+        .await
+        .unwrap();
+    let requests = plane.requests().unwrap();
+    let writes: Vec<_> = requests[before..]
+        .iter()
+        .filter(|request| request.is_write() && request.user == Identity::Admin.user())
+        .filter(|request| request.resource == "configmaps" && request.name == "kept")
+        .collect();
+    assert_eq!(writes.len(), 1, "{requests:?}");
+    assert_eq!((writes[0].verb.as_str(), writes[0].code), ("create", 201));
+
+    // kubectl verifies the server, too.
+    let kubectl = std::process::Command::new(plane.assets().kubectl())
+        .args(["get", "configmap", "kept", "-n", "tried", "-o", "name"])
+        .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
+        .env("KUBECACHEDIR", folder.join("kubectl"))
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&kubectl.stdout),
+        "configmap/kept\n",
+        "{kubectl:?}"
+    );
+
+    // Both servers come back where they were, with what they knew, and the old client works.
+    plane.kill_apiserver();
+    assert_eq!(plane.pids().len(), 2);
+    assert!(config_maps.get("kept").await.is_err());
+    plane.start_apiserver().await.unwrap();
+    assert_eq!(config_maps.get("kept").await.unwrap().name_any(), "kept");
+    plane.kill_etcd();
+    plane.start_etcd().await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while config_maps.get("kept").await.is_err() {
+        assert!(
+            Instant::now() < deadline,
+            "the API server does not find etcd again"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    // The controller manager is there: the namespace goes.
+    namespaces
+        .delete("tried", &DeleteParams::default())
+        .await
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while namespaces.get_opt("tried").await.unwrap().is_some() {
+        assert!(Instant::now() < deadline, "the namespace is still there");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    let pids: Vec<_> = pids.into_iter().chain(plane.pids()).collect();
+    let stopping = Instant::now();
+    plane.stop().await;
+    eprintln!("stopped after {:?}", stopping.elapsed());
+    assert!(stopping.elapsed() < Duration::from_secs(10));
+    for (name, pid) in pids {
+        assert!(!is_alive(pid), "{name} still runs");
+    }
+    assert!(!folder.exists());
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_start_is_reported_with_the_end_of_its_log() {
+    let error = ControlPlane::options()
+        .apiserver_arg("--no-such-flag")
+        .start()
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with("kube-apiserver has ended"), "{error}");
+    assert!(error.contains("unknown flag: --no-such-flag"), "{error}");
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Creates an instance over REST and waits until it is running, polling every 5 seconds as the reference client does.
+# Needs curl and jq. `source .run/env` sets the two variables for the local run.
+#
+#   examples/create-and-wait.sh [NAME [PLAN [REGION [IMAGE]]]]
+set -euo pipefail
+: "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
+: "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
+
+# Prints the answer's body; on an error answer, its message, and ends.
+request() {
+    local method=$1 path=$2 body=${3:-} answer status
+    answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \
+        --header "Authorization: Bearer $STELLAGE_API_KEY" --header 'Content-Type: application/json' \
+        ${body:+--data "$body"} "$STELLAGE_URL$path")
+    status=${answer##*$'\n'} answer=${answer%$'\n'*}
+    if [ "$status" -ge 400 ]; then
+        jq -r '"\(.error.code): \(.error.message)", (.error.details[]? | "  \(.field) \(.message)")' <<<"$answer" >&2
+        return 1
+    fi
+    printf '%s\n' "$answer"
+}
+
+body=$(jq -n --arg name "${1:-web}" --arg plan "${2:-starter}" --arg region "${3:-fr-par-1}" --arg image "${4:-debian-13}" \
+    '{name: $name, plan: $plan, region: $region, image: $image}')
+created=$(request POST /v1/instances "$body")
+id=$(jq -r .data.id <<<"$created")
+echo "$id: $(jq -r .message <<<"$created")" >&2
+
+while :; do
+    instance=$(request GET "/v1/instances/$id")
+    status=$(jq -r .data.status <<<"$instance")
+    echo "$id: $status" >&2
+    case $status in
+        running) break ;;
+        error) echo "$id could not be made; kubectl describe instance tells why" >&2; exit 1 ;;
+    esac
+    sleep 5
+done
+jq .data <<<"$instance"

@@ -1,0 +1,156 @@
+//! Which Accounts want which namespace. No I/O: fed by the watch.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use jiff::Timestamp;
+
+use crate::{resources::Account, runtime::watch::Change};
+
+/// One Account's wish for a namespace. Ordered by age: the older first, then by UID.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Claimant {
+    pub(super) created: Timestamp,
+    pub(super) uid: String,
+    pub(super) name: String,
+    quota: Option<i32>,
+}
+
+impl Claimant {
+    pub(super) fn of(account: &Account) -> Self {
+        Self {
+            created: account
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+            uid: account.metadata.uid.clone().unwrap_or_default(),
+            name: account.metadata.name.clone().unwrap_or_default(),
+            quota: account.spec.instance_quota,
+        }
+    }
+}
+
+/// All wishes, by namespace.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    by_namespace: HashMap<String, BTreeSet<Claimant>>,
+    by_account: BTreeMap<String, (String, Claimant)>,
+}
+
+impl Claims {
+    /// Takes note of a change, and returns the names of the Accounts whose situation it may have changed: the one itself,
+    /// and those that want the same namespace.
+    pub(super) fn changed(&mut self, change: &Change<Account>) -> BTreeSet<String> {
+        match change {
+            Change::Replaced(all) => {
+                *self = Self::default();
+                for account in all {
+                    self.insert(account);
+                }
+                self.by_account.keys().cloned().collect()
+            }
+            Change::Applied(account) => {
+                let name = account.metadata.name.clone().unwrap_or_default();
+                let known = self.by_account.get(&name).is_some_and(|(_, claimant)| {
+                    Some(claimant.uid.as_str()) == account.metadata.uid.as_deref()
+                });
+                let mut affected = if known { BTreeSet::new() } else { self.remove(&name) };
+                if known {
+                    self.remove(&name);
+                }
+                self.insert(account);
+                if !known {
+                    affected.extend(self.names(account.wanted_namespace()));
+                }
+                affected.insert(name);
+                affected
+            }
+            Change::Deleted(account) => self.remove(account.metadata.name.as_deref().unwrap_or_default()),
+            Change::Unreadable(_) => BTreeSet::new(),
+        }
+    }
+
+    /// The Accounts that want `namespace`, the oldest first.
+    pub(super) fn of(&self, namespace: &str) -> Vec<Claimant> {
+        self.by_namespace
+            .get(namespace)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
+    }
+
+    /// The names of the Accounts that want `namespace`.
+    pub(super) fn names(&self, namespace: &str) -> BTreeSet<String> {
+        let claimants = self.by_namespace.get(namespace).into_iter().flatten();
+        claimants.map(|claimant| claimant.name.clone()).collect()
+    }
+
+    /// The quotas that the Accounts that want `namespace` ask for there.
+    pub(super) fn quotas(&self, namespace: &str) -> impl Iterator<Item = i32> {
+        let claimants = self.by_namespace.get(namespace).into_iter().flatten();
+        claimants.filter_map(|claimant| claimant.quota)
+    }
+
+    fn insert(&mut self, account: &Account) {
+        let claimant = Claimant::of(account);
+        let namespace = account.wanted_namespace().to_owned();
+        self.by_namespace
+            .entry(namespace.clone())
+            .or_default()
+            .insert(claimant.clone());
+        self.by_account.insert(claimant.name.clone(), (namespace, claimant));
+    }
+
+    /// Returns those that still want what the removed one wanted.
+    fn remove(&mut self, name: &str) -> BTreeSet<String> {
+        let Some((namespace, claimant)) = self.by_account.remove(name) else {
+            return BTreeSet::new();
+        };
+        if let Some(claimants) = self.by_namespace.get_mut(&namespace) {
+            claimants.remove(&claimant);
+            if claimants.is_empty() {
+                self.by_namespace.remove(&namespace);
+            }
+        }
+        self.names(&namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::decide::tests::account;
+    use super::*;
+
+    fn names(set: &BTreeSet<String>) -> Vec<&str> {
+        set.iter().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn the_older_comes_first_and_its_end_wakes_the_other() {
+        let mut claims = Claims::default();
+        let (older, younger) = (Arc::new(account("z", "shop", 1)), Arc::new(account("a", "shop", 2)));
+        assert_eq!(names(&claims.changed(&Change::Applied(younger.clone()))), ["a"]);
+        assert_eq!(names(&claims.changed(&Change::Applied(older.clone()))), ["a", "z"]);
+        let order: Vec<_> = claims.of("shop").into_iter().map(|c| c.name).collect();
+        assert_eq!(order, ["z", "a"]);
+        assert_eq!(
+            names(&claims.changed(&Change::Applied(older.clone()))),
+            ["z"],
+            "a change of one does not concern the other"
+        );
+        assert_eq!(names(&claims.changed(&Change::Deleted(older))), ["a"]);
+        assert!(claims.changed(&Change::Deleted(younger)).is_empty());
+        assert!(claims.by_namespace.is_empty() && claims.by_account.is_empty());
+    }
+
+    #[test]
+    fn a_new_list_replaces_all_that_was_known() {
+        let mut claims = Claims::default();
+        claims.changed(&Change::Applied(Arc::new(account("gone", "shop", 1))));
+        claims.changed(&Change::Replaced(vec![Arc::new(account("new", "shop", 2))]));
+        assert_eq!(claims.of("shop").len(), 1);
+    }
+}

@@ -1,0 +1,505 @@
+//! What to do about one Account: a pure function of what it wants, who else wants it, and what is there.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+
+use super::{children, claims::Claimant};
+use crate::resources::{
+    ACCOUNT_LABEL, Account, AccountStatus,
+    account::NAMESPACE_READY,
+    conditions::{self, Desired, READY, RECONCILING, STALLED},
+    ids,
+};
+
+/// What is known of the namespace that an Account wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NamespaceView {
+    /// The Account that its label names.
+    pub(super) account: Option<String>,
+    /// UID of the Account that the operator made it for; none if somebody else made it.
+    pub(super) made_for: Option<String>,
+    /// It is being deleted.
+    pub(super) terminating: bool,
+}
+
+impl NamespaceView {
+    pub(super) fn of(namespace: &Namespace) -> Self {
+        let get = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
+            map.as_ref().and_then(|map| map.get(key).cloned())
+        };
+        Self {
+            account: get(&namespace.metadata.labels, ACCOUNT_LABEL),
+            made_for: get(&namespace.metadata.annotations, children::MADE_FOR_ANNOTATION),
+            terminating: namespace.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// Why an Account does not have its namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    /// It passes by itself; otherwise somebody has to change something.
+    pub(super) passes: bool,
+}
+
+/// What to do about the namespace of an Account that is to stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Not to be had (now).
+    Refused(Refusal),
+    /// Not there: make it.
+    Create,
+    /// Made for this Account, but somebody has taken the label off: put it back.
+    Relabel,
+    /// It is this Account's own; adopted, or else made by the operator.
+    Own { adopted: bool },
+}
+
+/// What to do about an Account that is being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// It has nothing: let it go.
+    Release,
+    /// Its namespace is its own: what is in there decides.
+    Empty { made_by_operator: bool },
+}
+
+/// Decides about an Account that is to stay. `claimants` are all Accounts that want the namespace, the oldest first.
+///
+/// The label on the namespace decides whose it is as long as that Account is there, since it is written with the
+/// namespace in one request or by an administrator; only where there is no namespace yet, age decides.
+pub(super) fn claim(
+    account: &Account,
+    operator_namespace: &str,
+    claimants: &[Claimant],
+    namespace: Option<&NamespaceView>,
+) -> Claim {
+    let me = account.metadata.name.as_deref().unwrap_or_default();
+    let wanted = account.wanted_namespace();
+    if let Some(refusal) = reserved(wanted, operator_namespace) {
+        return Claim::Refused(refusal);
+    }
+    let labelled = namespace.and_then(|namespace| namespace.account.as_deref());
+    let holder = labelled
+        .and_then(|name| claimants.iter().find(|claimant| claimant.name == name))
+        .or_else(|| {
+            let vacant = namespace.is_none_or(|namespace| namespace.terminating);
+            vacant.then(|| claimants.first()).flatten()
+        });
+    if let Some(holder) = holder
+        && holder.name != me
+    {
+        return Claim::Refused(Refusal {
+            reason: "NamespaceTaken",
+            message: format!(
+                "namespace {wanted} belongs to Account {holder}, which is older; this Account takes over by itself when that one is gone and the namespace is free, or delete this one and create another with a namespace of its own",
+                holder = holder.name
+            ),
+            passes: false,
+        });
+    }
+    let Some(namespace) = namespace else {
+        return Claim::Create;
+    };
+    if namespace.terminating {
+        return Claim::Refused(Refusal {
+            reason: "NamespaceTerminating",
+            message: format!("namespace {wanted} is being deleted; it is made anew once it is gone"),
+            passes: true,
+        });
+    }
+    match labelled {
+        Some(name) if name == me => Claim::Own {
+            adopted: namespace.made_for.is_none(),
+        },
+        None if namespace.made_for.is_some() && namespace.made_for == account.metadata.uid => Claim::Relabel,
+        other => Claim::Refused(Refusal {
+            reason: "NamespaceNotOwned",
+            message: not_owned(wanted, me, other),
+            passes: false,
+        }),
+    }
+}
+
+fn not_owned(wanted: &str, me: &str, label: Option<&str>) -> String {
+    let (state, overwrite) = match label {
+        None => (format!("is not labelled for Account {me}"), ""),
+        Some(other) => (
+            format!("is labelled for Account {other}, which does not claim it"),
+            " --overwrite",
+        ),
+    };
+    format!(
+        "namespace {wanted} is already there and {state}; to let this Account adopt it, a cluster administrator has to type: kubectl label namespace {wanted} {ACCOUNT_LABEL}={me}{overwrite}"
+    )
+}
+
+fn reserved(wanted: &str, operator_namespace: &str) -> Option<Refusal> {
+    let whose = if wanted.starts_with("kube-") {
+        "kube-* namespaces belong to Kubernetes"
+    } else if wanted == operator_namespace {
+        "it is the operator's own"
+    } else {
+        return None;
+    };
+    Some(Refusal {
+        reason: "NamespaceReserved",
+        message: format!(
+            "namespace {wanted} cannot be an account's: {whose}; delete this Account and create one with another namespace"
+        ),
+        passes: false,
+    })
+}
+
+/// Decides about an Account that is being deleted.
+pub(super) fn removal(
+    account: &Account,
+    operator_namespace: &str,
+    namespace: Option<&NamespaceView>,
+) -> Removal {
+    let me = account.metadata.name.as_deref();
+    let Some(namespace) = namespace else {
+        return Removal::Release;
+    };
+    let mine = match namespace.account.as_deref() {
+        Some(label) => Some(label) == me,
+        None => namespace.made_for.is_some() && namespace.made_for == account.metadata.uid,
+    };
+    if !mine || reserved(account.wanted_namespace(), operator_namespace).is_some() {
+        return Removal::Release;
+    }
+    Removal::Empty {
+        made_by_operator: namespace.made_for.is_some(),
+    }
+}
+
+/// Objects of one kind that hold an Account back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Contents {
+    /// The kind in words, one and many.
+    pub(super) words: (&'static str, &'static str),
+    /// How many there are.
+    pub(super) count: u64,
+    /// Some of their names.
+    pub(super) names: Vec<String>,
+}
+
+/// Most names that a message lists.
+const MAX_NAMES: usize = 5;
+
+/// What is in the way of a deletion, such as `3 instances: a, b, c; delete them first`; none if nothing is.
+pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
+    let parts: Vec<String> = contents
+        .iter()
+        .filter(|contents| contents.count > 0)
+        .map(|contents| {
+            let mut names = contents.names.clone();
+            names.sort_unstable();
+            let more = if contents.count > MAX_NAMES as u64 { ", …" } else { "" };
+            names.truncate(MAX_NAMES);
+            let (one, many) = contents.words;
+            let word = if contents.count == 1 { one } else { many };
+            format!("{} {word}: {}{more}", contents.count, names.join(", "))
+        })
+        .collect();
+    let total: u64 = contents.iter().map(|contents| contents.count).sum();
+    let them = if total == 1 { "it" } else { "them" };
+    (!parts.is_empty()).then(|| format!("{}; delete {them} first", parts.join("; ")))
+}
+
+/// How a reconcile ended, for the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All is as the spec says.
+    Ready { adopted: bool },
+    /// No namespace (now).
+    Refused(Refusal),
+    /// The namespace is the Account's, but something in it could not be made.
+    Failed { owns: bool, message: String },
+    /// Being deleted, and held back by what is in the namespace.
+    HeldBack { in_the_way: String },
+}
+
+/// The status that says so. Equal to the old one if nothing has changed.
+pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
+    let old = account.status.clone().unwrap_or_default();
+    let generation = account.metadata.generation;
+    let wanted = account.wanted_namespace();
+    let mut conditions = old.conditions;
+    let mut set = |type_, status, reason: &str, message: String| {
+        let desired = Desired {
+            type_,
+            status: Some(status),
+            reason,
+            message,
+        };
+        conditions::set(&mut conditions, desired, generation, now);
+    };
+    let idle = || "nothing is under way".to_owned();
+    let owns = match outcome {
+        Outcome::Ready { adopted } => {
+            let how = if *adopted { "adopted" } else { "made by the operator" };
+            set(READY, true, "AccountReady", format!("namespace {wanted} is ready"));
+            set(RECONCILING, false, "AccountReady", idle());
+            set(STALLED, false, "AccountReady", "nothing is in the way".to_owned());
+            let reason = if *adopted { "NamespaceAdopted" } else { "NamespaceCreated" };
+            set(NAMESPACE_READY, true, reason, format!("namespace {wanted} is this account's, {how}"));
+            true
+        }
+        Outcome::Refused(Refusal {
+            reason,
+            message,
+            passes,
+        }) => {
+            set(READY, false, reason, message.clone());
+            set(RECONCILING, *passes, reason, if *passes { message.clone() } else { idle() });
+            set(
+                STALLED,
+                !*passes,
+                reason,
+                if *passes { "this passes by itself".to_owned() } else { message.clone() },
+            );
+            set(NAMESPACE_READY, false, reason, message.clone());
+            false
+        }
+        Outcome::Failed { owns, message } => {
+            set(READY, false, "ApiServerRefused", message.clone());
+            set(RECONCILING, true, "ApiServerRefused", "will be tried again".to_owned());
+            set(STALLED, false, "ApiServerRefused", "will be tried again".to_owned());
+            if !owns {
+                set(NAMESPACE_READY, false, "ApiServerRefused", message.clone());
+            }
+            *owns
+        }
+        Outcome::HeldBack { in_the_way } => {
+            let message = format!("cannot be deleted yet: {in_the_way}");
+            set(READY, false, "DeletionHeldBack", message.clone());
+            set(RECONCILING, false, "DeletionHeldBack", "waits for the namespace to be emptied".to_owned());
+            set(STALLED, true, "DeletionHeldBack", message);
+            // NamespaceReady stays as it is: what is in the namespace is still looked after.
+            old.namespace.is_some()
+        }
+    };
+    AccountStatus {
+        id: Some(ids::account_id(account.metadata.uid.as_deref().unwrap_or_default())),
+        namespace: owns.then(|| wanted.to_owned()),
+        observed_generation: generation,
+        conditions,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::resources::{AccountSpec, conditions::find};
+
+    /// An Account that has not been looked at yet.
+    pub(in super::super) fn account(name: &str, namespace: &str, second: i64) -> Account {
+        let mut account = Account::new(
+            name,
+            AccountSpec {
+                email: "ada@example.com".into(),
+                namespace: Some(namespace.into()),
+                instance_quota: None,
+                webhook_quota: None,
+                rate_limit_per_hour: None,
+            },
+        );
+        account.metadata.uid = Some(format!("uid-{name}"));
+        account.metadata.generation = Some(1);
+        account.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+        account
+    }
+
+    /// An Account that has its namespace.
+    pub(in super::super) fn owning(name: &str, namespace: &str, second: i64) -> Account {
+        let mut account = account(name, namespace, second);
+        account.status = Some(status(&account, &Outcome::Ready { adopted: false }, at(second)));
+        account
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn view(label: Option<&str>, made_for: Option<&str>) -> NamespaceView {
+        NamespaceView {
+            account: label.map(Into::into),
+            made_for: made_for.map(Into::into),
+            terminating: false,
+        }
+    }
+
+    fn reason(claim: &Claim) -> &str {
+        match claim {
+            Claim::Refused(refusal) => refusal.reason,
+            _ => "",
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_there_is_made_for_the_oldest() {
+        let (older, younger) = (account("old", "shop", 1), account("new", "shop", 2));
+        let claimants = [Claimant::of(&older), Claimant::of(&younger)];
+        assert_eq!(claim(&older, "sys", &claimants, None), Claim::Create);
+        let refused = claim(&younger, "sys", &claimants, None);
+        assert_eq!(reason(&refused), "NamespaceTaken");
+        assert_eq!(claim(&younger, "sys", &claimants[1..], None), Claim::Create, "takes over");
+    }
+
+    #[test]
+    fn a_namespace_that_is_there_is_adopted_only_with_the_label() {
+        let ada = account("ada", "shop", 1);
+        let me = [Claimant::of(&ada)];
+        let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(None, None))) else {
+            panic!("must be refused");
+        };
+        assert_eq!(refusal.reason, "NamespaceNotOwned");
+        assert!(
+            refusal.message.ends_with("kubectl label namespace shop stellage.dev/account=ada"),
+            "{}",
+            refusal.message
+        );
+        let labelled = view(Some("ada"), None);
+        assert_eq!(claim(&ada, "sys", &me, Some(&labelled)), Claim::Own { adopted: true });
+        let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(Some("bob"), None))) else {
+            panic!("must be refused");
+        };
+        assert!(refusal.message.ends_with("stellage.dev/account=ada --overwrite"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn the_label_decides_between_living_claimants_so_that_exactly_one_has_the_namespace() {
+        // Created within one second, the UIDs are the wrong way round.
+        let (first, second) = (account("b", "shop", 1), account("a", "shop", 1));
+        let mut claimants = vec![Claimant::of(&first), Claimant::of(&second)];
+        claimants.sort();
+        assert_eq!(claimants[0].name, "a");
+        let made = view(Some("b"), Some("uid-b"));
+        assert_eq!(claim(&first, "sys", &claimants, Some(&made)), Claim::Own { adopted: false });
+        assert_eq!(reason(&claim(&second, "sys", &claimants, Some(&made))), "NamespaceTaken");
+    }
+
+    #[test]
+    fn a_label_that_was_taken_off_a_namespace_of_ours_is_put_back() {
+        let ada = account("ada", "shop", 1);
+        let me = [Claimant::of(&ada)];
+        assert_eq!(claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))), Claim::Relabel);
+        let another = claim(&ada, "sys", &me, Some(&view(None, Some("uid-bob"))));
+        assert_eq!(reason(&another), "NamespaceNotOwned");
+    }
+
+    #[test]
+    fn a_terminating_namespace_is_waited_for() {
+        let ada = account("ada", "shop", 1);
+        let going = NamespaceView {
+            terminating: true,
+            ..view(Some("ada"), Some("uid-ada"))
+        };
+        let Claim::Refused(refusal) = claim(&ada, "sys", &[Claimant::of(&ada)], Some(&going)) else {
+            panic!("must be refused");
+        };
+        assert!(refusal.passes);
+    }
+
+    #[test]
+    fn the_clusters_and_the_operators_namespaces_are_refused_and_never_touched() {
+        for namespace in ["kube-system", "kube-public", "sys"] {
+            let ada = account("ada", namespace, 1);
+            let me = [Claimant::of(&ada)];
+            let labelled = view(Some("ada"), None);
+            assert_eq!(reason(&claim(&ada, "sys", &me, Some(&labelled))), "NamespaceReserved");
+            assert_eq!(removal(&ada, "sys", Some(&labelled)), Removal::Release);
+        }
+    }
+
+    #[test]
+    fn a_deleted_account_takes_along_only_what_is_its_own() {
+        let ada = account("ada", "shop", 1);
+        assert_eq!(removal(&ada, "sys", None), Removal::Release);
+        for foreign in [view(None, None), view(Some("bob"), None), view(Some("bob"), Some("uid-ada"))] {
+            assert_eq!(removal(&ada, "sys", Some(&foreign)), Removal::Release);
+        }
+        let made_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
+            Removal::Empty { made_by_operator } => made_by_operator,
+            Removal::Release => panic!("it is its own"),
+        };
+        assert!(!made_by_operator(view(Some("ada"), None)));
+        assert!(made_by_operator(view(Some("ada"), Some("uid-ada"))));
+        assert!(made_by_operator(view(None, Some("uid-ada"))));
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_counted_and_named() {
+        let contents = |count, names: &[&str]| Contents {
+            words: ("instance", "instances"),
+            count,
+            names: names.iter().map(ToString::to_string).collect(),
+        };
+        assert_eq!(in_the_way(&[contents(0, &[])]), None);
+        assert_eq!(
+            in_the_way(&[contents(1, &["a"])]).unwrap(),
+            "1 instance: a; delete it first"
+        );
+        assert_eq!(
+            in_the_way(&[contents(3, &["c", "a", "b"])]).unwrap(),
+            "3 instances: a, b, c; delete them first"
+        );
+        assert_eq!(
+            in_the_way(&[contents(1200, &["f", "e", "d", "c", "b", "a"])]).unwrap(),
+            "1200 instances: a, b, c, d, e, …; delete them first"
+        );
+    }
+
+    #[test]
+    fn an_unchanged_world_gives_an_unchanged_status() {
+        let outcomes = [
+            Outcome::Ready { adopted: true },
+            Outcome::HeldBack {
+                in_the_way: "1 instance: a".into(),
+            },
+            Outcome::Failed {
+                owns: true,
+                message: "no".into(),
+            },
+        ];
+        for outcome in outcomes {
+            let mut ada = account("ada", "shop", 1);
+            ada.status = Some(status(&ada, &outcome, at(10)));
+            assert_eq!(ada.status.clone(), Some(status(&ada, &outcome, at(99))), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn an_account_that_is_held_back_keeps_its_namespace_until_it_goes() {
+        let mut ada = owning("ada", "shop", 1);
+        let held = Outcome::HeldBack {
+            in_the_way: "1 instance: a; delete it first".into(),
+        };
+        ada.status = Some(status(&ada, &held, at(20)));
+        assert_eq!(ada.owned_namespace(), Some("shop"));
+        let conditions = &ada.status.as_ref().unwrap().conditions;
+        let ready = find(conditions, READY).unwrap();
+        assert_eq!((ready.status.as_str(), ready.observed_generation), ("False", Some(1)));
+        assert_eq!(ready.message, "cannot be deleted yet: 1 instance: a; delete it first");
+    }
+
+    #[test]
+    fn a_refused_account_is_stalled_and_owns_nothing() {
+        let mut ada = owning("ada", "shop", 1);
+        let refusal = Refusal {
+            reason: "NamespaceNotOwned",
+            message: "no".into(),
+            passes: false,
+        };
+        ada.status = Some(status(&ada, &Outcome::Refused(refusal), at(20)));
+        let status = ada.status.as_ref().unwrap();
+        assert_eq!((ada.owned_namespace(), status.namespace.as_deref()), (None, None));
+        assert!(conditions::is_true(&status.conditions, STALLED));
+        assert!(status.id.as_deref().unwrap().starts_with("usr_"));
+    }
+}

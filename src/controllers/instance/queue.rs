@@ -1,0 +1,145 @@
+//! Which instances are to be reconciled, and the latest version of each that is known.
+
+use std::{collections::HashMap, sync::Arc};
+
+use futures::{Stream, stream};
+use kube::{Resource as _, core::error_boundary::InvalidObject, runtime::reflector::Store};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::{
+    resources::Instance,
+    runtime::watch::{Change, Listener, revision},
+};
+
+type GoneHook = Box<dyn FnMut(&Instance) + Send>;
+
+/// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
+/// queues nothing. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct InstanceQueue {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    triggers: Option<mpsc::UnboundedSender<Arc<Instance>>>,
+    unreadable: Option<mpsc::UnboundedSender<Arc<InvalidObject>>>,
+    /// Our latest write of each object that the watch has not shown yet, by UID.
+    written: HashMap<String, Arc<Instance>>,
+    gone: Vec<GoneHook>,
+}
+
+impl InstanceQueue {
+    /// Calls `hook` for every instance that is gone.
+    pub fn on_gone(&self, hook: impl FnMut(&Instance) + Send + 'static) {
+        self.inner.lock().gone.push(Box::new(hook));
+    }
+
+    /// Starts queueing, beginning with all that is in the store.
+    pub(super) fn open(
+        &self,
+        store: &Store<Instance>,
+    ) -> (
+        impl Stream<Item = Arc<Instance>> + Send + use<>,
+        mpsc::UnboundedReceiver<Arc<InvalidObject>>,
+    ) {
+        let (triggers, pending) = mpsc::unbounded_channel();
+        let (complain, unreadable) = mpsc::unbounded_channel();
+        let mut inner = self.inner.lock();
+        for instance in store.state() {
+            let _ = triggers.send(instance);
+        }
+        inner.triggers = Some(triggers);
+        inner.unreadable = Some(complain);
+        let stream = stream::unfold(pending, |mut pending| async {
+            pending.recv().await.map(|next| (next, pending))
+        });
+        (stream, unreadable)
+    }
+
+    /// Queues instances again because something beside them changed.
+    pub fn again(&self, instances: impl IntoIterator<Item = Arc<Instance>>) {
+        let inner = self.inner.lock();
+        if let Some(triggers) = &inner.triggers {
+            for instance in instances {
+                let _ = triggers.send(instance);
+            }
+        }
+    }
+
+    /// Remembers what was just written, so that nothing is decided on an older version.
+    pub(super) fn wrote(&self, instance: Arc<Instance>) {
+        if let Some(uid) = instance.metadata.uid.clone() {
+            self.inner.lock().written.insert(uid, instance);
+        }
+    }
+
+    /// The newer of what the watch shows and what was written.
+    pub(super) fn freshest(&self, shown: Arc<Instance>) -> Arc<Instance> {
+        let Some(uid) = shown.meta().uid.as_deref() else {
+            return shown;
+        };
+        let mut inner = self.inner.lock();
+        match inner.written.get(uid) {
+            Some(written) if revision(&**written) > revision(&*shown) => Arc::clone(written),
+            Some(_) => {
+                inner.written.remove(uid);
+                shown
+            }
+            None => shown,
+        }
+    }
+}
+
+impl Inner {
+    /// Whether the watch merely shows our own latest write. The pass that wrote it has looked at it already.
+    fn is_echo(&mut self, instance: &Instance) -> bool {
+        let Some(uid) = instance.metadata.uid.as_deref() else {
+            return false;
+        };
+        match self.written.get(uid).map(|written| revision(&**written)) {
+            Some(ours) if ours == revision(instance) => {
+                self.written.remove(uid);
+                true
+            }
+            Some(ours) => ours > revision(instance),
+            None => false,
+        }
+    }
+
+    fn gone(&mut self, instance: &Instance) {
+        if let Some(uid) = instance.metadata.uid.as_deref() {
+            self.written.remove(uid);
+        }
+        self.gone.iter_mut().for_each(|hook| hook(instance));
+    }
+}
+
+impl Listener<Instance> for InstanceQueue {
+    fn changed(&mut self, change: &Change<Instance>) {
+        let mut inner = self.inner.lock();
+        match change {
+            Change::Replaced(all) => {
+                if let Some(triggers) = &inner.triggers {
+                    for instance in all {
+                        let _ = triggers.send(Arc::clone(instance));
+                    }
+                }
+            }
+            Change::Applied(instance) => {
+                if !inner.is_echo(instance)
+                    && let Some(triggers) = &inner.triggers
+                {
+                    let _ = triggers.send(Arc::clone(instance));
+                }
+            }
+            Change::Deleted(instance) => inner.gone(instance),
+            Change::Unreadable(object) => {
+                if let Some(unreadable) = &inner.unreadable {
+                    let _ = unreadable.send(Arc::clone(object));
+                }
+            }
+        }
+    }
+}

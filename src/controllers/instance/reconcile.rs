@@ -1,0 +1,377 @@
+//! One pass over one instance: ask, decide, write.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{
+    Api, Resource as _,
+    api::{Patch, PatchParams},
+    runtime::controller::Action,
+};
+use serde_json::json;
+use thiserror::Error;
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::{InstanceController, queue::InstanceQueue};
+use crate::{
+    lifecycle::{Gate, Seen, decide},
+    providers::{Addresses, Observation, Provider, ProviderError},
+    resources::{Instance, InstanceStatus, instance::FINALIZER, validation},
+    runtime::{
+        backoff::Backoffs,
+        client::{CallError, bounded},
+        metrics::{KindLabels, ProviderLabels, ReconcileLabels},
+        watch::key,
+    },
+};
+
+/// Field manager of what the controller writes.
+const FIELD_MANAGER: &str = "stellage-controller";
+
+/// Status writes of one pass. A server goes through fewer steps at once even when nothing takes time; what is left is
+/// done in the next pass.
+const MAX_STEPS: usize = 6;
+
+/// How soon to look again after a write was refused because the object had changed. Its new version comes through the
+/// watch, usually sooner.
+const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+
+/// Why a pass ended early.
+#[derive(Debug, Error)]
+pub(super) enum ReconcileError {
+    /// A write failed.
+    #[error("the API server refused a write: {0}")]
+    Call(#[from] CallError),
+}
+
+impl ReconcileError {
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Call(error) => error.label(),
+        }
+    }
+}
+
+pub(super) struct Reconciler<P> {
+    pub(super) controller: InstanceController<P>,
+    pub(super) queue: InstanceQueue,
+    /// Bounds writes under way.
+    pub(super) writes: Semaphore,
+    /// Bounds provider calls for instances whose last one failed.
+    pub(super) suspects: Semaphore,
+    pub(super) backoffs: Backoffs,
+}
+
+pub(super) async fn reconcile<P: Provider>(
+    instance: Arc<Instance>,
+    reconciler: Arc<Reconciler<P>>,
+) -> Result<Action, Arc<ReconcileError>> {
+    let metrics = &reconciler.controller.metrics;
+    let kind = KindLabels { kind: "Instance" };
+    let depth = metrics.queue_depth.get_or_create_owned(&kind);
+    depth.inc();
+    let begun = Instant::now();
+    let result = reconciler.pass(instance).await;
+    depth.dec();
+    metrics
+        .reconcile_seconds
+        .get_or_create(&kind)
+        .observe(begun.elapsed().as_secs_f64());
+    let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
+    metrics
+        .reconciles
+        .get_or_create(&ReconcileLabels {
+            kind: "Instance",
+            outcome,
+        })
+        .inc();
+    result.map_err(Arc::new)
+}
+
+pub(super) fn on_error<P: Provider>(
+    instance: Arc<Instance>,
+    error: &Arc<ReconcileError>,
+    reconciler: Arc<Reconciler<P>>,
+) -> Action {
+    let ReconcileError::Call(call) = &**error;
+    if call.is_conflict() {
+        return Action::requeue(AFTER_CONFLICT);
+    }
+    let delay = reconciler.backoffs.next(uid(&instance));
+    tracing::warn!(instance = key(&*instance), %error, retry_in = ?delay, "reconcile failed");
+    Action::requeue(delay)
+}
+
+fn uid(instance: &Instance) -> &str {
+    instance.metadata.uid.as_deref().unwrap_or_default()
+}
+
+impl<P: Provider> Reconciler<P> {
+    async fn pass(&self, instance: Arc<Instance>) -> Result<Action, ReconcileError> {
+        let mut instance = self.queue.freshest(instance);
+        for _ in 0..MAX_STEPS {
+            if instance.is_deleting() && !instance.has_finalizer() {
+                self.backoffs.reset(uid(&instance));
+                return Ok(Action::await_change());
+            }
+            let gate = self.gate(&instance);
+            if gate == Gate::Open && !instance.has_finalizer() {
+                instance = self.add_finalizer(&instance).await?;
+            }
+            let asked = match self.ask(&instance, &gate).await {
+                Asked::Later(delay) => return Ok(Action::requeue(delay)),
+                asked => asked,
+            };
+            let now = self.controller.clock.now();
+            let decision = decide(&instance, &gate, asked.seen(), now, &self.controller.timings);
+            if decision.finished {
+                self.finish(&instance).await?;
+                return Ok(Action::await_change());
+            }
+            let unchanged = instance.status.as_ref() == Some(&decision.status);
+            if !unchanged {
+                instance = self.write_status(&instance, &decision.status).await?;
+                for note in &decision.notes {
+                    let action = decision
+                        .status
+                        .operation
+                        .as_ref()
+                        .map_or("Reconcile", |op| op.kind.as_str());
+                    self.controller.events.publish(
+                        &*instance,
+                        note.warning,
+                        note.reason,
+                        action,
+                        &note.message,
+                    );
+                }
+            }
+            if decision.retry {
+                return Ok(Action::requeue(self.backoffs.next(uid(&instance))));
+            }
+            self.backoffs.reset(uid(&instance));
+            if unchanged || decision.status.operation.is_none() {
+                return Ok(decision
+                    .recheck_after
+                    .map_or_else(Action::await_change, Action::requeue));
+            }
+        }
+        Ok(Action::requeue(Duration::ZERO))
+    }
+
+    /// Whether the instance may be worked on.
+    fn gate(&self, instance: &Instance) -> Gate {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        if !(self.controller.owns_namespace)(namespace) {
+            return Gate::NoAccount(format!(
+                "namespace {namespace} belongs to no Account; the instance is left alone until one has spec.namespace {namespace}"
+            ));
+        }
+        let accepted = instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.state.is_some());
+        match self.complaint(instance, accepted) {
+            Some(complaint) => Gate::InvalidSpec(complaint),
+            None => Gate::Open,
+        }
+    }
+
+    /// What admission cannot check. Keys and region never change, so they are looked at once.
+    fn complaint(&self, instance: &Instance, accepted: bool) -> Option<String> {
+        let spec = &instance.spec;
+        let catalogue = &self.controller.catalogue;
+        if !accepted {
+            for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
+                if let Err(complaint) = validation::ssh_key(ssh_key) {
+                    return Some(format!(
+                        "spec.sshKeys[{index}] {complaint}; create the instance anew, keys are immutable"
+                    ));
+                }
+            }
+            if !catalogue.serves_region(&spec.region) {
+                let offer = catalogue.regions.join(", ");
+                return Some(format!(
+                    "spec.region {} is not on offer; choose one of {offer}",
+                    spec.region
+                ));
+            }
+        }
+        if !catalogue.serves_image(&spec.image) {
+            return Some(format!(
+                "spec.image {} is not on offer; choose one of {}",
+                spec.image,
+                catalogue.images.join(", ")
+            ));
+        }
+        None
+    }
+
+    /// Asks the provider where there is something to ask.
+    async fn ask(&self, instance: &Instance, gate: &Gate) -> Asked {
+        let accepted = instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.state.is_some());
+        if *gate != Gate::Open && !instance.is_deleting() {
+            return Asked::Nothing(Addresses::default());
+        }
+        if !accepted {
+            let wanted = !instance.is_deleting();
+            return Asked::Nothing(if wanted {
+                self.controller.provider.reserve(instance)
+            } else {
+                Addresses::default()
+            });
+        }
+        let _suspect = if self.backoffs.has_failed(uid(instance)) {
+            match self.suspects.try_acquire() {
+                Ok(permit) => Some(permit),
+                Err(_) => return Asked::Later(self.backoffs.pause()),
+            }
+        } else {
+            None
+        };
+        let limit = self.controller.provider_timeout;
+        let begun = Instant::now();
+        let step = self
+            .controller
+            .provider
+            .step(instance, self.controller.clock.now());
+        let answer = tokio::time::timeout(limit, step)
+            .await
+            .unwrap_or(Err(ProviderError::Timeout(limit)));
+        let metrics = &self.controller.metrics;
+        metrics.provider_seconds.observe(begun.elapsed().as_secs_f64());
+        let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
+        let provider = self.controller.provider.name();
+        metrics
+            .provider_calls
+            .get_or_create(&ProviderLabels { provider, outcome })
+            .inc();
+        match answer {
+            Ok(observation) => Asked::Answer(observation),
+            Err(error) => {
+                tracing::warn!(instance = key(instance), %error, "provider call failed");
+                Asked::Failure(error)
+            }
+        }
+    }
+
+    async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
+        let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
+        self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect())
+            .await
+    }
+
+    /// The server is gone: takes away the finalizer, and any that an earlier version left. Whose others are is theirs.
+    async fn finish(&self, instance: &Instance) -> Result<(), ReconcileError> {
+        let foreign: Vec<&str> = instance
+            .metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|f| !f.starts_with("stellage.dev/"))
+            .collect();
+        if !foreign.is_empty() {
+            let note = format!(
+                "the server is removed; the object waits for finalizers of others: {}",
+                foreign.join(", ")
+            );
+            tracing::info!(
+                instance = key(instance),
+                ?foreign,
+                "waiting for finalizers of others"
+            );
+            self.controller
+                .events
+                .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
+        }
+        match self.patch_finalizers(instance, foreign).await {
+            Ok(_) => {}
+            Err(ReconcileError::Call(error)) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        self.controller.provider.release(uid(instance));
+        self.backoffs.reset(uid(instance));
+        Ok(())
+    }
+
+    async fn patch_finalizers(
+        &self,
+        instance: &Instance,
+        list: Vec<&str>,
+    ) -> Result<Arc<Instance>, ReconcileError> {
+        let patch = json!({
+            "metadata": { "finalizers": list, "resourceVersion": instance.metadata.resource_version, "uid": instance.metadata.uid },
+        });
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let _permit = self.writes.acquire().await;
+        let api = self.api(instance);
+        let written = bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?;
+        Ok(self.remember(written))
+    }
+
+    /// Writes the status whole, with the version that it was decided on: a stale decision is refused, not applied.
+    async fn write_status(
+        &self,
+        instance: &Instance,
+        status: &InstanceStatus,
+    ) -> Result<Arc<Instance>, ReconcileError> {
+        let patch = json!({
+            "apiVersion": Instance::api_version(&()),
+            "kind": Instance::kind(&()),
+            "metadata": { "name": name(instance), "uid": instance.metadata.uid, "resourceVersion": instance.metadata.resource_version },
+            "status": status,
+        });
+        let _permit = self.writes.acquire().await;
+        let api = self.api(instance);
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let written = bounded(api.patch_status(name(instance), &params, &Patch::Apply(&patch))).await?;
+        Ok(self.remember(written))
+    }
+
+    fn remember(&self, mut written: Instance) -> Arc<Instance> {
+        written.metadata.managed_fields = None;
+        let written = Arc::new(written);
+        self.queue.wrote(Arc::clone(&written));
+        written
+    }
+
+    fn api(&self, instance: &Instance) -> Api<Instance> {
+        Api::namespaced(
+            self.controller.client.clone(),
+            instance.metadata.namespace.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+fn name(instance: &Instance) -> &str {
+    instance.metadata.name.as_deref().unwrap_or_default()
+}
+
+enum Asked {
+    Nothing(Addresses),
+    Answer(Observation),
+    Failure(ProviderError),
+    /// No slot for an instance that failed before.
+    Later(Duration),
+}
+
+impl Asked {
+    fn seen(&self) -> Seen<'_> {
+        const NONE: &Addresses = &Addresses {
+            ipv4: None,
+            ipv6: None,
+        };
+        match self {
+            Self::Nothing(addresses) => Seen::NotAsked(addresses),
+            Self::Answer(observation) => Seen::Observed(observation),
+            Self::Failure(error) => Seen::Failed(error),
+            Self::Later(_) => Seen::NotAsked(NONE),
+        }
+    }
+}

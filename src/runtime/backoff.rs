@@ -1,0 +1,64 @@
+//! Delays that grow with each failure of an object, and start over when it succeeds.
+
+use std::{collections::HashMap, time::Duration};
+
+use parking_lot::Mutex;
+use rand::RngExt as _;
+
+/// Delay after the first failure.
+const FIRST: Duration = Duration::from_secs(1);
+/// Longest delay.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// Failures in a row, by UID. An entry lives until the object succeeds or is gone.
+#[derive(Debug, Default)]
+pub struct Backoffs {
+    failures: Mutex<HashMap<String, u32>>,
+}
+
+impl Backoffs {
+    /// The delay after one more failure: 1 s, doubling up to 5 minutes, plus up to a tenth so that objects that failed
+    /// together do not come back together.
+    pub fn next(&self, uid: &str) -> Duration {
+        let mut failures = self.failures.lock();
+        let count = failures.entry(uid.to_owned()).or_default();
+        let delay = FIRST.saturating_mul(1 << (*count).min(16)).min(LONGEST);
+        *count += 1;
+        delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
+    }
+
+    /// A short delay for somebody who found no room.
+    pub fn pause(&self) -> Duration {
+        FIRST.mul_f64(1.0 + rand::rng().random_range(0.0..1.0))
+    }
+
+    /// Whether the object's last attempt failed.
+    pub fn has_failed(&self, uid: &str) -> bool {
+        self.failures.lock().contains_key(uid)
+    }
+
+    /// Forgets the failures of an object that succeeded or is gone.
+    pub fn reset(&self, uid: &str) {
+        self.failures.lock().remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_five_minutes_and_start_over_after_a_success() {
+        let backoffs = Backoffs::default();
+        let first = backoffs.next("a");
+        assert!((1.0..1.1).contains(&first.as_secs_f64()), "{first:?}");
+        assert!(backoffs.next("a") >= Duration::from_secs(2));
+        for _ in 0..40 {
+            let delay = backoffs.next("a");
+            assert!(delay <= LONGEST.mul_f64(1.1), "{delay:?}");
+        }
+        assert!(backoffs.has_failed("a") && !backoffs.has_failed("b"));
+        backoffs.reset("a");
+        assert!(backoffs.next("a") < Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,456 @@
+//! Leader election on a `coordination.k8s.io` Lease: every replica watches, the holder writes.
+//!
+//! Every write is a replace with the resourceVersion that it was decided on, so that two replicas can never both believe
+//! that they took it. A lease counts as expired once it has not changed for its duration *by this replica's own clock*,
+//! as in client-go: clocks of different machines are never compared.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, api::PostParams};
+use rand::RngExt as _;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Metrics, client::CallError};
+
+/// Name of the Lease in the operator's namespace.
+pub const LEASE_NAME: &str = "stellage-controller";
+
+/// How long things take. Sound only if `attempt` < `renew_deadline` < `duration`, each with room: one value for the
+/// first two gave somebody 90 lost leaderships in six days (home-operations/kopiur#319).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTimes {
+    /// How long others wait for a holder that has gone silent.
+    pub duration: Duration,
+    /// How long the holder tries to renew before it gives up; less than `duration`, so that it stops before another
+    /// starts.
+    pub renew_deadline: Duration,
+    /// From one attempt to the next.
+    pub retry: Duration,
+    /// How long one attempt may take.
+    pub attempt: Duration,
+}
+
+impl Default for LeaseTimes {
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry: Duration::from_secs(2),
+            attempt: Duration::from_secs(3),
+        }
+    }
+}
+
+/// What to do about the Lease as it was just read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// There is none: make it.
+    Create,
+    /// It is ours: renew it.
+    Renew,
+    /// It is free or has expired: take it.
+    Take,
+    /// Somebody else has it.
+    Wait,
+}
+
+/// The version of the Lease that was last seen, and when that version was first seen here.
+#[derive(Debug, Default)]
+struct Observed {
+    version: Option<String>,
+    since: Option<Instant>,
+}
+
+impl Observed {
+    /// Takes note of the Lease, and decides.
+    fn decide(&mut self, lease: Option<&Lease>, identity: &str, now: Instant, own: Duration) -> Step {
+        let Some(lease) = lease else {
+            *self = Self::default();
+            return Step::Create;
+        };
+        if self.since.is_none() || self.version != lease.metadata.resource_version {
+            self.version.clone_from(&lease.metadata.resource_version);
+            self.since = Some(now);
+        }
+        let spec = lease.spec.as_ref();
+        let holder = spec
+            .and_then(|s| s.holder_identity.as_deref())
+            .unwrap_or_default();
+        if holder == identity {
+            return Step::Renew;
+        }
+        if holder.is_empty() {
+            return Step::Take;
+        }
+        // The holder's own promise counts, not ours: it may have been started with other settings.
+        let promised = spec
+            .and_then(|s| s.lease_duration_seconds)
+            .and_then(|s| u64::try_from(s).ok())
+            .map_or(own, Duration::from_secs);
+        let silent = self.since.map_or(Duration::ZERO, |since| now - since);
+        if silent >= promised { Step::Take } else { Step::Wait }
+    }
+}
+
+/// The Lease as `identity` writes it. An empty identity gives it back.
+fn written(lease: Option<&Lease>, namespace: &str, identity: &str, times: LeaseTimes, now: Timestamp) -> Lease {
+    let mut lease = lease.cloned().unwrap_or_else(|| Lease {
+        metadata: ObjectMeta {
+            name: Some(LEASE_NAME.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..Default::default()
+        },
+        spec: None,
+    });
+    let old = lease.spec.take().unwrap_or_default();
+    let taken = old.holder_identity.as_deref() != Some(identity);
+    let duration = if identity.is_empty() {
+        Duration::from_secs(1)
+    } else {
+        times.duration
+    };
+    lease.metadata.managed_fields = None;
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: i32::try_from(duration.as_secs().max(1)).ok(),
+        acquire_time: if taken { Some(MicroTime(now)) } else { old.acquire_time },
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(taken && !identity.is_empty())),
+        ..old
+    });
+    lease
+}
+
+/// A replica that wants to lead.
+#[derive(Clone)]
+pub struct LeaderElection {
+    api: Api<Lease>,
+    namespace: Arc<str>,
+    identity: Arc<str>,
+    times: LeaseTimes,
+    metrics: Metrics,
+}
+
+/// The Lease is held. Renewed in the background until [`release`](Self::release) or until it is lost.
+pub struct Leadership {
+    /// Cancelled when the Lease is lost: stop writing at once, and end the process.
+    pub lost: CancellationToken,
+    election: LeaderElection,
+    renewal: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl LeaderElection {
+    /// A candidate for the Lease [`LEASE_NAME`] in `namespace`. `identity` has to be different for every replica and every
+    /// start, see [`identity`].
+    pub fn new(client: Client, namespace: &str, identity: &str, metrics: Metrics) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            namespace: namespace.into(),
+            identity: identity.into(),
+            times: LeaseTimes::default(),
+            metrics,
+        }
+    }
+
+    /// Other times than the default ones.
+    #[must_use]
+    pub fn with_times(mut self, times: LeaseTimes) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// Waits until this replica holds the Lease. `None` if `shutdown` comes first.
+    pub async fn acquire(&self, shutdown: &CancellationToken) -> Option<Leadership> {
+        let mut observed = Observed::default();
+        let mut waiting_for = None;
+        loop {
+            let attempt = timeout(self.times.attempt, self.attempt(&mut observed));
+            let outcome = tokio::select! {
+                () = shutdown.cancelled() => return None,
+                outcome = attempt => outcome.unwrap_or(Err(CallError::Timeout)),
+            };
+            match outcome {
+                Ok(Attempt::Held(lease)) => {
+                    tracing::info!(identity = %self.identity, "holds the Lease, leads");
+                    return Some(self.lead(lease));
+                }
+                Ok(Attempt::HeldBy(holder)) => {
+                    if waiting_for.as_ref() != Some(&holder) {
+                        tracing::info!(%holder, "another replica leads; waiting for the Lease");
+                        waiting_for = Some(holder);
+                    }
+                }
+                Err(error) if error.is_conflict() => {}
+                Err(error) => tracing::warn!(%error, "the Lease cannot be taken, will be tried again"),
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return None,
+                () = sleep(self.jittered_retry()) => {}
+            }
+        }
+    }
+
+    async fn attempt(&self, observed: &mut Observed) -> Result<Attempt, CallError> {
+        let lease = self.api.get_opt(LEASE_NAME).await?;
+        let step = observed.decide(lease.as_ref(), &self.identity, Instant::now(), self.times.duration);
+        let ours = written(
+            lease.as_ref(),
+            &self.namespace,
+            &self.identity,
+            self.times,
+            Timestamp::now(),
+        );
+        let held = match step {
+            Step::Wait => {
+                let holder = lease.and_then(|l| l.spec).and_then(|s| s.holder_identity);
+                return Ok(Attempt::HeldBy(holder.unwrap_or_default()));
+            }
+            Step::Create => self.api.create(&PostParams::default(), &ours).await?,
+            Step::Renew | Step::Take => {
+                self.api
+                    .replace(LEASE_NAME, &PostParams::default(), &ours)
+                    .await?
+            }
+        };
+        Ok(Attempt::Held(held))
+    }
+
+    fn lead(&self, lease: Lease) -> Leadership {
+        self.metrics.leader.set(1);
+        let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
+        let renewal = tokio::spawn(self.clone().renew(lease, lost.clone(), stop.clone()));
+        Leadership {
+            lost,
+            election: self.clone(),
+            renewal,
+            stop,
+        }
+    }
+
+    /// Renews until stopped or lost. Whatever way this ends, even by a panic, the guard tells.
+    async fn renew(self, mut lease: Lease, lost: CancellationToken, stop: CancellationToken) {
+        let guard = lost.drop_guard();
+        let mut renewed = Instant::now();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => {
+                    guard.disarm();
+                    return;
+                }
+                () = sleep(self.jittered_retry()) => {}
+            }
+            // The time of the request, not of its answer, is what others may have seen first.
+            let begun = Instant::now();
+            let remaining = self.times.renew_deadline.saturating_sub(renewed.elapsed());
+            match timeout(self.times.attempt.min(remaining), self.renew_once(&lease)).await {
+                Ok(Ok(Some(now))) => {
+                    lease = now;
+                    renewed = begun;
+                }
+                Ok(Ok(None)) => {
+                    tracing::error!("another replica has taken the Lease");
+                    break;
+                }
+                Ok(Err(error)) => tracing::warn!(%error, "the Lease could not be renewed"),
+                Err(_) => tracing::warn!("the API server did not answer the renewal of the Lease in time"),
+            }
+            if renewed.elapsed() >= self.times.renew_deadline {
+                tracing::error!("the Lease could not be renewed within its deadline");
+                break;
+            }
+        }
+        self.metrics.leader.set(0);
+    }
+
+    /// `None` if somebody else has it. A conflict may be our own write whose answer was lost, so it is read again.
+    async fn renew_once(&self, lease: &Lease) -> Result<Option<Lease>, CallError> {
+        let ours = |lease: &Lease| {
+            written(
+                Some(lease),
+                &self.namespace,
+                &self.identity,
+                self.times,
+                Timestamp::now(),
+            )
+        };
+        let replace = async |lease: Lease| {
+            self.api
+                .replace(LEASE_NAME, &PostParams::default(), &lease)
+                .await
+                .map_err(CallError::from)
+        };
+        match replace(ours(lease)).await {
+            Err(error) if error.is_conflict() || error.is_not_found() => {}
+            outcome => return outcome.map(Some),
+        }
+        match self.api.get_opt(LEASE_NAME).await? {
+            Some(now) if holder(&now) == Some(&self.identity) => replace(ours(&now)).await.map(Some),
+            Some(_) => Ok(None),
+            // Deleted by hand: with no Lease to guard anything, start over in order.
+            None => Ok(None),
+        }
+    }
+
+    /// Up to a fifth more than the retry period, so that replicas do not ask in step.
+    fn jittered_retry(&self) -> Duration {
+        self.times
+            .retry
+            .mul_f64(1.0 + rand::rng().random_range(0.0..0.2))
+    }
+}
+
+impl Leadership {
+    /// Gives the Lease back, so that the next replica takes over at once. Call it when everything has stopped writing.
+    pub async fn release(self) {
+        self.stop.cancel();
+        let _ = self.renewal.await;
+        let election = self.election;
+        election.metrics.leader.set(0);
+        if self.lost.is_cancelled() {
+            return;
+        }
+        let release = async {
+            let Some(lease) = election.api.get_opt(LEASE_NAME).await? else {
+                return Ok(());
+            };
+            if holder(&lease) != Some(&election.identity) {
+                return Ok(());
+            }
+            let free = written(
+                Some(&lease),
+                &election.namespace,
+                "",
+                election.times,
+                Timestamp::now(),
+            );
+            election
+                .api
+                .replace(LEASE_NAME, &PostParams::default(), &free)
+                .await
+                .map(drop)
+        };
+        match timeout(election.times.attempt, release).await {
+            Ok(Ok(())) => tracing::info!("released the Lease"),
+            Ok(Err(error)) => tracing::warn!(%error, "the Lease could not be released; it will expire"),
+            Err(_) => tracing::warn!("the Lease could not be released in time; it will expire"),
+        }
+    }
+}
+
+enum Attempt {
+    Held(Lease),
+    HeldBy(String),
+}
+
+fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref()
+}
+
+/// The name of this replica: `configured`, else the host's, with a random suffix, so that a process that was restarted is
+/// not taken for its predecessor, whose last writes may still be under way.
+pub fn identity(configured: Option<&str>) -> String {
+    let base = configured.map(str::to_owned).or_else(|| std::env::var("HOSTNAME").ok());
+    let base = base.or_else(|| {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+        Some(name.trim().to_owned())
+    });
+    let base = base.filter(|name| !name.is_empty()).unwrap_or_else(|| "stellage".to_owned());
+    format!("{base}-{}", &crate::resources::ids::random_suffix()[..6])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Duration = Duration::from_secs(15);
+
+    fn lease(holder: &str, version: &str, seconds: i32) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                resource_version: Some(version.to_owned()),
+                ..Default::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(seconds),
+                // Far in the past by the holder's clock: must not matter.
+                renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
+                lease_transitions: Some(4),
+                ..Default::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn the_default_times_leave_room_for_each_other() {
+        let times = LeaseTimes::default();
+        assert!(times.attempt + times.retry < times.renew_deadline && times.renew_deadline < times.duration);
+    }
+
+    #[test]
+    fn a_missing_lease_is_made_and_a_released_one_taken_at_once() {
+        let mut observed = Observed::default();
+        let now = Instant::now();
+        assert_eq!(observed.decide(None, "me", now, OWN), Step::Create);
+        assert_eq!(observed.decide(Some(&lease("", "1", 1)), "me", now, OWN), Step::Take);
+        assert_eq!(observed.decide(Some(&lease("me", "2", 15)), "me", now, OWN), Step::Renew);
+    }
+
+    #[test]
+    fn a_lease_expires_by_local_observation_whatever_the_holders_clock_says() {
+        let mut observed = Observed::default();
+        let start = Instant::now();
+        let held = lease("other", "1", 15);
+        let mut at = |seconds, lease: &Lease| {
+            observed.decide(Some(lease), "me", start + Duration::from_secs(seconds), OWN)
+        };
+        assert_eq!(at(0, &held), Step::Wait);
+        assert_eq!(at(14, &held), Step::Wait);
+        assert_eq!(at(14, &lease("other", "2", 15)), Step::Wait, "a renewal starts the count afresh");
+        assert_eq!(at(28, &lease("other", "2", 15)), Step::Wait);
+        assert_eq!(at(29, &lease("other", "2", 15)), Step::Take);
+    }
+
+    #[test]
+    fn the_holders_promise_counts_rather_than_ones_own() {
+        let mut observed = Observed::default();
+        let start = Instant::now();
+        let held = lease("other", "1", 60);
+        observed.decide(Some(&held), "me", start, OWN);
+        assert_eq!(observed.decide(Some(&held), "me", start + Duration::from_secs(59), OWN), Step::Wait);
+        assert_eq!(observed.decide(Some(&held), "me", start + Duration::from_secs(60), OWN), Step::Take);
+    }
+
+    #[test]
+    fn taking_over_counts_a_transition_and_keeps_the_resource_version() {
+        let times = LeaseTimes::default();
+        let now = Timestamp::from_second(100).unwrap();
+        let taken = written(Some(&lease("other", "7", 15)), "ns", "me", times, now);
+        assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"), "guards the write");
+        let spec = taken.spec.clone().unwrap();
+        assert_eq!((spec.lease_transitions, spec.acquire_time), (Some(5), Some(MicroTime(now))));
+
+        let later = Timestamp::from_second(102).unwrap();
+        let renewed = written(Some(&taken), "ns", "me", times, later).spec.unwrap();
+        assert_eq!((renewed.lease_transitions, renewed.acquire_time), (Some(5), Some(MicroTime(now))));
+        assert_eq!(renewed.renew_time, Some(MicroTime(later)));
+
+        let released = written(Some(&taken), "ns", "", times, later).spec.unwrap();
+        assert_eq!((released.holder_identity.as_deref(), released.lease_transitions), (Some(""), Some(5)));
+    }
+
+    #[test]
+    fn two_replicas_on_one_host_have_different_identities() {
+        assert_ne!(identity(Some("host")), identity(Some("host")));
+    }
+}

@@ -1,0 +1,51 @@
+//! The examples, run exactly as the README says.
+
+use std::process::Command;
+
+use control_plane::Identity;
+
+use crate::support::{STELLAGE, new_key, shared};
+
+/// Runs one line of the README in a shell that has what `source .run/env` gives.
+async fn run_line_of_readme(line: &str, key: &str) -> String {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
+    assert!(readme.lines().any(|l| l.trim_start_matches("$ ").trim() == line), "the README does not say: {line}");
+    let cluster = shared().await;
+    let binaries = std::path::Path::new(STELLAGE).parent().unwrap();
+    let path = format!(
+        "{}:{}:{}",
+        binaries.display(),
+        cluster.plane.assets().kubectl_folder().display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let (line, key) = (line.to_owned(), key.to_owned());
+    let output = tokio::task::spawn_blocking(move || {
+        Command::new("bash")
+            .args(["-c", &line])
+            .current_dir(root)
+            .env("PATH", path)
+            .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
+            .env("STELLAGE_URL", &cluster.operator.url)
+            .env("STELLAGE_API_KEY", key)
+            .output()
+            .unwrap()
+    })
+    .await
+    .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+#[tokio::test]
+async fn the_examples_run_as_the_readme_says() {
+    run_line_of_readme("kubectl apply -f examples/account.yaml", "").await;
+    run_line_of_readme("kubectl wait --for=condition=Ready account/ada", "").await;
+    run_line_of_readme("kubectl apply -f examples/instance.yaml", "").await;
+    run_line_of_readme("kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m", "").await;
+    let key = new_key(shared().await.plane, "ada", "write");
+    let seen = run_line_of_readme("examples/create-and-wait.sh", &key).await;
+    assert!(seen.contains(": provisioning") || seen.contains(": running"), "{seen}");
+    assert!(seen.contains("\"status\": \"running\""), "{seen}");
+}

@@ -1,0 +1,339 @@
+//! The lifecycle as `kubectl` users see it.
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+    runtime::{conditions::is_deleted, wait::await_condition},
+};
+use serde_json::json;
+use stellage::{
+    providers::simulator::FAULT_ANNOTATION,
+    resources::{
+        Instance, InstanceState, PowerState,
+        conditions::{READY, RECONCILING, STALLED, find, is_true},
+    },
+};
+
+use crate::support::{PATIENCE, Tenant, eventually, kubectl, shared, spec};
+
+async fn patch(tenant: &Tenant, name: &str, change: serde_json::Value) -> Instance {
+    tenant
+        .instances()
+        .patch(name, &PatchParams::default(), &Patch::Merge(&change))
+        .await
+        .unwrap()
+}
+
+fn has(condition: &'static str, reason: &'static str) -> impl Fn(Option<&Instance>) -> bool {
+    move |instance| {
+        instance.and_then(|i| i.status.as_ref()).is_some_and(|s| {
+            s.observed_generation == instance.and_then(|i| i.metadata.generation)
+                && find(&s.conditions, condition).is_some_and(|c| c.reason == reason)
+        })
+    }
+}
+
+#[tokio::test]
+async fn an_applied_instance_becomes_ready_and_tells_its_story() {
+    let tenant = Tenant::new("story").await;
+    tenant.apply("web", |_| {}).await;
+    let plane = shared().await.plane;
+    kubectl(
+        plane,
+        &[
+            "-n",
+            "story",
+            "wait",
+            "--for=condition=Ready",
+            "instance/web",
+            "--timeout=60s",
+        ],
+        None,
+    )
+    .unwrap();
+    let status = tenant.instances().get("web").await.unwrap().status.unwrap();
+    assert_eq!(status.state, Some(InstanceState::Running));
+    assert!(status.ip_address.unwrap().starts_with("198.1"));
+    assert!(status.ipv6_address.unwrap().starts_with("2001:db8:"));
+    assert!(status.id.unwrap().starts_with("i-"));
+    assert!(!is_true(&status.conditions, RECONCILING) && !is_true(&status.conditions, STALLED));
+    let story = eventually(
+        "the Events",
+        async || kubectl(plane, &["-n", "story", "describe", "instance", "web"], None).unwrap(),
+        |text| text.contains("Provisioned"),
+    )
+    .await;
+    assert!(
+        story.contains("Provisioning") && story.contains("plan starter and image debian-13"),
+        "{story}"
+    );
+    let table = kubectl(plane, &["-n", "story", "get", "inst"], None).unwrap();
+    for column in ["NAME", "STATE", "PLAN", "REGION", "IP", "READY", "AGE"] {
+        assert!(table.contains(column), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn any_spec_change_in_the_middle_of_an_operation_converges() {
+    let tenant = Tenant::new("middle").await;
+    tenant.apply("web", |_| {}).await;
+    // While it is still being made: another plan and image, a reboot, off and on again.
+    patch(
+        &tenant,
+        "web",
+        json!({ "spec": { "plan": "business", "image": "debian-12", "powerState": "Stopped" } }),
+    )
+    .await;
+    patch(
+        &tenant,
+        "web",
+        json!({ "spec": { "rebootRequestedAt": "2026-11-21T10:00:00Z" } }),
+    )
+    .await;
+    let done = tenant
+        .wait("web", "off with plan and image", has(READY, "Stopped"))
+        .await
+        .status
+        .unwrap();
+    assert_eq!(
+        (done.plan.unwrap().as_str(), done.image.as_deref()),
+        ("business", Some("debian-12"))
+    );
+    patch(&tenant, "web", json!({ "spec": { "powerState": "Running" } })).await;
+    patch(
+        &tenant,
+        "web",
+        json!({ "spec": { "plan": "performance", "rebuildRequestedAt": "2026-11-21T11:00:00Z" } }),
+    )
+    .await;
+    let done = tenant
+        .wait("web", "on again", has(READY, "Running"))
+        .await
+        .status
+        .unwrap();
+    assert_eq!(
+        (done.plan.unwrap().as_str(), done.disk_size_gb),
+        ("performance", Some(160))
+    );
+    assert_eq!(done.rebuild_requested_at.as_deref(), Some("2026-11-21T11:00:00Z"));
+    assert_eq!(done.power_state, Some(PowerState::Running));
+}
+
+#[tokio::test]
+async fn simulated_faults_show_as_decided_and_clear_by_themselves() {
+    let tenant = Tenant::new("faults").await;
+    let fault = |name: &'static str| {
+        move |instance: &mut Instance| {
+            instance
+                .annotations_mut()
+                .insert(FAULT_ANNOTATION.into(), name.into());
+        }
+    };
+    tenant.apply("broken", fault("provisioning")).await;
+    tenant.apply("shy", |_| {}).await;
+    tenant.apply("frail", |_| {}).await;
+    tenant.apply("stubborn", fault("stop-hangs")).await;
+
+    let broken = tenant
+        .wait_for_state("broken", InstanceState::Error)
+        .await
+        .status
+        .unwrap();
+    assert_eq!(
+        find(&broken.conditions, READY).unwrap().reason,
+        "ProvisioningFailed"
+    );
+    assert!(is_true(&broken.conditions, STALLED));
+    patch(
+        &tenant,
+        "broken",
+        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: null } } }),
+    )
+    .await;
+    tenant.wait_for_state("broken", InstanceState::Running).await;
+
+    tenant.wait_for_state("shy", InstanceState::Running).await;
+    patch(
+        &tenant,
+        "shy",
+        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "shutdown" } } }),
+    )
+    .await;
+    tenant
+        .wait("shy", "a guest shutdown", has(READY, "GuestShutdown"))
+        .await;
+    patch(
+        &tenant,
+        "shy",
+        json!({ "spec": { "startRequestedAt": "2026-11-21T10:00:00Z" } }),
+    )
+    .await;
+    tenant.wait_for_state("shy", InstanceState::Running).await;
+
+    let before = tenant
+        .wait_for_state("frail", InstanceState::Running)
+        .await
+        .status
+        .unwrap()
+        .started_at;
+    patch(
+        &tenant,
+        "frail",
+        json!({ "metadata": { "annotations": { FAULT_ANNOTATION: "crash" } } }),
+    )
+    .await;
+    tenant
+        .wait(
+            "frail",
+            "a start after the crash",
+            move |instance: Option<&Instance>| {
+                instance
+                    .and_then(|i| i.status.as_ref())
+                    .is_some_and(|s| s.state == Some(InstanceState::Running) && s.started_at > before)
+            },
+        )
+        .await;
+
+    tenant.wait_for_state("stubborn", InstanceState::Running).await;
+    patch(
+        &tenant,
+        "stubborn",
+        json!({ "spec": { "powerState": "Stopped" } }),
+    )
+    .await;
+    tenant.wait_for_state("stubborn", InstanceState::Stopped).await;
+    let plane = shared().await.plane;
+    eventually(
+        "the Event of the forced stop",
+        async || kubectl(plane, &["-n", "faults", "get", "events"], None).unwrap(),
+        |events| events.contains("ForcedStop"),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there_is_one() {
+    let cluster = shared().await;
+    let tenant = Tenant::new("neighbour").await;
+    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some("orphanage".into());
+    namespace
+        .labels_mut()
+        .insert("stellage.dev/account".into(), "orphanage".into());
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
+    let orphans: Api<Instance> = Api::namespaced(tenant.kube.clone(), "orphanage");
+    orphans
+        .create(&PostParams::default(), &Instance::new("web", spec()))
+        .await
+        .unwrap();
+    let alone = tokio::time::timeout(
+        PATIENCE,
+        await_condition(orphans.clone(), "web", has(READY, "NoAccount")),
+    )
+    .await;
+    let alone = alone.unwrap().unwrap().unwrap();
+    assert_eq!(alone.status.unwrap().state, None);
+    assert!(
+        alone.metadata.finalizers.is_none(),
+        "an object that is left alone can be deleted without us"
+    );
+    kubectl(cluster.plane, &["apply", "-f", "-"], Some("{apiVersion: stellage.dev/v1, kind: Account, metadata: {name: orphanage}, spec: {email: o@example.com}}")).unwrap();
+    tokio::time::timeout(PATIENCE, await_condition(orphans, "web", has(READY, "Running")))
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_takes_its_instances_along_and_stops_nobody_else() {
+    let tenant = Tenant::new("doomed").await;
+    for i in 0..5 {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
+    let uid = namespaces.get("doomed").await.unwrap().metadata.uid.unwrap();
+    namespaces
+        .delete("doomed", &DeleteParams::default())
+        .await
+        .unwrap();
+    let gone = await_condition(namespaces, "doomed", is_deleted(&uid));
+    tokio::time::timeout(PATIENCE, gone)
+        .await
+        .expect("the namespace to go")
+        .unwrap();
+    let other = Tenant::new("bystander").await;
+    other.apply("web", |_| {}).await;
+    other.wait_for_state("web", InstanceState::Running).await;
+}
+
+#[tokio::test]
+async fn a_finalizer_that_an_earlier_version_left_does_not_hold_the_object() {
+    let tenant = Tenant::new("legacy").await;
+    tenant
+        .apply("web", |instance| {
+            instance.metadata.finalizers = Some(vec!["stellage.dev/old".into(), "example.com/mine".into()]);
+        })
+        .await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    // What is somebody else's stays theirs.
+    tenant
+        .wait("web", "our finalizers to go", |instance: Option<&Instance>| {
+            instance.is_some_and(|i| i.finalizers() == ["example.com/mine"])
+        })
+        .await;
+    patch(&tenant, "web", json!({ "metadata": { "finalizers": null } })).await;
+}
+
+#[tokio::test]
+async fn deletion_protection_holds_at_admission() {
+    let tenant = Tenant::new("protected").await;
+    tenant
+        .apply("web", |instance| instance.spec.deletion_protection = true)
+        .await;
+    let refused = tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("spec.deletionProtection is true on instance web: set it to false"),
+        "{refused}"
+    );
+    patch(&tenant, "web", json!({ "spec": { "deletionProtection": false } })).await;
+    tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn no_two_servers_share_an_address() {
+    let tenant = Tenant::new("addresses").await;
+    for i in 0..40 {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    let mut addresses = Vec::new();
+    for i in 0..40 {
+        let status = tenant
+            .wait_for_state(&format!("web-{i}"), InstanceState::Running)
+            .await
+            .status
+            .unwrap();
+        addresses.push(status.ip_address.unwrap());
+    }
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 40);
+}

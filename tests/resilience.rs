@@ -1,0 +1,281 @@
+//! What goes wrong in production: the controller dies, the provider hangs, objects do not parse.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use stellage::{
+    providers::simulator::FAULT_ANNOTATION,
+    resources::{Instance, InstanceState, PowerState, conditions},
+};
+use tokio::time::Instant;
+
+use crate::support::{Operator, Tenant, eventually, own_plane};
+
+async fn all(tenant: &Tenant) -> Vec<Instance> {
+    tenant
+        .instances()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+}
+
+fn settled(instance: &Instance) -> bool {
+    let Some(status) = &instance.status else {
+        return false;
+    };
+    status.observed_generation == instance.metadata.generation
+        && status.operation.is_none()
+        && status.state.is_some()
+}
+
+#[tokio::test]
+async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_makes_no_second_server() {
+    const INSTANCES: usize = 50;
+    const ROUNDS: usize = 6;
+    let plane = own_plane().await;
+    let arguments = ["run", "--provisioning-seconds", "2"];
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &operator, "killed").await;
+    for i in 0..INSTANCES {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    let mut addresses = std::collections::HashMap::new();
+    for round in 0..ROUNDS {
+        // Every instance goes through one more transition, while the controller dies at random points.
+        let changes = async {
+            for i in 0..INSTANCES {
+                let nonce = format!("2026-11-21T10:{round:02}:{i:02}Z");
+                let change = match (i + round) % 5 {
+                    0 => json!({ "powerState": "Stopped" }),
+                    1 => json!({ "powerState": "Running", "rebootRequestedAt": nonce }),
+                    2 => {
+                        json!({ "powerState": "Running", "plan": if round % 2 == 0 { "business" } else { "starter" } })
+                    }
+                    3 => json!({ "rebuildRequestedAt": nonce }),
+                    _ => json!({ "powerState": "Stopped", "powerOffRequestedAt": nonce }),
+                };
+                let patch = json!({ "spec": change });
+                tenant
+                    .instances()
+                    .patch(
+                        &format!("web-{i}"),
+                        &PatchParams::default(),
+                        &Patch::Merge(&patch),
+                    )
+                    .await
+                    .unwrap();
+            }
+        };
+        let deaths = async {
+            for _ in 0..3 {
+                tokio::time::sleep(Duration::from_millis(rand::rng().random_range(50..700))).await;
+                operator.kill();
+                operator = Operator::start(&plane, &arguments).await;
+            }
+        };
+        tokio::join!(changes, deaths);
+        for instance in all(&tenant).await {
+            if let Some(ip) = instance.status.as_ref().and_then(|s| s.ip_address.clone()) {
+                let known = addresses.entry(instance.name_any()).or_insert_with(|| ip.clone());
+                assert_eq!(known, &ip, "an address changed");
+            }
+        }
+    }
+    let instances = eventually(
+        "all to settle",
+        async || all(&tenant).await,
+        |all| all.iter().all(settled),
+    )
+    .await;
+    assert_eq!(instances.len(), INSTANCES);
+    for instance in &instances {
+        let status = instance.status.as_ref().unwrap();
+        assert_eq!(status.power, Some(instance.spec.power_state), "{instance:#?}");
+        let state = if instance.spec.power_state == PowerState::Running {
+            InstanceState::Running
+        } else {
+            InstanceState::Stopped
+        };
+        assert_eq!(status.state, Some(state));
+        assert_eq!(status.plan, Some(instance.spec.plan));
+        assert_eq!(status.reboot_requested_at, instance.spec.reboot_requested_at);
+        assert_eq!(status.rebuild_requested_at, instance.spec.rebuild_requested_at);
+    }
+    let distinct: BTreeSet<_> = instances
+        .iter()
+        .filter_map(|i| i.status.as_ref()?.ip_address.clone())
+        .collect();
+    assert_eq!(
+        distinct.len(),
+        INSTANCES,
+        "each instance has one server with one address"
+    );
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_slows_down_no_other() {
+    let plane = own_plane().await;
+    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
+    let tenant = Tenant::on(&plane, &operator, "hanging").await;
+    let create = async |numbers: std::ops::Range<usize>, hangs: bool| {
+        let tenant = &tenant;
+        futures::stream::StreamExt::for_each_concurrent(futures::stream::iter(numbers), 16, |i| async move {
+            tenant
+                .apply(&format!("web-{i}"), |instance| {
+                    if hangs {
+                        instance
+                            .annotations_mut()
+                            .insert(FAULT_ANNOTATION.into(), "unreachable".into());
+                    }
+                })
+                .await;
+        })
+        .await;
+    };
+    let running = async || {
+        let count = |all: &[Instance]| {
+            all.iter()
+                .filter(|i| i.status.as_ref().and_then(|s| s.state) == Some(InstanceState::Running))
+                .count()
+        };
+        count(&all(&tenant).await)
+    };
+    create(0..450, false).await;
+    let begun = Instant::now();
+    eventually("450 running", async || running().await, |n| *n == 450).await;
+    let undisturbed = begun.elapsed();
+
+    create(450..550, true).await;
+    create(550..1000, false).await;
+    let begun = Instant::now();
+    eventually("all but those that hang", async || running().await, |n| *n == 900).await;
+    let disturbed = begun.elapsed();
+    // The provider's limit is 10 s: whoever waited behind one that hangs waited at least that long.
+    assert!(
+        disturbed < undisturbed + Duration::from_secs(10),
+        "{undisturbed:?} alone, {disturbed:?} beside 100 that hang"
+    );
+    // A change of one that works is taken on at once.
+    let begun = Instant::now();
+    let patch = json!({ "spec": { "powerState": "Stopped" } });
+    tenant
+        .instances()
+        .patch("web-900", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+    tenant.wait_for_state("web-900", InstanceState::Stopped).await;
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    let hanging = all(&tenant).await.into_iter().filter(|i| {
+        i.status.as_ref().is_some_and(|s| {
+            conditions::find(&s.conditions, conditions::READY).is_some_and(|c| c.reason == "ProviderTimeout")
+        })
+    });
+    assert!(hanging.count() > 0, "those that hang say so");
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
+    let plane = own_plane().await;
+    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
+    let tenant = Tenant::on(&plane, &operator, "poison").await;
+    tenant.apply("good", |_| {}).await;
+    tenant.apply("bad", |_| {}).await;
+    tenant.wait_for_state("bad", InstanceState::Running).await;
+    // A schema from another age: anything goes into the spec.
+    let crds: Api<CustomResourceDefinition> = Api::all(tenant.kube.clone());
+    let mut lax = crds.get("instances.stellage.dev").await.unwrap();
+    let schema = lax.spec.versions[0]
+        .schema
+        .as_mut()
+        .and_then(|s| s.open_api_v3_schema.as_mut())
+        .unwrap();
+    let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    schema
+        .properties
+        .as_mut()
+        .unwrap()
+        .insert("spec".into(), serde_json::from_value(anything).unwrap());
+    lax.spec.versions[0].selectable_fields = None;
+    lax.metadata.managed_fields = None;
+    crds.replace("instances.stellage.dev", &Default::default(), &lax)
+        .await
+        .unwrap();
+    let poison = json!({ "spec": { "plan": 7, "tags": "none" } });
+    let raw: Api<kube::core::DynamicObject> = Api::namespaced_with(
+        tenant.kube.clone(),
+        "poison",
+        &kube::api::ApiResource::erase::<Instance>(&()),
+    );
+    eventually(
+        "the lax schema",
+        async || {
+            raw.patch("bad", &PatchParams::default(), &Patch::Merge(&poison))
+                .await
+                .map_err(|e| e.to_string())
+        },
+        Result::is_ok,
+    )
+    .await
+    .unwrap();
+    let ready = eventually(
+        "the condition",
+        async || {
+            let object = raw.get("bad").await.unwrap();
+            let conditions = object
+                .data
+                .pointer("/status/conditions")
+                .cloned()
+                .unwrap_or(Value::Null);
+            conditions
+                .as_array()
+                .and_then(|list| list.iter().find(|c| c["type"] == "Ready").cloned())
+        },
+        |ready| ready.as_ref().is_some_and(|c| c["reason"] == "Unreadable"),
+    )
+    .await
+    .unwrap();
+    assert!(
+        ready["message"].as_str().unwrap().contains("plan")
+            || ready["message"].as_str().unwrap().contains("7"),
+        "{ready}"
+    );
+    assert!(
+        operator
+            .metric("stellage_invalid_objects_total", "Instance")
+            .await
+            >= 1.0
+    );
+    // Others go on, now and after a restart that lists the poison.
+    for restart in [false, true] {
+        if restart {
+            operator.stop().await;
+            operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
+        }
+        let name = format!("new-{restart}");
+        tenant.apply(&name, |_| {}).await;
+        tenant.wait_for_state(&name, InstanceState::Running).await;
+    }
+    // Mended, it goes on by itself.
+    let mended = json!({ "spec": { "plan": "business", "tags": null } });
+    raw.patch("bad", &PatchParams::default(), &Patch::Merge(&mended))
+        .await
+        .unwrap();
+    tenant
+        .wait("bad", "the mended one", |instance: Option<&Instance>| {
+            instance.and_then(|i| i.status.as_ref()).is_some_and(|s| {
+                s.plan.is_some_and(|plan| plan.as_str() == "business")
+                    && s.state == Some(InstanceState::Running)
+            })
+        })
+        .await;
+    operator.stop().await;
+}

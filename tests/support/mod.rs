@@ -1,0 +1,397 @@
+//! The control plane, the operator and an account of one's own for every test.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use control_plane::{ControlPlane, Daemon, Identity};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+    runtime::wait::{Condition, await_condition},
+};
+use reqwest::{Method, StatusCode, header::HeaderMap};
+use serde_json::Value;
+use stellage::resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState};
+use tokio::{sync::OnceCell, time::timeout};
+
+/// How long anything awaited may take. Generous, since everything runs in parallel on two cores.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The binary under test.
+pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+/// Waits until `condition` is true of what `look` finds; fails naming `what` after [`PATIENCE`].
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> T, condition: impl Fn(&T) -> bool) -> T
+where
+    T: std::fmt::Debug,
+{
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let seen = look().await;
+        if condition(&seen) {
+            return seen;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "waited in vain for {what}; last seen: {seen:#?}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A running `stellage`.
+pub struct Operator {
+    daemon: Daemon,
+    pub url: String,
+    pub metrics_url: String,
+}
+
+impl Operator {
+    /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
+    pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let ready_file = plane.folder().join(format!("{name}.json"));
+        let mut command = Command::new(STELLAGE);
+        command
+            .args(arguments)
+            .args(["--metrics-listen", "127.0.0.1:0", "--ready-file"])
+            .arg(&ready_file);
+        if arguments.first() != Some(&"controller") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        command
+            .env("KUBECONFIG", plane.kubeconfig(Identity::Operator))
+            .env("RUST_LOG", "info");
+        let log = plane.folder().join(format!("{name}.log"));
+        let mut daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
+        let ready = eventually(
+            "stellage to serve",
+            async || {
+                assert!(
+                    daemon.exited().is_none(),
+                    "stellage has ended: {}",
+                    daemon.log_tail()
+                );
+                std::fs::read_to_string(&ready_file)
+                    .ok()
+                    .and_then(|text| serde_json::from_str::<Value>(&text).ok())
+            },
+            Option::is_some,
+        )
+        .await
+        .unwrap();
+        let text = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
+        Self {
+            daemon,
+            url: text("url"),
+            metrics_url: text("metrics_url"),
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.daemon.kill();
+    }
+
+    /// SIGTERM, and how it ended.
+    pub async fn stop(&mut self) -> Option<std::process::ExitStatus> {
+        self.daemon.stop(Duration::from_secs(30)).await
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// The value of a metric, summed over the label sets that contain `labels`.
+    pub async fn metric(&self, name: &str, labels: &str) -> f64 {
+        let page = reqwest::get(format!("{}/metrics", self.metrics_url))
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
+        page.lines()
+            .filter(|line| line.starts_with(name) && line.contains(labels))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+}
+
+/// Installs CRDs, admission policy and RBAC, as `make run` does.
+pub async fn install(plane: &ControlPlane) {
+    let crds = Command::new(STELLAGE)
+        .args(["crds", "--with-policies"])
+        .output()
+        .unwrap();
+    assert!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
+    kubectl(
+        plane,
+        &["apply", "--server-side", "-f", "-"],
+        Some(&String::from_utf8(crds.stdout).unwrap()),
+    )
+    .unwrap();
+    let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
+    kubectl(
+        plane,
+        &["apply", "--server-side", "-f", &rbac.to_string_lossy()],
+        None,
+    )
+    .unwrap();
+    kubectl(
+        plane,
+        &[
+            "wait",
+            "--for=condition=Established",
+            "crd",
+            "--all",
+            "--timeout=60s",
+        ],
+        None,
+    )
+    .unwrap();
+}
+
+/// Runs kubectl as the administrator; the answer is what it printed, or its complaint.
+pub fn kubectl(plane: &ControlPlane, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
+    run(
+        Command::new(plane.assets().kubectl())
+            .args(arguments)
+            .env("KUBECONFIG", plane.kubeconfig(Identity::Admin)),
+        input,
+    )
+}
+
+/// Runs the binary under test as the administrator.
+pub fn stellage(plane: &ControlPlane, arguments: &[&str]) -> Result<String, String> {
+    run(
+        Command::new(STELLAGE)
+            .args(arguments)
+            .env("KUBECONFIG", plane.kubeconfig(Identity::Admin)),
+        None,
+    )
+}
+
+fn run(command: &mut Command, input: Option<&str>) -> Result<String, String> {
+    use std::io::Write as _;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
+        stdin.write_all(input.as_bytes()).map_err(|e| e.to_string())?;
+    }
+    let output = child.wait_with_output().map_err(|e| e.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stdout) + &text(&output.stderr))
+    }
+}
+
+/// The shared control plane with one operator, whose servers take half a second to make.
+pub struct Cluster {
+    pub plane: &'static ControlPlane,
+    pub operator: Operator,
+}
+
+/// The cluster that all tests share which neither kill nor count.
+pub async fn shared() -> &'static Cluster {
+    static SHARED: OnceCell<Cluster> = OnceCell::const_new();
+    SHARED
+        .get_or_init(|| async {
+            let plane = control_plane::shared().await.unwrap();
+            install(plane).await;
+            let operator = Operator::start(plane, &["run", "--provisioning-seconds", "0.5"]).await;
+            Cluster { plane, operator }
+        })
+        .await
+}
+
+/// A control plane of the test's own, with everything installed but no operator.
+pub async fn own_plane() -> ControlPlane {
+    let plane = ControlPlane::options().audit_log().start().await.unwrap();
+    install(&plane).await;
+    plane
+}
+
+/// An account with a key, and the clients of a test.
+pub struct Tenant {
+    pub namespace: String,
+    pub key: String,
+    pub kube: Client,
+    pub url: String,
+    http: reqwest::Client,
+}
+
+/// An answer of the REST API.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    }
+}
+
+impl Tenant {
+    /// A new account on the shared cluster.
+    pub async fn new(name: &str) -> Self {
+        let cluster = shared().await;
+        Self::on(cluster.plane, &cluster.operator, name).await
+    }
+
+    /// A new account anywhere, with a `write` key.
+    pub async fn on(plane: &ControlPlane, operator: &Operator, name: &str) -> Self {
+        Self::with(plane, operator, name, |_| {}).await
+    }
+
+    /// A new account whose spec is as `change` makes it.
+    pub async fn with(
+        plane: &ControlPlane,
+        operator: &Operator,
+        name: &str,
+        change: impl FnOnce(&mut AccountSpec),
+    ) -> Self {
+        let kube = plane.client(Identity::Admin).await.unwrap();
+        let mut account: Account = serde_json::from_value(serde_json::json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account",
+            "metadata": { "name": name }, "spec": { "email": format!("{name}@example.com") },
+        }))
+        .unwrap();
+        change(&mut account.spec);
+        let accounts: Api<Account> = Api::all(kube.clone());
+        accounts.create(&PostParams::default(), &account).await.unwrap();
+        let owns = |account: Option<&Account>| account.is_some_and(|a| a.owned_namespace().is_some());
+        timeout(PATIENCE, await_condition(accounts, name, owns))
+            .await
+            .expect("account in time")
+            .unwrap();
+        let key = new_key(plane, name, "write");
+        Self {
+            namespace: name.to_owned(),
+            key,
+            kube,
+            url: operator.url.clone(),
+            http: reqwest::Client::new(),
+        }
+    }
+
+    pub fn instances(&self) -> Api<Instance> {
+        Api::namespaced(self.kube.clone(), &self.namespace)
+    }
+
+    /// Creates an Instance as kubectl would.
+    pub async fn apply(&self, name: &str, change: impl FnOnce(&mut Instance)) -> Instance {
+        let mut instance = Instance::new(name, spec());
+        instance.metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        };
+        change(&mut instance);
+        self.instances()
+            .create(&PostParams::default(), &instance)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until an Instance is as wanted.
+    pub async fn wait(&self, name: &str, what: &str, condition: impl Condition<Instance>) -> Instance {
+        let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;
+        match found {
+            Ok(found) => found.unwrap().unwrap(),
+            Err(_) => panic!(
+                "waited in vain for {what}: {:#?}",
+                self.instances().get_opt(name).await
+            ),
+        }
+    }
+
+    /// Waits until an Instance shows a state.
+    pub async fn wait_for_state(&self, name: &str, state: InstanceState) -> Instance {
+        self.wait(name, state.as_str(), move |instance: Option<&Instance>| {
+            instance
+                .and_then(|i| i.status.as_ref())
+                .is_some_and(|status| status.state == Some(state))
+        })
+        .await
+    }
+
+    /// A request with the account's key.
+    pub async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
+        self.call_with(method, path, body, &[]).await
+    }
+
+    /// A request with the account's key and more headers.
+    pub async fn call_with(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let mut request = self
+            .http
+            .request(method, format!("{}{path}", self.url))
+            .bearer_auth(&self.key)
+            .timeout(PATIENCE);
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer = request.send().await.unwrap();
+        Answer {
+            status: answer.status(),
+            headers: answer.headers().clone(),
+            text: answer.text().await.unwrap(),
+        }
+    }
+}
+
+/// A new key through the command that operators use.
+pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
+    let printed = stellage(
+        plane,
+        &[
+            "key",
+            "create",
+            "--account",
+            account,
+            "--scope",
+            scope,
+            "--output",
+            "json",
+        ],
+    )
+    .unwrap();
+    let key: Value = serde_json::from_str(&printed).unwrap();
+    key["key"].as_str().unwrap().to_owned()
+}
+
+/// The spec of a small instance.
+pub fn spec() -> InstanceSpec {
+    serde_json::from_value(
+        serde_json::json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
+    )
+    .unwrap()
+}

@@ -1,0 +1,77 @@
+//! How much is written: little while things change, nothing while nothing does.
+
+use std::{collections::HashMap, time::Duration};
+
+use control_plane::Identity;
+use futures::StreamExt as _;
+use kube::api::ListParams;
+use reqwest::Method;
+use serde_json::json;
+use stellage::resources::InstanceState;
+
+use crate::support::{Operator, Tenant, eventually, own_plane};
+
+#[tokio::test]
+async fn an_instance_takes_three_writes_to_run_and_none_in_a_quiet_minute_with_1000() {
+    let plane = own_plane().await;
+    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "1"]).await;
+    let tenant = &Tenant::with(&plane, &operator, "quiet", |spec| {
+        spec.rate_limit_per_hour = Some(1_000_000)
+    })
+    .await;
+    futures::stream::iter(0..1000)
+        .for_each_concurrent(16, |i| async move {
+            let body = json!({ "name": format!("web-{i}"), "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+            let answer = tenant.call(Method::POST, "/v1/instances", Some(&body)).await;
+            assert_eq!(answer.status, 201, "{answer:?}");
+        })
+        .await;
+    eventually(
+        "1000 running",
+        async || {
+            let all = tenant
+                .instances()
+                .list(&ListParams::default())
+                .await
+                .unwrap()
+                .items;
+            all.iter()
+                .filter(|i| i.status.as_ref().and_then(|s| s.state) == Some(InstanceState::Running))
+                .count()
+        },
+        |n| *n == 1000,
+    )
+    .await;
+    let user = Identity::Operator.user();
+    let mut writes: HashMap<String, usize> = HashMap::new();
+    for request in plane.requests().unwrap() {
+        if request.user == user && request.is_write() && request.resource == "instances" {
+            *writes.entry(request.name).or_default() += 1;
+        }
+    }
+    // Refused writes count too. A creation's name is in its body, so the log has it without one or with one.
+    let unnamed = writes.remove("").unwrap_or_default();
+    let most = writes.values().copied().max().unwrap_or_default();
+    let total: usize = writes.values().sum::<usize>() + unnamed;
+    assert!(total <= 3000, "{total} writes for 1000 instances");
+    assert!(most <= 3, "{most} writes for one instance");
+
+    // The Events of the last transitions may still be under way.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let all_writes = || {
+        plane
+            .requests()
+            .unwrap()
+            .into_iter()
+            .filter(|r| r.user == user && r.is_write() && r.resource != "leases")
+            .count()
+    };
+    let before = all_writes();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(
+        all_writes() - before,
+        0,
+        "something was written while nothing changed"
+    );
+    operator.stop().await;
+}
