@@ -2,6 +2,7 @@
 //! kills something, or counts every write, starts its own.
 
 mod examples;
+mod facade;
 mod instances;
 mod resilience;
 mod support;
