@@ -45,13 +45,13 @@ use crate::{
     lifecycle::Timings,
     providers::{ProviderError, Usage, UsageSource},
     resources::{Account, ApiKey, Instance, OperationKind},
-    runtime::{Clock, Metrics, listen, watch::Listener},
+    runtime::{Clock, Metrics, http::connections, watch::Listener},
 };
 
 use self::{front::Front, index::InstanceIndex, keys::Keys, store::Store};
 
 /// What the facade stands on.
-pub struct FacadeDeps<U> {
+pub struct Dependencies {
     /// Writes to the API server.
     pub client: Client,
     /// Tells the time for expiry and nonces.
@@ -63,11 +63,11 @@ pub struct FacadeDeps<U> {
     /// How long provisioning takes, which a create announces.
     pub timings: Timings,
     /// Where `include=metrics` comes from.
-    pub usage: U,
+    pub usage: Box<dyn AnyUsageSource>,
 }
 
 /// A [`UsageSource`] of any type.
-trait AnyUsageSource: Send + Sync + 'static {
+pub trait AnyUsageSource: Send + Sync + 'static {
     /// The usage at `now`.
     fn usage_of<'a>(
         &'a self,
@@ -98,6 +98,16 @@ pub struct App {
     usage: Box<dyn AnyUsageSource>,
 }
 
+/// The listeners that the facade needs on the program's watches.
+pub struct Listeners {
+    /// For the watch of instances.
+    pub instances: Box<dyn Listener<Instance>>,
+    /// For the watch of keys.
+    pub keys: Box<dyn Listener<ApiKey>>,
+    /// For the watch of accounts.
+    pub accounts: Box<dyn Listener<Account>>,
+}
+
 /// The REST API. Cheap to clone.
 #[derive(Clone)]
 pub struct Facade {
@@ -106,16 +116,16 @@ pub struct Facade {
 }
 
 impl Facade {
-    /// A facade that knows nothing until its listeners hear of something; until then it answers 503.
-    pub fn new<U: UsageSource>(deps: FacadeDeps<U>) -> Self {
-        let FacadeDeps {
+    /// A facade that knows nothing until its [`Facade::listeners`] hear of something; until then it answers 503.
+    pub fn new(dependencies: Dependencies) -> Self {
+        let Dependencies {
             client,
             clock,
             metrics,
             catalogue,
             timings,
             usage,
-        } = deps;
+        } = dependencies;
         let index = Arc::<InstanceIndex>::default();
         let app = Arc::new(App {
             store: Store::new(client, index.clone()),
@@ -124,25 +134,19 @@ impl Facade {
             catalogue,
             provisioning: order::duration_in_words(timings.duration(OperationKind::Create)),
             clock,
-            usage: Box::new(usage),
+            usage,
         });
         let front = Arc::new(Front::new(app.clone(), metrics));
         Self { app, front }
     }
 
-    /// The listener for the program's watch of instances.
-    pub fn instance_listener(&self) -> Box<dyn Listener<Instance>> {
-        self.app.index.listener()
-    }
-
-    /// The listener for the program's watch of keys.
-    pub fn key_listener(&self) -> Box<dyn Listener<ApiKey>> {
-        self.app.keys.key_listener()
-    }
-
-    /// The listener for the program's watch of accounts.
-    pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
-        self.app.keys.account_listener()
+    /// The listeners to hand to the program's watches.
+    pub fn listeners(&self) -> Listeners {
+        Listeners {
+            instances: self.app.index.listener(),
+            keys: self.app.keys.key_listener(),
+            accounts: self.app.keys.account_listener(),
+        }
     }
 
     /// Answers one request.
@@ -161,6 +165,6 @@ impl Facade {
             let facade = facade.clone();
             async move { Ok::<_, std::convert::Infallible>(facade.answer(request).await) }
         });
-        listen::serve(listener, service, shutdown, grace).await;
+        connections(listener, service, shutdown, grace).await;
     }
 }

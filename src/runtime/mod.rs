@@ -6,10 +6,10 @@ pub mod clock;
 pub mod events;
 pub mod health;
 pub mod lease;
-pub mod listen;
 pub mod metrics;
-pub mod ops;
 pub mod telemetry;
+pub mod ops;
+pub mod http;
 pub mod watch;
 
 pub use backoff::Backoffs;

@@ -10,7 +10,7 @@ use http::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{Health, Metrics, listen};
+use super::{Health, Metrics, http::connections};
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The media type of what `prometheus-client` writes.
@@ -23,7 +23,7 @@ pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shut
         let response = answer(request.method(), request.uri().path(), &health, &metrics);
         async move { Ok::<_, Infallible>(response) }
     });
-    listen::serve(listener, service, shutdown, Duration::from_secs(1)).await;
+    connections(listener, service, shutdown, Duration::from_secs(1)).await;
 }
 
 fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Body> {

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{Stream, stream};
-use kube::{Resource as _, core::error_boundary::InvalidObject, runtime::reflector::Store};
+use kube::{core::error_boundary::InvalidObject, runtime::reflector::{ObjectRef, Store}};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -25,6 +25,7 @@ pub struct InstanceQueue {
 struct Inner {
     triggers: Option<mpsc::UnboundedSender<Arc<Instance>>>,
     unreadable: Option<mpsc::UnboundedSender<Arc<InvalidObject>>>,
+    store: Option<Store<Instance>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
     written: HashMap<String, Arc<Instance>>,
     gone: Vec<GoneHook>,
@@ -52,6 +53,7 @@ impl InstanceQueue {
         }
         inner.triggers = Some(triggers);
         inner.unreadable = Some(complain);
+        inner.store = Some(store.clone());
         let stream = stream::unfold(pending, |mut pending| async {
             pending.recv().await.map(|next| (next, pending))
         });
@@ -75,12 +77,12 @@ impl InstanceQueue {
         }
     }
 
-    /// The newer of what the watch shows and what was written.
+    /// The newer of what the watch shows by now and what was written. `shown` may have waited for its turn a while.
     pub(super) fn freshest(&self, shown: Arc<Instance>) -> Arc<Instance> {
-        let Some(uid) = shown.meta().uid.as_deref() else {
-            return shown;
-        };
         let mut inner = self.inner.lock();
+        let current = inner.store.as_ref().and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
+        let shown = current.unwrap_or(shown);
+        let Some(uid) = shown.metadata.uid.as_deref() else { return shown };
         match inner.written.get(uid) {
             Some(written) if revision(&**written) > revision(&*shown) => Arc::clone(written),
             Some(_) => {

@@ -25,7 +25,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `shutdown`: then nothing more is accepted, idle connections are closed, and requests that run get `grace` to
 /// finish.
-pub async fn serve<S, B, F>(
+pub async fn connections<S, B, F>(
     listener: TcpListener,
     service: S,
     shutdown: CancellationToken,
