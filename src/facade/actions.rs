@@ -1,10 +1,8 @@
 //! `/v1/instances/{id}/…`: start, stop, poweroff, reboot, rebuild.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use axum::{
@@ -133,7 +131,10 @@ async fn act(
 ) -> Result<Response, ApiError> {
     let key = idempotency::key(request.headers())?.map(str::to_owned);
     let path = request.uri().path().to_owned();
-    let Input { mut fields, canonical } = match action {
+    let Input {
+        mut fields,
+        canonical,
+    } = match action {
         Action::Rebuild => body::required(request).await?,
         _ => body::optional(request).await?,
     };

@@ -206,7 +206,9 @@ mod tests {
     fn request(content_type: Option<&str>, body: impl Into<Body>) -> Request<Body> {
         let mut request = Request::new(body.into());
         if let Some(value) = content_type {
-            request.headers_mut().insert("content-type", value.parse().unwrap());
+            request
+                .headers_mut()
+                .insert("content-type", value.parse().unwrap());
         }
         request
     }
@@ -236,10 +238,16 @@ mod tests {
             "text/json",
             "application/yaml",
         ] {
-            assert_eq!(code(request(Some(bad), "{}")).await, "unsupported_media_type", "{bad}");
+            assert_eq!(
+                code(request(Some(bad), "{}")).await,
+                "unsupported_media_type",
+                "{bad}"
+            );
         }
         let mut packed = request(None, "{}");
-        packed.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+        packed
+            .headers_mut()
+            .insert("content-encoding", "gzip".parse().unwrap());
         assert_eq!(code(packed).await, "unsupported_media_type");
     }
 
@@ -269,11 +277,20 @@ mod tests {
         assert_eq!(code(request(None, fits.clone())).await, "ok");
         let over = fits.replace("{\"a\"", "{ \"a\"");
         assert_eq!(code(request(None, over.clone())).await, "payload_too_large");
-        let pieces = over.into_bytes().chunks(1000).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let pieces = over
+            .into_bytes()
+            .chunks(1000)
+            .map(<[u8]>::to_vec)
+            .collect::<Vec<_>>();
         let stream = futures::stream::iter(pieces.into_iter().map(Ok::<_, std::io::Error>));
-        assert_eq!(code(request(None, Body::from_stream(stream))).await, "payload_too_large");
+        assert_eq!(
+            code(request(None, Body::from_stream(stream))).await,
+            "payload_too_large"
+        );
         let mut announced = request(None, "{}");
-        announced.headers_mut().insert("content-length", "65537".parse().unwrap());
+        announced
+            .headers_mut()
+            .insert("content-length", "65537".parse().unwrap());
         assert_eq!(code(announced).await, "payload_too_large");
     }
 
@@ -289,7 +306,10 @@ mod tests {
     #[test]
     fn order_and_white_space_do_not_count_and_a_field_twice_is_refused() {
         let one = input(r#"{"a":1,"b":[2]}"#).ok().unwrap();
-        assert_eq!(one.canonical, input(r#" { "b" : [2], "a":1}"#).ok().unwrap().canonical);
+        assert_eq!(
+            one.canonical,
+            input(r#" { "b" : [2], "a":1}"#).ok().unwrap().canonical
+        );
         assert_ne!(one.canonical, input(r#"{"a":1,"b":[3]}"#).ok().unwrap().canonical);
         let mut twice = input(r#"{"a":1,"a":2}"#).ok().unwrap();
         twice.fields.skip("a");

@@ -23,7 +23,12 @@ pub struct Change {
     #[schema(nullable = false)]
     pub reboot: Option<bool>,
     /// Another name.
-    #[schema(nullable = false, min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$")]
+    #[schema(
+        nullable = false,
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+    )]
     pub name: Option<String>,
     /// The tags, all of them.
     #[schema(nullable = false, schema_with = tags_schema)]
@@ -82,12 +87,35 @@ impl Change {
             backup_enabled: fields.boolean("backup_enabled"),
             monitoring_enabled: fields.boolean("monitoring_enabled"),
         };
-        fields.immutable("image", "cannot be changed here; POST /v1/instances/{id}/rebuild installs another image");
-        fields.immutable("region", "cannot be changed; create another instance in that region");
-        fields.immutable("ssh_keys", "cannot be changed; keys are installed when the server is made");
-        fields.immutable("private_network", "cannot be changed; create another instance in that network");
-        fields.immutable("status", "cannot be set; start, stop, poweroff and reboot change it");
-        for field in ["id", "ip_address", "ipv6_address", "created_at", "updated_at", "metrics", "pending_plan"] {
+        fields.immutable(
+            "image",
+            "cannot be changed here; POST /v1/instances/{id}/rebuild installs another image",
+        );
+        fields.immutable(
+            "region",
+            "cannot be changed; create another instance in that region",
+        );
+        fields.immutable(
+            "ssh_keys",
+            "cannot be changed; keys are installed when the server is made",
+        );
+        fields.immutable(
+            "private_network",
+            "cannot be changed; create another instance in that network",
+        );
+        fields.immutable(
+            "status",
+            "cannot be set; start, stop, poweroff and reboot change it",
+        );
+        for field in [
+            "id",
+            "ip_address",
+            "ipv6_address",
+            "created_at",
+            "updated_at",
+            "metrics",
+            "pending_plan",
+        ] {
             fields.immutable(field, "cannot be set by clients");
         }
         for field in ["disk_size", "memory", "vcpu"] {
@@ -185,28 +213,87 @@ mod tests {
 
     #[test]
     fn reboot_decides_when_a_plan_takes_effect() {
-        use PlanChange::{Immediate, OnReboot};
         use Plan::{Business, Enterprise, Starter};
+        use PlanChange::{Immediate, OnReboot};
         // (in effect, wanted, when) and body, then (wanted, when) after it
         let table = [
-            (("starter", "starter", "Immediate"), json!({"plan": "business"}), (Business, Immediate)),
-            (("starter", "starter", "Immediate"), json!({"plan": "business", "reboot": true}), (Business, Immediate)),
-            (("starter", "starter", "Immediate"), json!({"plan": "business", "reboot": false}), (Business, OnReboot)),
-            (("starter", "starter", "OnReboot"), json!({"plan": "business"}), (Business, Immediate)),
-            (("starter", "starter", "OnReboot"), json!({"plan": "starter"}), (Starter, OnReboot)),
-            (("starter", "starter", "Immediate"), json!({"reboot": true}), (Starter, Immediate)),
-            (("starter", "starter", "Immediate"), json!({"reboot": false}), (Starter, Immediate)),
-            (("starter", "business", "OnReboot"), json!({"reboot": true}), (Business, Immediate)),
-            (("starter", "business", "OnReboot"), json!({"reboot": false}), (Business, OnReboot)),
-            (("starter", "business", "OnReboot"), json!({"plan": "business"}), (Business, Immediate)),
-            (("starter", "business", "OnReboot"), json!({"plan": "business", "reboot": false}), (Business, OnReboot)),
-            (("starter", "business", "OnReboot"), json!({"plan": "starter"}), (Starter, OnReboot)),
-            (("starter", "business", "OnReboot"), json!({"plan": "enterprise", "reboot": false}), (Enterprise, OnReboot)),
-            (("starter", "business", "OnReboot"), json!({"tags": []}), (Business, OnReboot)),
+            (
+                ("starter", "starter", "Immediate"),
+                json!({"plan": "business"}),
+                (Business, Immediate),
+            ),
+            (
+                ("starter", "starter", "Immediate"),
+                json!({"plan": "business", "reboot": true}),
+                (Business, Immediate),
+            ),
+            (
+                ("starter", "starter", "Immediate"),
+                json!({"plan": "business", "reboot": false}),
+                (Business, OnReboot),
+            ),
+            (
+                ("starter", "starter", "OnReboot"),
+                json!({"plan": "business"}),
+                (Business, Immediate),
+            ),
+            (
+                ("starter", "starter", "OnReboot"),
+                json!({"plan": "starter"}),
+                (Starter, OnReboot),
+            ),
+            (
+                ("starter", "starter", "Immediate"),
+                json!({"reboot": true}),
+                (Starter, Immediate),
+            ),
+            (
+                ("starter", "starter", "Immediate"),
+                json!({"reboot": false}),
+                (Starter, Immediate),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"reboot": true}),
+                (Business, Immediate),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"reboot": false}),
+                (Business, OnReboot),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"plan": "business"}),
+                (Business, Immediate),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"plan": "business", "reboot": false}),
+                (Business, OnReboot),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"plan": "starter"}),
+                (Starter, OnReboot),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"plan": "enterprise", "reboot": false}),
+                (Enterprise, OnReboot),
+            ),
+            (
+                ("starter", "business", "OnReboot"),
+                json!({"tags": []}),
+                (Business, OnReboot),
+            ),
         ];
         for ((in_effect, wanted, when), body, expected) in table {
             for state in ["running", "stopped"] {
-                let spec = change(&body).unwrap().apply(&shown(state, in_effect, wanted, when)).unwrap();
+                let spec = change(&body)
+                    .unwrap()
+                    .apply(&shown(state, in_effect, wanted, when))
+                    .unwrap();
                 assert_eq!((spec.plan, spec.plan_change), expected, "{wanted} {when} {body}");
             }
         }
@@ -216,10 +303,22 @@ mod tests {
     fn a_plan_changes_only_where_the_status_allows_it() {
         let busy = shown("rebooting", "starter", "business", "OnReboot");
         assert_eq!(busy.state.as_str(), "rebooting");
-        for body in [json!({"plan": "enterprise"}), json!({"plan": "enterprise", "reboot": false}), json!({"plan": "starter"}), json!({"reboot": true})] {
+        for body in [
+            json!({"plan": "enterprise"}),
+            json!({"plan": "enterprise", "reboot": false}),
+            json!({"plan": "starter"}),
+            json!({"reboot": true}),
+        ] {
             let error = change(&body).unwrap().apply(&busy).unwrap_err();
-            assert_eq!((error.code, error.details[0].field.as_ref()), (ErrorCode::InvalidState, "status"), "{body}");
-            assert!(error.message.contains("rebooting") && error.message.contains("running, stopped"), "{error}");
+            assert_eq!(
+                (error.code, error.details[0].field.as_ref()),
+                (ErrorCode::InvalidState, "status"),
+                "{body}"
+            );
+            assert!(
+                error.message.contains("rebooting") && error.message.contains("running, stopped"),
+                "{error}"
+            );
         }
         for body in [json!({"tags": ["b"]}), json!({"name": "x", "reboot": false})] {
             assert!(change(&body).unwrap().apply(&busy).is_ok(), "{body}");
@@ -230,7 +329,10 @@ mod tests {
     fn what_is_the_same_changes_nothing() {
         let before = shown("running", "starter", "starter", "Immediate");
         let body = json!({"name": "web", "tags": ["a", "a"], "backup_enabled": false, "plan": "starter", "reboot": true});
-        assert_eq!(change(&body).unwrap().apply(&before).unwrap(), before.instance.spec);
+        assert_eq!(
+            change(&body).unwrap().apply(&before).unwrap(),
+            before.instance.spec
+        );
     }
 
     #[test]
@@ -255,7 +357,11 @@ mod tests {
         for (body, field, code) in table {
             let error = change(&body).unwrap_err();
             assert_eq!(error.code, ErrorCode::InvalidInput, "{body}");
-            assert_eq!((error.details[0].field.as_ref(), error.details[0].code), (field, code), "{body}");
+            assert_eq!(
+                (error.details[0].field.as_ref(), error.details[0].code),
+                (field, code),
+                "{body}"
+            );
         }
     }
 }

@@ -283,9 +283,10 @@ fn refused(status: &Status) -> ApiError {
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating");
     match status.code {
-        404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => {
-            ApiError::new(ErrorCode::Conflict, "the account is being set up or removed; try again")
-        }
+        404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => ApiError::new(
+            ErrorCode::Conflict,
+            "the account is being set up or removed; try again",
+        ),
         404 => ApiError::no_such_instance(),
         409 => ApiError::new(
             ErrorCode::Conflict,
@@ -299,8 +300,13 @@ fn refused(status: &Status) -> ApiError {
             ErrorCode::ResourceLimitExceeded,
             "the account has as many instances as its quota allows; delete one or ask for a higher quota",
         ),
+        403 if status.message.contains("status unknown for quota") => {
+            ApiError::unavailable("the account's quota is not counted yet; try again")
+        }
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
-        403 | 400 if status.message.contains("denied request") || status.message.contains("denied the request") => {
+        403 | 400
+            if status.message.contains("denied request") || status.message.contains("denied the request") =>
+        {
             ApiError::new(
                 ErrorCode::Forbidden,
                 format!("a policy of the cluster refuses this: {}", status.message),
@@ -309,7 +315,11 @@ fn refused(status: &Status) -> ApiError {
         422 => ApiError::invalid(causes(status)),
         413 => ApiError::new(ErrorCode::PayloadTooLarge, "the object would become too large"),
         429 | 500..=599 => {
-            tracing::warn!(code = status.code, message = status.message, "the API server cannot serve");
+            tracing::warn!(
+                code = status.code,
+                message = status.message,
+                "the API server cannot serve"
+            );
             let asked = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds));
             ApiError {
                 retry_after: asked.filter(|s| *s > 0).or(Some(RETRY_AFTER_SECONDS)),
@@ -317,7 +327,11 @@ fn refused(status: &Status) -> ApiError {
             }
         }
         _ => {
-            tracing::error!(code = status.code, message = status.message, "the API server refuses the facade");
+            tracing::error!(
+                code = status.code,
+                message = status.message,
+                "the API server refuses the facade"
+            );
             ApiError::fault()
         }
     }
@@ -397,11 +411,32 @@ mod tests {
     fn answers_of_the_api_server_are_translated() {
         let none = json!({});
         let table = [
-            (403, "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: instances, requested: 1", "resource_limit_exceeded"),
-            (403, "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no", "protected"),
-            (422, "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no", "protected"),
+            (
+                403,
+                "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: instances, requested: 1",
+                "resource_limit_exceeded",
+            ),
+            (
+                403,
+                "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
+                "service_unavailable",
+            ),
+            (
+                403,
+                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
+                "protected",
+            ),
+            (
+                422,
+                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
+                "protected",
+            ),
             (403, "admission webhook \"x\" denied the request: no", "forbidden"),
-            (403, "User \"system:serviceaccount:a:b\" cannot create resource", "server_error"),
+            (
+                403,
+                "User \"system:serviceaccount:a:b\" cannot create resource",
+                "server_error",
+            ),
             (401, "Unauthorized", "server_error"),
             (404, "instances.stellage.dev \"x\" not found", "not_found"),
             (409, "the object has been modified", "conflict"),
@@ -412,13 +447,24 @@ mod tests {
         for (code, message, expected) in table {
             let error = answered(code, message, &none);
             assert_eq!(error.code.as_str(), expected, "{message}");
-            assert_eq!(error.retry_after.is_some(), expected == "service_unavailable", "{message}");
+            assert_eq!(
+                error.retry_after.is_some(),
+                expected == "service_unavailable",
+                "{message}"
+            );
         }
         let told = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
         assert_eq!(told.retry_after, Some(7));
-        let ending = answered(403, "forbidden", &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }));
+        let ending = answered(
+            403,
+            "forbidden",
+            &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }),
+        );
         assert_eq!(ending.code, ErrorCode::Conflict);
-        assert_eq!(ApiError::from(CallError::Timeout).code, ErrorCode::ServiceUnavailable);
+        assert_eq!(
+            ApiError::from(CallError::Timeout).code,
+            ErrorCode::ServiceUnavailable
+        );
     }
 
     #[test]
@@ -429,6 +475,9 @@ mod tests {
             &json!({ "causes": [{ "field": "spec.sshKeys[0]", "message": "Invalid value: \"string\": must be one line" }] }),
         );
         assert_eq!(error.code, ErrorCode::InvalidInput);
-        assert_eq!(error.details, [Detail::new("ssh_keys[0]", "invalid_value", "must be one line")]);
+        assert_eq!(
+            error.details,
+            [Detail::new("ssh_keys[0]", "invalid_value", "must be one line")]
+        );
     }
 }

@@ -131,7 +131,11 @@ impl Fields {
 
     fn wrong_type(&mut self, field: &'static str, found: &Value, must_be: &str) {
         let detail = match found {
-            Value::Null => Detail::new(field, "null", format!("must be {must_be}, not null; leave it out instead")),
+            Value::Null => Detail::new(
+                field,
+                "null",
+                format!("must be {must_be}, not null; leave it out instead"),
+            ),
             _ => Detail::new(field, "invalid_type", format!("must be {must_be}")),
         };
         self.problem(detail);
@@ -143,7 +147,11 @@ mod tests {
     use super::super::body::input;
 
     fn short(text: &str) -> Result<(), &'static str> {
-        if text.len() < 4 { Ok(()) } else { Err("must be short") }
+        if text.len() < 4 {
+            Ok(())
+        } else {
+            Err("must be short")
+        }
     }
 
     #[test]
@@ -182,7 +190,10 @@ mod tests {
 
     #[test]
     fn what_is_right_is_read() {
-        let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#).ok().unwrap().fields;
+        let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#)
+            .ok()
+            .unwrap()
+            .fields;
         assert_eq!(fields.string("name", &short).as_deref(), Some("a"));
         assert_eq!(fields.boolean("on"), Some(true));
         assert_eq!(fields.strings("tags", 2, &short).unwrap(), ["x", "y"]);

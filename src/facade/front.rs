@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use prometheus_client::metrics::histogram::Histogram;
 use tower::Service as _;
@@ -80,7 +80,9 @@ impl Routes {
                 methods,
                 allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
                 needs_key,
-                seconds: metrics.request_seconds.get_or_create_owned(&RouteLabels { route: label }),
+                seconds: metrics
+                    .request_seconds
+                    .get_or_create_owned(&RouteLabels { route: label }),
             });
             if label.contains('{') {
                 let segments: Vec<_> = label.split('/').collect();
@@ -145,7 +147,10 @@ impl Front {
         let route = self.routes.find(request.uri().path()).cloned();
         let mut response = match &route {
             Some(route) => self.answer_on(route, request).await,
-            None => refuse(ApiError::new(ErrorCode::NotFound, "there is nothing at this path")),
+            None => refuse(ApiError::new(
+                ErrorCode::NotFound,
+                "there is nothing at this path",
+            )),
         };
         finish(&mut response, &request_id);
         let (label, seconds) = route
@@ -182,7 +187,11 @@ impl Front {
         if !route.needs_key {
             return self.call(request.map(Body::new)).await;
         }
-        let credential = match self.app.keys.authenticate(request.headers(), self.app.clock.now()) {
+        let credential = match self
+            .app
+            .keys
+            .authenticate(request.headers(), self.app.clock.now())
+        {
             Ok(credential) => credential,
             Err(refusal) => return refuse(refusal),
         };
@@ -247,7 +256,9 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
     }
     *response.body_mut() = Body::from(error.body(request_id));
     let headers = response.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, JSON);
+    // axum has set it for the empty body that stood for the error.
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, JSON);
     if error.code == ErrorCode::Unauthorized {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

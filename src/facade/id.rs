@@ -50,8 +50,18 @@ mod tests {
     #[test]
     fn an_id_reads_back_as_it_was_written() {
         let text = "i-abcdefgh01234567";
-        assert_eq!(InstanceId::parse(text).map(|id| id.to_string()).as_deref(), Some(text));
-        for wrong in ["", "i-", "web", "i-ABCDEFGH01234567", "i-abcdefgh0123456", "i-abcdefgh0123456%20"] {
+        assert_eq!(
+            InstanceId::parse(text).map(|id| id.to_string()).as_deref(),
+            Some(text)
+        );
+        for wrong in [
+            "",
+            "i-",
+            "web",
+            "i-ABCDEFGH01234567",
+            "i-abcdefgh0123456",
+            "i-abcdefgh0123456%20",
+        ] {
             assert_eq!(InstanceId::parse(wrong), None, "{wrong}");
         }
     }

@@ -153,7 +153,13 @@ mod tests {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[b"a-1"]), Ok(Some("a-1".to_owned())));
         assert!(read(&["x".repeat(255).as_bytes()]).is_ok());
-        for bad in [&[&b""[..]][..], &[b"a b"], &[b"\xc3\xa4"], &["x".repeat(256).as_bytes()], &[b"a", b"a"]] {
+        for bad in [
+            &[&b""[..]][..],
+            &[b"a b"],
+            &[b"\xc3\xa4"],
+            &["x".repeat(256).as_bytes()],
+            &[b"a", b"a"],
+        ] {
             assert_eq!(read(bad).unwrap_err().details[0].field, "Idempotency-Key");
         }
     }
@@ -176,8 +182,13 @@ mod tests {
         assert_eq!(first.was_done(&object), Ok(false));
         object = instance(&first.remember(&object, "n"));
         assert_eq!(first.was_done(&object), Ok(true));
-        assert_eq!(KeyedAction::new("/v1/instances/i-1/start", "first", b"[]").was_done(&object), Ok(false));
-        let other_body = KeyedAction::new(path, "first", b"[1]").was_done(&object).unwrap_err();
+        assert_eq!(
+            KeyedAction::new("/v1/instances/i-1/start", "first", b"[]").was_done(&object),
+            Ok(false)
+        );
+        let other_body = KeyedAction::new(path, "first", b"[1]")
+            .was_done(&object)
+            .unwrap_err();
         assert_eq!(other_body.code, ErrorCode::IdempotencyKeyReused);
         for number in 0..MAX_REMEMBERED {
             let next = KeyedAction::new(path, &format!("k{number}"), b"[]");

@@ -243,7 +243,11 @@ impl Namespace {
     }
 
     fn apply(&mut self, shown: Shown) {
-        let ids = if shown.is_derived() { &self.derived } else { &self.named };
+        let ids = if shown.is_derived() {
+            &self.derived
+        } else {
+            &self.named
+        };
         let Some(slot) = ids.get(&shown.id).copied() else {
             self.insert(shown);
             return;
@@ -261,7 +265,12 @@ impl Namespace {
             let lists = self.regions.get_mut(shown.region());
             for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
                 remove(&mut lists.by_state[before.state as usize], &self.slots, &order);
-                insert(&mut lists.by_state[shown.state as usize], &self.slots, &order, slot);
+                insert(
+                    &mut lists.by_state[shown.state as usize],
+                    &self.slots,
+                    &order,
+                    slot,
+                );
             }
         }
         self.slots[slot as usize] = Some(shown);
@@ -471,7 +480,11 @@ mod tests {
         assert_eq!(index.page("other", Filter::default(), 1, 20).1, 0);
         let (shown, total) = index.page("demo", Filter::default(), u64::MAX, 100);
         assert!(shown.is_empty() && total == 1);
-        assert!(index.get("other", InstanceId::of(&instance(2, 7, 0, 0, false))).is_none());
+        assert!(
+            index
+                .get("other", InstanceId::of(&instance(2, 7, 0, 0, false)))
+                .is_none()
+        );
     }
 
     #[tokio::test]
@@ -485,6 +498,9 @@ mod tests {
         assert!(!index.is_gone(&shown));
         index.changed(&Change::Applied(instance(2, 8, 0, 0, true)));
         assert!(index.is_gone(&shown));
-        assert!(index.namespaces.read().is_empty(), "an empty namespace costs nothing");
+        assert!(
+            index.namespaces.read().is_empty(),
+            "an empty namespace costs nothing"
+        );
     }
 }

@@ -87,9 +87,7 @@ pub async fn create(
     let name = idempotency::key(request.headers())?
         .map(|key| idempotency::instance_name(&tenant.uid, request.uri().path(), key));
     let input = body::required(request).await?;
-    let hash = name
-        .is_some()
-        .then(|| idempotency::body_hash(&input.canonical));
+    let hash = name.is_some().then(|| idempotency::body_hash(&input.canonical));
     let order = Order::read(input.fields, &app.catalogue)?;
     if let (Some(name), Some(hash)) = (&name, &hash)
         && let Some(id) = super::id::InstanceId::parse(name)
@@ -104,7 +102,9 @@ pub async fn create(
             Ok(shown) => return created(&app, &shown),
             Err(refusal) => refusal,
         };
-        let is_taken = refusal.status().is_some_and(kube::core::Status::is_already_exists);
+        let is_taken = refusal
+            .status()
+            .is_some_and(kube::core::Status::is_already_exists);
         // Whatever the API server has against another one (a quota that the first one used up, say), the first one may be
         // there.
         if let (Some(hash), true) = (&hash, refusal.status().is_some()) {

@@ -338,9 +338,16 @@ mod tests {
 
     #[test]
     fn a_key_opens_its_accounts_namespace_and_nothing_else_does() {
-        let keys = table(vec![key("demo", "a", "secret", NOW)], vec![account("acme", "demo", NOW)]);
+        let keys = table(
+            vec![key("demo", "a", "secret", NOW)],
+            vec![account("acme", "demo", NOW)],
+        );
         for form in ["Bearer secret", "bearer secret", "BEARER  secret "] {
-            assert_eq!(&*ask(&keys, form).ok().unwrap().tenant.namespace, "demo", "{form}");
+            assert_eq!(
+                &*ask(&keys, form).ok().unwrap().tenant.namespace,
+                "demo",
+                "{form}"
+            );
         }
         for form in ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer a b"] {
             assert!(refusal(ask(&keys, form)).contains("malformed"), "{form}");
@@ -358,7 +365,10 @@ mod tests {
         let accounts = vec![account("acme", "demo", NOW), account("evil", "evil", NOW)];
         for order in [vec![original.clone(), copy.clone()], vec![copy, original]] {
             let keys = table(order, accounts.clone());
-            assert_eq!(&*ask(&keys, "Bearer secret").ok().unwrap().tenant.namespace, "demo");
+            assert_eq!(
+                &*ask(&keys, "Bearer secret").ok().unwrap().tenant.namespace,
+                "demo"
+            );
         }
     }
 
@@ -370,9 +380,15 @@ mod tests {
         let older = account("older", "demo", "2026-11-01T00:00:00Z");
         keys.accounts_changed(&Change::Applied(Arc::new(later)));
         keys.accounts_changed(&Change::Applied(Arc::new(older.clone())));
-        assert_eq!(&*ask(&keys, "Bearer secret").ok().unwrap().tenant.account, "older");
+        assert_eq!(
+            &*ask(&keys, "Bearer secret").ok().unwrap().tenant.account,
+            "older"
+        );
         keys.accounts_changed(&Change::Deleted(Arc::new(older)));
-        assert_eq!(&*ask(&keys, "Bearer secret").ok().unwrap().tenant.account, "later");
+        assert_eq!(
+            &*ask(&keys, "Bearer secret").ok().unwrap().tenant.account,
+            "later"
+        );
     }
 
     #[test]
@@ -408,9 +424,15 @@ mod tests {
     #[test]
     fn nothing_is_said_before_keys_and_accounts_are_known() {
         let keys = Keys::default();
-        assert_eq!(ask(&keys, "Bearer secret").err().unwrap().code, ErrorCode::ServiceUnavailable);
+        assert_eq!(
+            ask(&keys, "Bearer secret").err().unwrap().code,
+            ErrorCode::ServiceUnavailable
+        );
         keys.keys_changed(&Change::Replaced(Vec::new()));
-        assert_eq!(ask(&keys, "Bearer secret").err().unwrap().code, ErrorCode::ServiceUnavailable);
+        assert_eq!(
+            ask(&keys, "Bearer secret").err().unwrap().code,
+            ErrorCode::ServiceUnavailable
+        );
         keys.accounts_changed(&Change::Replaced(Vec::new()));
         refusal(ask(&keys, "Bearer secret"));
     }
@@ -428,6 +450,13 @@ mod tests {
         let mut other = account("acme", "demo", NOW);
         other.spec.rate_limit_per_hour = Some(2);
         keys.accounts_changed(&Change::Applied(Arc::new(other)));
-        assert_eq!((spend().remaining, spend().remaining, spend().retry_after.is_some()), (1, 0, true));
+        assert_eq!(
+            (
+                spend().remaining,
+                spend().remaining,
+                spend().retry_after.is_some()
+            ),
+            (1, 0, true)
+        );
     }
 }

@@ -96,7 +96,10 @@ mod tests {
             assert_eq!(bucket.take().retry_after, None);
         }
         let empty = bucket.take();
-        assert_eq!((empty.remaining, empty.reset, empty.retry_after), (0, 3600, Some(1)));
+        assert_eq!(
+            (empty.remaining, empty.reset, empty.retry_after),
+            (0, 3600, Some(1))
+        );
         clock.advance(Duration::from_secs(2));
         assert_eq!(bucket.take().remaining, 1);
         clock.advance(Duration::from_secs(7200));

@@ -215,11 +215,15 @@ mod tests {
         spec.backup_enabled = true;
         assert_eq!(
             merge_patch(&shown, &spec, None),
-            Some(json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } }))
+            Some(
+                json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } })
+            )
         );
         assert_eq!(
             merge_patch(&shown, &shown.instance.spec, Some("[]")),
-            Some(json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } }))
+            Some(
+                json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
+            )
         );
     }
 

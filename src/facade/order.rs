@@ -23,7 +23,11 @@ use crate::{
 }))]
 pub struct Order {
     /// Display name and host name; need not be unique.
-    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$")]
+    #[schema(
+        min_length = 1,
+        max_length = 63,
+        pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+    )]
     pub name: String,
     /// Size and price class.
     pub plan: Plan,
@@ -168,7 +172,8 @@ mod tests {
 
     use super::{super::body::input, *};
 
-    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
+    const KEY: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
 
     fn order(body: &Value) -> Result<Order, ApiError> {
         Order::read(input(&body.to_string())?.fields, &Catalogue::default())
@@ -197,7 +202,10 @@ mod tests {
         body["private_network"] = json!("pn-abc1");
         body["tags"] = json!(["a", "b", "a"]);
         let order = order(&body).unwrap();
-        assert_eq!((order.ssh_keys, order.tags), (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(
+            (order.ssh_keys, order.tags),
+            (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()])
+        );
         assert!(order.backup_enabled && order.monitoring_enabled && order.private_network.is_some());
     }
 
@@ -221,14 +229,20 @@ mod tests {
 
     #[test]
     fn a_closed_catalogue_serves_only_what_it_lists() {
-        let catalogue = Catalogue { open: false, ..Catalogue::default() };
+        let catalogue = Catalogue {
+            open: false,
+            ..Catalogue::default()
+        };
         let read = |body: Value| Order::read(input(&body.to_string()).ok().unwrap().fields, &catalogue);
         assert!(read(minimal()).is_ok());
         let mut body = minimal();
         body["region"] = json!("xx-abc-1");
         body["image"] = json!("beos-5");
         assert_eq!(read(body.clone()).unwrap_err().details.len(), 2);
-        assert!(order(&body).is_ok(), "the simulator takes any that is well-formed");
+        assert!(
+            order(&body).is_ok(),
+            "the simulator takes any that is well-formed"
+        );
     }
 
     #[test]

@@ -93,7 +93,13 @@ mod tests {
     #[test]
     fn only_a_version_that_is_named_matches() {
         let object = instance(3);
-        for good in [&[][..], &["*"], &["\"u-1-3\""], &["\"x\", \"u-1-3\""], &["\"x\"", "\"u-1-3\""]] {
+        for good in [
+            &[][..],
+            &["*"],
+            &["\"u-1-3\""],
+            &["\"x\", \"u-1-3\""],
+            &["\"x\"", "\"u-1-3\""],
+        ] {
             assert_eq!(if_match(good).check(&object), Ok(()), "{good:?}");
         }
         for bad in ["", "\"u-1-2\"", "u-1-3", "W/\"u-1-3\"", "\"x\",\"y\""] {

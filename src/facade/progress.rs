@@ -103,7 +103,10 @@ impl Progress {
 impl Inner {
     fn wake(&mut self) {
         let later = self.revisions.split_off(&(self.seen.saturating_add(1)));
-        for waiter in std::mem::replace(&mut self.revisions, later).into_values().flatten() {
+        for waiter in std::mem::replace(&mut self.revisions, later)
+            .into_values()
+            .flatten()
+        {
             // Whoever gave up waiting is not there to be told.
             let _ = waiter.send(());
         }

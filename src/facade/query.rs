@@ -30,7 +30,9 @@ impl Parameters {
         Self(if none {
             Vec::new()
         } else {
-            Query::try_from_uri(uri).map(|Query(pairs)| pairs).unwrap_or_default()
+            Query::try_from_uri(uri)
+                .map(|Query(pairs)| pairs)
+                .unwrap_or_default()
         })
     }
 
@@ -59,8 +61,18 @@ impl Parameters {
                 }
             }
         };
-        let page = number("page", 1, MAX_PAGE, "must be an integer from 1 to 9007199254740991");
-        let limit = number("limit", DEFAULT_LIMIT, MAX_LIMIT, "must be an integer from 1 to 100");
+        let page = number(
+            "page",
+            1,
+            MAX_PAGE,
+            "must be an integer from 1 to 9007199254740991",
+        );
+        let limit = number(
+            "limit",
+            DEFAULT_LIMIT,
+            MAX_LIMIT,
+            "must be an integer from 1 to 100",
+        );
         if problems.is_empty() {
             Ok(Paging {
                 page,
@@ -106,10 +118,26 @@ mod tests {
             ("?page=9007199254740991", MAX_PAGE, 20),
             ("?page=1&page=2", 2, 20),
         ] {
-            assert_eq!(parameters(query).paging().unwrap(), Paging { page, limit }, "{query}");
+            assert_eq!(
+                parameters(query).paging().unwrap(),
+                Paging { page, limit },
+                "{query}"
+            );
         }
-        for bad in ["0", "-1", "1.5", "x", "", "%20", "+5", "99999999999999999999999", "9007199254740992"] {
-            let error = parameters(&format!("?page={bad}&limit={bad}")).paging().unwrap_err();
+        for bad in [
+            "0",
+            "-1",
+            "1.5",
+            "x",
+            "",
+            "%20",
+            "+5",
+            "99999999999999999999999",
+            "9007199254740992",
+        ] {
+            let error = parameters(&format!("?page={bad}&limit={bad}"))
+                .paging()
+                .unwrap_err();
             let fields: Vec<_> = error.details.iter().map(|d| d.field.as_ref()).collect();
             assert_eq!(fields, ["page", "limit"], "{bad}");
         }
@@ -119,11 +147,24 @@ mod tests {
     #[test]
     fn include_knows_metrics_only() {
         assert_eq!(parameters("").include_metrics(), Ok(false));
-        for good in ["?include=metrics", "?include=metrics,metrics", "?include=metrics,%20metrics"] {
+        for good in [
+            "?include=metrics",
+            "?include=metrics,metrics",
+            "?include=metrics,%20metrics",
+        ] {
             assert_eq!(parameters(good).include_metrics(), Ok(true), "{good}");
         }
-        for bad in ["?include=", "?include=all", "?include=metrics,backups", "?include=Metrics"] {
-            assert_eq!(parameters(bad).include_metrics().unwrap_err().details[0].field, "include", "{bad}");
+        for bad in [
+            "?include=",
+            "?include=all",
+            "?include=metrics,backups",
+            "?include=Metrics",
+        ] {
+            assert_eq!(
+                parameters(bad).include_metrics().unwrap_err().details[0].field,
+                "include",
+                "{bad}"
+            );
         }
     }
 }

@@ -22,7 +22,10 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         parts.extensions.remove().map(Self).ok_or_else(|| {
-            tracing::error!(path = parts.uri.path(), "a handler is reached without authentication");
+            tracing::error!(
+                path = parts.uri.path(),
+                "a handler is reached without authentication"
+            );
             ApiError::fault()
         })
     }
@@ -68,8 +71,14 @@ mod tests {
     #[test]
     fn the_third_segment_is_the_id() {
         let id = |path: &str| Target::of(&path.parse().unwrap()).0.map(|id| id.to_string());
-        assert_eq!(id("/v1/instances/i-abcdefgh01234567/start").as_deref(), Some("i-abcdefgh01234567"));
-        assert_eq!(id("/v1/instances/i-abcdefgh01234567?x=1").as_deref(), Some("i-abcdefgh01234567"));
+        assert_eq!(
+            id("/v1/instances/i-abcdefgh01234567/start").as_deref(),
+            Some("i-abcdefgh01234567")
+        );
+        assert_eq!(
+            id("/v1/instances/i-abcdefgh01234567?x=1").as_deref(),
+            Some("i-abcdefgh01234567")
+        );
         assert_eq!(id("/v1/instances/web"), None);
         assert_eq!(id("/v1/instances/%69-abcdefgh01234567"), None);
         assert_eq!(id("/v1/instances"), None);

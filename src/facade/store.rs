@@ -107,7 +107,10 @@ impl Store {
             }
         };
         if !is_shown {
-            tracing::warn!(instance = shown.name(), "the watch does not show a deletion in time");
+            tracing::warn!(
+                instance = shown.name(),
+                "the watch does not show a deletion in time"
+            );
         }
         Ok(())
     }

@@ -84,7 +84,10 @@ mod tests {
         let health = Health::default();
         health.expect("watch Instance", "the first list");
         let (status, text) = get("/readyz", &health).await;
-        assert!(status == 503 && text.contains("watch Instance: the first list"), "{text}");
+        assert!(
+            status == 503 && text.contains("watch Instance: the first list"),
+            "{text}"
+        );
         health.ready("watch Instance");
         assert_eq!(get("/readyz", &health).await.0, 200);
         assert_eq!(get("/healthz", &health).await.0, 200);

@@ -36,7 +36,10 @@ pub async fn expect(
 
 /// The code of an error.
 pub fn code(answer: &Answer) -> String {
-    answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    answer.json()["error"]["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// The fields that an error's details name.
@@ -69,21 +72,39 @@ pub fn check(method: &Method, path: &str, answer: &Answer) {
     for (name, header) in response["headers"].as_object().unwrap() {
         let header = resolve(header, document);
         let is_there = answer.headers.contains_key(name.as_str());
-        assert!(is_there || header["required"] != true, "{what} has no {name}: {answer:#?}");
+        assert!(
+            is_there || header["required"] != true,
+            "{what} has no {name}: {answer:#?}"
+        );
         if header["schema"]["type"] == "integer" && is_there {
-            assert!(answer.header(name).parse::<u64>().is_ok(), "{what}: {name} is no integer");
+            assert!(
+                answer.header(name).parse::<u64>().is_ok(),
+                "{what}: {name} is no integer"
+            );
         }
     }
-    for told in ["etag", "location", "retry-after", "www-authenticate", "idempotency-replayed"] {
+    for told in [
+        "etag",
+        "location",
+        "retry-after",
+        "www-authenticate",
+        "idempotency-replayed",
+    ] {
         let described = response["headers"]
             .as_object()
             .unwrap()
             .keys()
             .any(|name| name.eq_ignore_ascii_case(told));
-        assert!(described || !answer.headers.contains_key(told), "{what} has an undescribed {told}");
+        assert!(
+            described || !answer.headers.contains_key(told),
+            "{what} has an undescribed {told}"
+        );
     }
     let Some(content) = response.get("content") else {
-        assert!(answer.text.is_empty() && answer.status == StatusCode::NO_CONTENT, "{what}");
+        assert!(
+            answer.text.is_empty() && answer.status == StatusCode::NO_CONTENT,
+            "{what}"
+        );
         return;
     };
     assert_eq!(answer.header("content-type"), "application/json", "{what}");
@@ -95,13 +116,23 @@ pub fn check(method: &Method, path: &str, answer: &Answer) {
         .build(&schema)
         .unwrap();
     let body = answer.json();
-    let errors: Vec<_> = validator.iter_errors(&body).map(|e| format!("{}: {e}", e.instance_path())).collect();
+    let errors: Vec<_> = validator
+        .iter_errors(&body)
+        .map(|e| format!("{}: {e}", e.instance_path()))
+        .collect();
     assert!(errors.is_empty(), "{what}: {errors:#?} in {body:#}");
     if !answer.status.is_success() {
-        assert_eq!(body["error"]["request_id"], answer.header("x-request-id"), "{what}");
+        assert_eq!(
+            body["error"]["request_id"],
+            answer.header("x-request-id"),
+            "{what}"
+        );
         let examples = content["application/json"]["examples"].as_object().unwrap();
         let code = body["error"]["code"].as_str().unwrap();
-        assert!(examples.contains_key(code), "{what}: the code {code} is not described");
+        assert!(
+            examples.contains_key(code),
+            "{what}: the code {code} is not described"
+        );
     }
 }
 
@@ -113,7 +144,10 @@ fn resolve<'a>(node: &'a Value, document: &'a Value) -> &'a Value {
 }
 
 fn close(node: &mut Value) {
-    if node["type"] == "object" && node.get("properties").is_some() && node.get("additionalProperties").is_none() {
+    if node["type"] == "object"
+        && node.get("properties").is_some()
+        && node.get("additionalProperties").is_none()
+    {
         node["additionalProperties"] = json!(false);
     }
     match node {

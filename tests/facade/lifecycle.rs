@@ -21,7 +21,10 @@ async fn an_instance_goes_through_all_its_operations() {
     let id = data["id"].as_str().unwrap();
     let path = format!("/v1/instances/{id}");
     assert_eq!(created.header("location"), path);
-    assert_eq!((&data["status"], &data["name"]), (&json!("provisioning"), &json!("web-1")));
+    assert_eq!(
+        (&data["status"], &data["name"]),
+        (&json!("provisioning"), &json!("web-1"))
+    );
     let message = created.json()["message"].as_str().unwrap().to_owned();
     assert!(message.contains("a moment"), "half a second, here: {message}");
     let running = wait_for(&tenant, id, "running").await;
@@ -34,8 +37,19 @@ async fn an_instance_goes_through_all_its_operations() {
     assert!(running["backup_enabled"] == true && running["monitoring_enabled"] == false);
     assert!(running.get("metrics").is_none() && running.get("pending_plan").is_none());
 
-    let metered = expect(&tenant, 200, Method::GET, &format!("{path}?include=metrics"), None, &[]).await;
-    assert!(metered.json()["data"]["metrics"]["cpu_usage"].is_number(), "{metered:?}");
+    let metered = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?include=metrics"),
+        None,
+        &[],
+    )
+    .await;
+    assert!(
+        metered.json()["data"]["metrics"]["cpu_usage"].is_number(),
+        "{metered:?}"
+    );
 
     for (action, at_once, then) in [
         ("stop", "stopping", "stopped"),
@@ -49,7 +63,15 @@ async fn an_instance_goes_through_all_its_operations() {
         wait_for(&tenant, id, then).await;
     }
     let rebuild = json!({ "image": "ubuntu-24.04" });
-    let answer = expect(&tenant, 202, Method::POST, &format!("{path}/rebuild"), Some(&rebuild), &[]).await;
+    let answer = expect(
+        &tenant,
+        202,
+        Method::POST,
+        &format!("{path}/rebuild"),
+        Some(&rebuild),
+        &[],
+    )
+    .await;
     assert_eq!(answer.json()["data"]["status"], "rebuilding");
     let rebuilt = wait_for(&tenant, id, "stopped").await;
     assert_eq!(rebuilt["image"], "ubuntu-24.04");
@@ -60,8 +82,13 @@ async fn an_instance_goes_through_all_its_operations() {
         expect(&tenant, 404, method, &path, None, &[]).await;
     }
     expect(&tenant, 404, Method::POST, &format!("{path}/start"), None, &[]).await;
-    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[]).await.json();
-    assert_eq!(list, json!({ "data": [], "pagination": { "page": 1, "limit": 20, "total": 0, "total_pages": 0 } }));
+    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        list,
+        json!({ "data": [], "pagination": { "page": 1, "limit": 20, "total": 0, "total_pages": 0 } })
+    );
 }
 
 #[tokio::test]
@@ -71,7 +98,10 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
     let patch = async |body: serde_json::Value| {
-        expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[]).await.json()["data"].clone()
+        expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
+            .await
+            .json()["data"]
+            .clone()
     };
     let pending = patch(json!({ "plan": "business", "reboot": false })).await;
     assert_eq!(
@@ -79,16 +109,30 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         (&json!("running"), &json!("starter"), &json!("business"))
     );
     let cancelled = patch(json!({ "plan": "starter" })).await;
-    assert!(cancelled["status"] == "running" && cancelled.get("pending_plan").is_none(), "{cancelled}");
+    assert!(
+        cancelled["status"] == "running" && cancelled.get("pending_plan").is_none(),
+        "{cancelled}"
+    );
     patch(json!({ "plan": "business", "reboot": false })).await;
     let now = patch(json!({ "reboot": true })).await;
     assert_eq!(now["status"], "resizing");
     let done = wait_for(&tenant, &id, "running").await;
-    assert_eq!((&done["plan"], &done["vcpu"], &done["disk_size"]), (&json!("business"), &json!(2), &json!(80)));
-    let smaller = patch(json!({ "plan": "starter", "name": "db", "tags": ["x"], "monitoring_enabled": true })).await;
-    assert_eq!((&smaller["status"], &smaller["name"]), (&json!("resizing"), &json!("db")));
+    assert_eq!(
+        (&done["plan"], &done["vcpu"], &done["disk_size"]),
+        (&json!("business"), &json!(2), &json!(80))
+    );
+    let smaller =
+        patch(json!({ "plan": "starter", "name": "db", "tags": ["x"], "monitoring_enabled": true })).await;
+    assert_eq!(
+        (&smaller["status"], &smaller["name"]),
+        (&json!("resizing"), &json!("db"))
+    );
     let done = wait_for(&tenant, &id, "running").await;
-    assert_eq!((&done["plan"], &done["disk_size"]), (&json!("starter"), &json!(80)), "a disk never shrinks");
+    assert_eq!(
+        (&done["plan"], &done["disk_size"]),
+        (&json!("starter"), &json!(80)),
+        "a disk never shrinks"
+    );
     let before = tenant.instances().get(&id).await.unwrap();
     for nothing in [
         json!({ "reboot": true }),
@@ -98,7 +142,10 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         patch(nothing).await;
     }
     let after = tenant.instances().get(&id).await.unwrap();
-    assert_eq!(before.metadata.resource_version, after.metadata.resource_version, "nothing is written");
+    assert_eq!(
+        before.metadata.resource_version, after.metadata.resource_version,
+        "nothing is written"
+    );
 }
 
 #[tokio::test]
@@ -108,26 +155,72 @@ async fn objects_of_kubectl_are_served_under_derived_ids() {
     let id = object.id();
     let detail = wait_for(&tenant, &id, "running").await;
     assert_eq!(detail["name"], "web");
-    expect(&tenant, 202, Method::POST, &format!("/v1/instances/{id}/stop"), None, &[]).await;
+    expect(
+        &tenant,
+        202,
+        Method::POST,
+        &format!("/v1/instances/{id}/stop"),
+        None,
+        &[],
+    )
+    .await;
     wait_for(&tenant, &id, "stopped").await;
-    expect(&tenant, 204, Method::DELETE, &format!("/v1/instances/{id}"), None, &[]).await;
-    expect(&tenant, 404, Method::GET, &format!("/v1/instances/{id}"), None, &[]).await;
+    expect(
+        &tenant,
+        204,
+        Method::DELETE,
+        &format!("/v1/instances/{id}"),
+        None,
+        &[],
+    )
+    .await;
+    expect(
+        &tenant,
+        404,
+        Method::GET,
+        &format!("/v1/instances/{id}"),
+        None,
+        &[],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn the_catalogue_is_listed_in_pages() {
     let tenant = Tenant::new("rest-catalogue").await;
-    let plans = expect(&tenant, 200, Method::GET, "/v1/plans", None, &[]).await.json();
+    let plans = expect(&tenant, 200, Method::GET, "/v1/plans", None, &[])
+        .await
+        .json();
     assert_eq!(
         plans["data"][3],
         json!({ "id": "enterprise", "vcpu": 8, "memory": 16, "disk_size": 320, "price_monthly": { "value": "60.00", "currency": "EUR" } })
     );
-    let regions = expect(&tenant, 200, Method::GET, "/v1/regions?limit=1&page=2", None, &[]).await.json();
-    assert_eq!(regions["data"], json!([{ "id": "de-fra-1", "country": "de", "city": "fra" }]));
-    assert_eq!(regions["pagination"], json!({ "page": 2, "limit": 1, "total": 3, "total_pages": 3 }));
-    let images = expect(&tenant, 200, Method::GET, "/v1/images", None, &[]).await.json();
-    assert!(images["data"].as_array().unwrap().contains(&json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04" })));
-    let document = reqwest::get(format!("{}/v1/openapi.json", tenant.url)).await.unwrap();
+    let regions = expect(&tenant, 200, Method::GET, "/v1/regions?limit=1&page=2", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        regions["data"],
+        json!([{ "id": "de-fra-1", "country": "de", "city": "fra" }])
+    );
+    assert_eq!(
+        regions["pagination"],
+        json!({ "page": 2, "limit": 1, "total": 3, "total_pages": 3 })
+    );
+    let images = expect(&tenant, 200, Method::GET, "/v1/images", None, &[])
+        .await
+        .json();
+    assert!(
+        images["data"]
+            .as_array()
+            .unwrap()
+            .contains(&json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04" }))
+    );
+    let document = reqwest::get(format!("{}/v1/openapi.json", tenant.url))
+        .await
+        .unwrap();
     assert_eq!(document.status(), 200, "without a key");
-    assert_eq!(document.json::<serde_json::Value>().await.unwrap()["openapi"], "3.1.0");
+    assert_eq!(
+        document.json::<serde_json::Value>().await.unwrap()["openapi"],
+        "3.1.0"
+    );
 }

@@ -10,8 +10,8 @@ mod visibility;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use self::contract::expect;
-use crate::support::Tenant;
+use self::contract::{call, expect};
+use crate::support::{Answer, Tenant, eventually};
 
 /// A minimal request.
 fn order(name: &str) -> Value {
@@ -20,14 +20,28 @@ fn order(name: &str) -> Value {
 
 /// Creates an instance and returns its id.
 async fn create(tenant: &Tenant, name: &str) -> String {
-    let answer = expect(tenant, 201, Method::POST, "/v1/instances", Some(&order(name)), &[]).await;
-    answer.json()["data"]["id"].as_str().unwrap().to_owned()
+    first(tenant, &order(name), &[]).await.json()["data"]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Creates the first instance of an account: Kubernetes may not have counted its quota yet.
+async fn first(tenant: &Tenant, body: &Value, headers: &[(&str, &str)]) -> Answer {
+    let answer = eventually(
+        "the quota to be counted",
+        async || call(tenant, Method::POST, "/v1/instances", Some(body), headers).await,
+        |answer| answer.status != 503,
+    )
+    .await;
+    assert_eq!(answer.status, 201, "{answer:?}");
+    answer
 }
 
 /// Waits until REST shows a status.
 async fn wait_for(tenant: &Tenant, id: &str, status: &str) -> Value {
     let path = format!("/v1/instances/{id}");
-    let answer = crate::support::eventually(
+    let answer = eventually(
         status,
         async || expect(tenant, 200, Method::GET, &path, None, &[]).await.json(),
         |detail| detail["data"]["status"] == status,

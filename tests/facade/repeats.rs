@@ -14,28 +14,37 @@ use crate::support::{Tenant, eventually, shared};
 async fn a_create_with_a_key_is_done_once() {
     let cluster = shared().await;
     // The repetition must find its instance although the quota is used up by it.
-    let tenant = Tenant::with(cluster.plane, &cluster.operator, "idem-create", |spec| spec.instance_quota = Some(1)).await;
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "idem-create", |spec| {
+        spec.instance_quota = Some(1)
+    })
+    .await;
     let headers = [("Idempotency-Key", "first")];
     let path = "/v1/instances";
     let body = order("web");
-    let first = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
+    let first = super::first(&tenant, &body, &headers).await;
     assert!(first.headers.get("idempotency-replayed").is_none());
     let id = first.json()["data"]["id"].as_str().unwrap().to_owned();
     wait_for(&tenant, &id, "running").await;
     let again = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(again.header("location"), first.header("location"));
-    assert_eq!((&again.json()["data"]["id"], &again.json()["data"]["status"]), (&json!(id), &json!("running")));
+    assert_eq!(
+        (&again.json()["data"]["id"], &again.json()["data"]["status"]),
+        (&json!(id), &json!("running"))
+    );
     let other = expect(&tenant, 422, Method::POST, path, Some(&order("other")), &headers).await;
     assert_eq!(code(&other), "idempotency_key_reused");
     // Held back in deletion, the key is neither free nor answered.
-    let hold = Patch::Merge(json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } }));
-    tenant.instances().patch(&id, &PatchParams::default(), &hold).await.unwrap();
+    let hold =
+        Patch::Merge(json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } }));
+    tenant
+        .instances()
+        .patch(&id, &PatchParams::default(), &hold)
+        .await
+        .unwrap();
     expect(&tenant, 204, Method::DELETE, &format!("{path}/{id}"), None, &[]).await;
     let ending = expect(&tenant, 409, Method::POST, path, Some(&body), &headers).await;
     assert_eq!(code(&ending), "conflict");
-    let release = json!([{ "op": "test", "path": "/metadata/name", "value": id }]);
-    drop(release);
     eventually(
         "the deletion to end",
         async || {
@@ -70,10 +79,20 @@ async fn a_hundred_creates_at_once_with_one_key_make_one_instance() {
     let tenant = Tenant::new("idem-burst").await;
     let body = order("web");
     let calls = (0..100).map(|_| {
-        expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[("Idempotency-Key", "burst")])
+        expect(
+            &tenant,
+            201,
+            Method::POST,
+            "/v1/instances",
+            Some(&body),
+            &[("Idempotency-Key", "burst")],
+        )
     });
     let answers = futures::future::join_all(calls).await;
-    let fresh = answers.iter().filter(|a| a.headers.get("idempotency-replayed").is_none()).count();
+    let fresh = answers
+        .iter()
+        .filter(|a| a.headers.get("idempotency-replayed").is_none())
+        .count();
     assert_eq!(fresh, 1);
     let list = tenant.call(Method::GET, "/v1/instances", None).await.json();
     assert_eq!(list["pagination"]["total"], 1);
@@ -93,11 +112,31 @@ async fn an_action_with_a_key_acts_once() {
     let before = nonce(&tenant.instances().get(&id).await.unwrap());
     let again = expect(&tenant, 202, Method::POST, &path, None, &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
-    assert_eq!(again.json()["data"]["status"], "running", "it is not rebooted again");
+    assert_eq!(
+        again.json()["data"]["status"],
+        "running",
+        "it is not rebooted again"
+    );
     assert_eq!(nonce(&tenant.instances().get(&id).await.unwrap()), before);
     // The same key on another path is another request; with another body it is a mistake.
     let rebuild = format!("/v1/instances/{id}/rebuild");
-    expect(&tenant, 202, Method::POST, &rebuild, Some(&json!({ "image": "debian-12" })), &headers).await;
-    let other = expect(&tenant, 422, Method::POST, &rebuild, Some(&json!({ "image": "debian-13" })), &headers).await;
+    expect(
+        &tenant,
+        202,
+        Method::POST,
+        &rebuild,
+        Some(&json!({ "image": "debian-12" })),
+        &headers,
+    )
+    .await;
+    let other = expect(
+        &tenant,
+        422,
+        Method::POST,
+        &rebuild,
+        Some(&json!({ "image": "debian-13" })),
+        &headers,
+    )
+    .await;
     assert_eq!(code(&other), "idempotency_key_reused");
 }

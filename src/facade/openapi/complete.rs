@@ -11,9 +11,10 @@ use super::{
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     tell_clients(document);
-    if let (Some(schemas), Value::Object(shared)) =
-        (document["components"]["schemas"].as_object_mut(), view::shared_schemas())
-    {
+    if let (Some(schemas), Value::Object(shared)) = (
+        document["components"]["schemas"].as_object_mut(),
+        view::shared_schemas(),
+    ) {
         schemas.extend(shared);
     }
     // The version of the API is in its paths (specification, section 9); this is the program's.
@@ -315,12 +316,8 @@ fn parameters() -> Value {
 }
 
 fn headers() -> Value {
-    let integer = |description: &str, example: u32| {
-        json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example })
-    };
-    let text = |description: &str, required: bool, example: &str| {
-        json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example })
-    };
+    let integer = |description: &str, example: u32| json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example });
+    let text = |description: &str, required: bool, example: &str| json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example });
     json!({
         "X-Request-Id": text("Names the request, for questions about it.", true, examples::REQUEST_ID),
         "RateLimit-Limit": integer("Requests an hour that the key may make.", 3600),

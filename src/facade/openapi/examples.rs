@@ -78,14 +78,24 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         }
         "getInstance" | "changeInstance" => Some(json!({ "data": InstanceView::of(&running, None) })),
         "startInstance" => busy("starting", "Running", "Start", "Instance web-1 is being started."),
-        "stopInstance" => busy("stopping", "Stopped", "Stop", "Instance web-1 is being shut down."),
+        "stopInstance" => busy(
+            "stopping",
+            "Stopped",
+            "Stop",
+            "Instance web-1 is being shut down.",
+        ),
         "powerOffInstance" => busy(
             "stopping",
             "Stopped",
             "PowerOff",
             "The power of instance web-1 is being cut.",
         ),
-        "rebootInstance" => busy("rebooting", "Running", "Reboot", "Instance web-1 is being rebooted."),
+        "rebootInstance" => busy(
+            "rebooting",
+            "Running",
+            "Reboot",
+            "Instance web-1 is being rebooted.",
+        ),
         "rebuildInstance" => busy(
             "rebuilding",
             "Running",
@@ -106,13 +116,18 @@ pub(super) fn success(operation: &str) -> Option<Value> {
 pub(super) fn error(code: ErrorCode) -> Value {
     let error = match code {
         ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
-        ErrorCode::Unauthorized => {
-            ApiError::new(code, "the API key is missing; send the header Authorization: Bearer <API_KEY>")
-        }
-        ErrorCode::Forbidden => ApiError::new(code, "a policy of the cluster refuses this: no images of last year"),
-        ErrorCode::TokenReadonly => {
-            ApiError::new(code, "the key has the scope read; this needs one with the scope write")
-        }
+        ErrorCode::Unauthorized => ApiError::new(
+            code,
+            "the API key is missing; send the header Authorization: Bearer <API_KEY>",
+        ),
+        ErrorCode::Forbidden => ApiError::new(
+            code,
+            "a policy of the cluster refuses this: no images of last year",
+        ),
+        ErrorCode::TokenReadonly => ApiError::new(
+            code,
+            "the key has the scope read; this needs one with the scope write",
+        ),
         ErrorCode::ResourceLimitExceeded => ApiError::new(
             code,
             "the account has as many instances as its quota allows; delete one or ask for a higher quota",
@@ -133,13 +148,18 @@ pub(super) fn error(code: ErrorCode) -> Value {
         ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is over 64 KiB"),
         ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
         ErrorCode::InvalidInput => ApiError::invalid(vec![
-            Detail::new("plan", "invalid_value", "must be starter, business, performance or enterprise"),
+            Detail::new(
+                "plan",
+                "invalid_value",
+                "must be starter, business, performance or enterprise",
+            ),
             Detail::new("rebot", "unknown_field", "is not known here"),
         ]),
         ErrorCode::IdempotencyKeyReused => idempotency::reused(),
-        ErrorCode::RateLimitExceeded => {
-            ApiError::new(code, "the key has used up its 3600 requests an hour; try again in 1 s")
-        }
+        ErrorCode::RateLimitExceeded => ApiError::new(
+            code,
+            "the key has used up its 3600 requests an hour; try again in 1 s",
+        ),
         ErrorCode::MethodNotAllowed | ErrorCode::ServerError => ApiError::fault(),
         ErrorCode::ServiceUnavailable => {
             ApiError::unavailable("the service cannot reach its database for now; try again")

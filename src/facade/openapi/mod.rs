@@ -126,10 +126,7 @@ fn served(document: &Value) -> Vec<Served> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{
-        super::error::ErrorCode,
-        *,
-    };
+    use super::{super::error::ErrorCode, *};
 
     #[test]
     fn every_endpoint_of_the_specification_is_served() {
@@ -137,7 +134,10 @@ mod tests {
             .into_iter()
             .flat_map(|route| {
                 let path = route.path.clone();
-                route.methods.into_iter().map(move |method| format!("{method} {path}"))
+                route
+                    .methods
+                    .into_iter()
+                    .map(move |method| format!("{method} {path}"))
             })
             .filter(|route| !route.starts_with("HEAD"))
             .collect();
@@ -164,7 +164,8 @@ mod tests {
     fn every_error_code_is_described_with_an_example() {
         let text = value().to_string();
         for code in ErrorCode::ALL {
-            let described = code == ErrorCode::MethodNotAllowed || text.contains(&format!("\"{}\":{{", code.as_str()));
+            let described =
+                code == ErrorCode::MethodNotAllowed || text.contains(&format!("\"{}\":{{", code.as_str()));
             assert!(described, "{}", code.as_str());
         }
     }
