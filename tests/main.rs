@@ -11,6 +11,7 @@
 
 mod accounts;
 mod examples;
+mod facade;
 mod instances;
 mod kinds;
 mod leader;

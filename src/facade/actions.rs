@@ -40,7 +40,7 @@ pub struct Rebuild {
 /// Allowed from `stopped` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/start", operation_id = "startInstance", tag = "actions",
-    responses((status = 202, description = "The server is being powered on", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 202, description = "The server is being powered on", body = Single<InstanceView<'static>>)),
 )]
 pub async fn start(
     state: State<Arc<App>>,
@@ -57,7 +57,7 @@ pub async fn start(
 /// Softly; forced if the guest does not shut down in time. Allowed from `running`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
-    responses((status = 202, description = "The guest is asked to shut down", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 202, description = "The guest is asked to shut down", body = Single<InstanceView<'static>>)),
 )]
 pub async fn stop(
     state: State<Arc<App>>,
@@ -74,7 +74,7 @@ pub async fn stop(
 /// Allowed from `running`, `stopping`, `starting`, `rebooting` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/poweroff", operation_id = "powerOffInstance", tag = "actions",
-    responses((status = 202, description = "The power is being cut", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 202, description = "The power is being cut", body = Single<InstanceView<'static>>)),
 )]
 pub async fn poweroff(
     state: State<Arc<App>>,
@@ -91,7 +91,7 @@ pub async fn poweroff(
 /// A pending plan takes effect. Allowed from `running` and `error`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/reboot", operation_id = "rebootInstance", tag = "actions",
-    responses((status = 202, description = "The server is being rebooted", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 202, description = "The server is being rebooted", body = Single<InstanceView<'static>>)),
 )]
 pub async fn reboot(
     state: State<Arc<App>>,
@@ -109,7 +109,7 @@ pub async fn reboot(
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
     request_body = Rebuild,
-    responses((status = 202, description = "The server is being reinstalled", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>)),
 )]
 pub async fn rebuild(
     state: State<Arc<App>>,

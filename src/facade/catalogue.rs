@@ -29,7 +29,7 @@ pub struct Money {
 
 /// A plan that can be ordered.
 #[derive(Serialize, ToSchema)]
-pub struct PlanItem {
+pub struct PlanOffer {
     /// The plan, as requests name it.
     id: Plan,
     /// Virtual CPUs.
@@ -47,7 +47,7 @@ pub struct PlanItem {
 
 /// A region in which instances can be made.
 #[derive(Serialize, ToSchema)]
-pub struct RegionItem<'a> {
+pub struct RegionOffer<'a> {
     /// The region code, as requests name it: `<country>-<city>-<n>`.
     #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", example = "fr-par-1")]
     id: &'a str,
@@ -61,7 +61,7 @@ pub struct RegionItem<'a> {
 
 /// An image that can be installed.
 #[derive(Serialize, ToSchema)]
-pub struct ImageItem<'a> {
+pub struct ImageOffer<'a> {
     /// The image identifier, as requests name it.
     #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", example = "debian-13")]
     id: &'a str,
@@ -78,12 +78,12 @@ pub struct ImageItem<'a> {
 /// Smallest first.
 #[utoipa::path(
     get, path = "/v1/plans", operation_id = "listPlans", tag = "catalogue",
-    responses((status = 200, description = "A page of plans", body = inline(List<PlanItem>))),
+    responses((status = 200, description = "A page of plans", body = List<PlanOffer>)),
 )]
 pub async fn plans(_: Caller, parameters: Parameters) -> Result<Response, ApiError> {
     let item = |plan: &Plan| {
         let size = plan.size();
-        PlanItem {
+        PlanOffer {
             id: *plan,
             vcpu: size.vcpu,
             memory: size.memory_gb,
@@ -100,7 +100,7 @@ pub async fn plans(_: Caller, parameters: Parameters) -> Result<Response, ApiErr
 /// Lists the regions
 #[utoipa::path(
     get, path = "/v1/regions", operation_id = "listRegions", tag = "catalogue",
-    responses((status = 200, description = "A page of regions", body = inline(List<RegionItem<'static>>))),
+    responses((status = 200, description = "A page of regions", body = List<RegionOffer<'static>>)),
 )]
 pub async fn regions(
     State(app): State<Arc<App>>,
@@ -109,7 +109,7 @@ pub async fn regions(
 ) -> Result<Response, ApiError> {
     page(&parameters, &app.catalogue.regions, |region| {
         let mut parts = region.split('-');
-        RegionItem {
+        RegionOffer {
             id: region,
             country: parts.next().unwrap_or_default(),
             city: parts.next().unwrap_or_default(),
@@ -120,7 +120,7 @@ pub async fn regions(
 /// Lists the images
 #[utoipa::path(
     get, path = "/v1/images", operation_id = "listImages", tag = "catalogue",
-    responses((status = 200, description = "A page of images", body = inline(List<ImageItem<'static>>))),
+    responses((status = 200, description = "A page of images", body = List<ImageOffer<'static>>)),
 )]
 pub async fn images(
     State(app): State<Arc<App>>,
@@ -132,7 +132,7 @@ pub async fn images(
             Some((distribution, version)) => (distribution, Some(version)),
             None => (image.as_str(), None),
         };
-        ImageItem {
+        ImageOffer {
             id: image,
             distribution,
             version,

@@ -300,6 +300,9 @@ fn refused(status: &Status) -> ApiError {
             ErrorCode::ResourceLimitExceeded,
             "the account has as many instances as its quota allows; delete one or ask for a higher quota",
         ),
+        403 if status.message.contains("status unknown for quota") => {
+            ApiError::unavailable("the account's quota is not counted yet; try again")
+        }
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
         403 | 400
             if status.message.contains("denied request") || status.message.contains("denied the request") =>
@@ -412,6 +415,11 @@ mod tests {
                 403,
                 "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: instances, requested: 1",
                 "resource_limit_exceeded",
+            ),
+            (
+                403,
+                "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
+                "service_unavailable",
             ),
             (
                 403,

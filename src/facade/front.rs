@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use prometheus_client::metrics::histogram::Histogram;
 use tower::Service as _;
@@ -256,7 +256,9 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
     }
     *response.body_mut() = Body::from(error.body(request_id));
     let headers = response.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, JSON);
+    // axum has set it for the empty body that stood for the error.
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, JSON);
     if error.code == ErrorCode::Unauthorized {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
@@ -292,5 +294,196 @@ fn method_label(method: &Method) -> &'static str {
         Method::DELETE => "DELETE",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use http_body_util::BodyExt as _;
+    use kube::{Client, Config};
+    use serde_json::{Value, json};
+
+    use super::{
+        super::{Dependencies, Facade},
+        *,
+    };
+    use crate::{
+        catalogue::Catalogue,
+        lifecycle::Timings,
+        providers::simulator::SimulatedUsage,
+        runtime::{SystemClock, watch::Change},
+    };
+
+    /// A facade whose API server cannot be reached, with one account and a key of each scope.
+    fn facade() -> Facade {
+        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let facade = Facade::new(Dependencies {
+            client: Client::try_from(nowhere).unwrap(),
+            clock: Arc::new(SystemClock),
+            metrics: Metrics::new(),
+            catalogue: Catalogue::default(),
+            timings: Timings::default(),
+            usage: Box::new(SimulatedUsage),
+        });
+        let mut listeners = facade.listeners();
+        let parse = |value: Value| Arc::new(serde_json::from_value(value).unwrap());
+        listeners.accounts.changed(&Change::Replaced(vec![parse(json!({
+            "metadata": { "name": "demo", "uid": "a" }, "spec": { "email": "ada@example.com" },
+            "status": { "namespace": "demo", "conditions": [{
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": "2026-11-21T10:00:00Z"
+            }] },
+        }))]));
+        let key = |text: &str| {
+            let digest = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(text));
+            let object = json!({
+                "metadata": { "name": text, "namespace": "demo", "uid": text }, "spec": { "sha256": digest, "scope": text },
+            });
+            Arc::new(serde_json::from_value(object).unwrap())
+        };
+        listeners
+            .keys
+            .changed(&Change::Replaced(vec![key("read"), key("write")]));
+        facade
+    }
+
+    fn synced() -> Facade {
+        let facade = facade();
+        facade
+            .listeners()
+            .instances
+            .changed(&Change::Replaced(Vec::new()));
+        facade
+    }
+
+    async fn ask(facade: &Facade, method: &str, path: &str, key: Option<&str>) -> (u16, HeaderMap, Value) {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let response = facade.answer(request.body(Body::empty()).unwrap()).await;
+        let (head, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        (head.status.as_u16(), head.headers, body)
+    }
+
+    #[tokio::test]
+    async fn each_refusal_comes_in_its_turn() {
+        let facade = synced();
+        let id = "/v1/instances/i-0000000000000000";
+        for (method, path, key, status, code) in [
+            ("GET", "/nothing", None, 404, "not_found"),
+            ("GET", "/v1/instances/", Some("write"), 404, "not_found"),
+            ("PUT", "/v1/instances", None, 405, "method_not_allowed"),
+            ("GET", "/v1/instances", None, 401, "unauthorized"),
+            ("GET", "/v1/instances", Some("other"), 401, "unauthorized"),
+            ("DELETE", id, Some("read"), 403, "token_readonly"),
+            ("POST", "/v1/instances", Some("write"), 400, "json_error"),
+            ("GET", "/v1/instances?limit=0", Some("read"), 422, "invalid_input"),
+            ("GET", "/v1/instances/nonsense", Some("read"), 404, "not_found"),
+            ("GET", id, Some("read"), 503, "service_unavailable"),
+            (
+                "POST",
+                &format!("{id}/start"),
+                Some("write"),
+                503,
+                "service_unavailable",
+            ),
+        ] {
+            let (found, headers, body) = ask(&facade, method, path, key).await;
+            let error = &body["error"];
+            assert_eq!((found, &error["code"]), (status, &json!(code)), "{method} {path}");
+            assert_eq!(error["request_id"], headers["x-request-id"].to_str().unwrap());
+            assert!(
+                !headers.contains_key(CONTENT_LENGTH),
+                "a wrong one would break the connection"
+            );
+            let known = ["read", "write"].map(Some).contains(&key) && code != "not_found";
+            assert_eq!(
+                headers.contains_key("ratelimit-remaining"),
+                known || path.ends_with("nonsense"),
+                "{path}"
+            );
+            assert_eq!(headers.contains_key(RETRY_AFTER), status == 503);
+            assert_eq!(headers.contains_key(WWW_AUTHENTICATE), status == 401);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_needs_no_api_server_is_answered_without_one() {
+        let facade = synced();
+        for (method, path) in [
+            ("GET", "/v1/instances"),
+            ("HEAD", "/v1/plans"),
+            ("GET", "/v1/openapi.json"),
+        ] {
+            assert_eq!(ask(&facade, method, path, Some("read")).await.0, 200, "{path}");
+        }
+        assert_eq!(ask(&facade, "GET", "/v1/openapi.json", None).await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_listed_before_the_first_list() {
+        let (status, headers, _) = ask(&facade(), "GET", "/v1/instances", Some("read")).await;
+        assert!(
+            status == 503 && headers.contains_key(RETRY_AFTER),
+            "an empty list would be a lie"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_500_in_the_format() {
+        let app = synced().app;
+        let path = "/v1/panic";
+        let router = Router::new().route(path, get(async || -> &'static str { panic!("on purpose") }));
+        let served = vec![openapi::Served {
+            path: path.to_owned(),
+            methods: vec![Method::GET],
+            needs_key: false,
+        }];
+        let metrics = Metrics::new();
+        let front = Front::with_router(app, metrics.clone(), router, served);
+        let response = front
+            .answer(Request::get(path).body(Body::empty()).unwrap())
+            .await;
+        assert_eq!(response.status(), 500);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"]["code"], "server_error");
+        assert!(!body.to_string().contains("on purpose"));
+        let page = metrics.render().unwrap();
+        assert!(
+            page.contains(r#"method="GET",route="/v1/panic",status="500""#),
+            "{page}"
+        );
+    }
+
+    #[tokio::test]
+    async fn every_route_is_counted_under_its_own_label() {
+        let facade = synced();
+        for served in openapi::router(facade.app.clone()).1 {
+            let path = served.path.replace("{id}", "i-0000000000000000");
+            let route = facade.front.routes.find(&path).unwrap();
+            assert_eq!(route.label, served.path);
+        }
+        ask(&facade, "GET", "/v1/nothing", None).await;
+        let page = facade.front.metrics.render().unwrap();
+        assert!(page.contains(r#"route="unknown",status="404""#), "{page}");
+    }
+
+    #[tokio::test]
+    async fn a_request_id_of_the_client_is_kept_if_it_is_sane() {
+        let id = |text: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(&X_REQUEST_ID, HeaderValue::from_bytes(text).unwrap());
+            request_id(&headers)
+        };
+        assert_eq!(id(b"mine-1"), "mine-1");
+        for bad in [&b""[..], b"a b", b"\xc3\xa4", &[b'x'; 129]] {
+            assert_eq!(id(bad).len(), 32);
+        }
+        assert_ne!(request_id(&HeaderMap::new()), request_id(&HeaderMap::new()));
     }
 }

@@ -44,7 +44,7 @@ const MAX_NAMES: u32 = 3;
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
         ("region" = Option<String>, Query, description = "Only instances of this region.", example = "fr-par-1"),
     ),
-    responses((status = 200, description = "A page of instances", body = inline(List<ListItem<'static>>))),
+    responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>)),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -76,7 +76,7 @@ pub async fn list(
     operation_id = "createInstance",
     tag = "instances",
     request_body = Order,
-    responses((status = 201, description = "The instance is being made", body = inline(Single<Created<'static>>))),
+    responses((status = 201, description = "The instance is being made", body = Single<Created<'static>>)),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -160,7 +160,7 @@ fn replay(app: &App, shown: &Shown, hash: &str) -> Result<Response, ApiError> {
     operation_id = "getInstance",
     tag = "instances",
     params(("include" = Option<String>, Query, description = "`metrics` adds the usage now.", pattern = "^metrics$", example = "metrics")),
-    responses((status = 200, description = "The instance", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 200, description = "The instance", body = Single<InstanceView<'static>>)),
 )]
 pub async fn detail(
     State(app): State<Arc<App>>,
@@ -188,7 +188,7 @@ pub async fn detail(
     operation_id = "changeInstance",
     tag = "instances",
     request_body = Change,
-    responses((status = 200, description = "The instance as it is now", body = inline(Single<InstanceView<'static>>))),
+    responses((status = 200, description = "The instance as it is now", body = Single<InstanceView<'static>>)),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,

@@ -4,9 +4,10 @@ use std::fmt;
 
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use utoipa::{
     PartialSchema, ToSchema,
-    openapi::{RefOr, schema::Schema},
+    openapi::{Ref, RefOr, schema::Schema},
 };
 
 use super::index::Shown;
@@ -82,7 +83,7 @@ impl Pagination {
 
 /// An instance in a list.
 #[derive(Serialize, ToSchema)]
-#[schema(as = InstanceListItem)]
+#[schema(as = InstanceSummary)]
 pub struct ListItem<'a> {
     /// Identifier, for all other requests.
     #[schema(schema_with = id_schema)]
@@ -137,7 +138,7 @@ fn updated_at(instance: &Instance) -> Timestamp {
 
 /// An instance that has just been asked for.
 #[derive(Serialize, ToSchema)]
-#[schema(as = CreatedInstance)]
+#[schema(as = NewInstance)]
 pub struct Created<'a> {
     /// Identifier, for all other requests.
     #[schema(schema_with = id_schema)]
@@ -179,7 +180,7 @@ impl<'a> Created<'a> {
 
 /// Everything about an instance.
 #[derive(Serialize, ToSchema)]
-#[schema(as = InstanceDetail)]
+#[schema(as = Instance)]
 pub struct InstanceView<'a> {
     /// Identifier.
     #[schema(schema_with = id_schema)]
@@ -300,33 +301,40 @@ impl From<Usage> for InstanceMetrics {
 }
 
 fn id_schema() -> RefOr<Schema> {
-    schema(&serde_json::json!({
-        "type": "string", "pattern": "^i-[a-z0-9]{16}$", "description": "Identifier.", "examples": ["i-4q7hz0c9k2m8x1ta"]
-    }))
+    Ref::from_schema_name("InstanceId").into()
 }
 
-/// REST never shows `deleting`.
 fn status_schema() -> RefOr<Schema> {
-    let shown: Vec<_> = InstanceState::ALL
+    Ref::from_schema_name("InstanceStatus").into()
+}
+
+/// The schemas that several answers share and no type of this crate has, by name.
+pub(super) fn shared_schemas() -> Value {
+    // REST never shows `deleting`.
+    let states: Vec<_> = InstanceState::ALL
         .into_iter()
         .filter(|state| *state != InstanceState::Deleting)
         .map(InstanceState::as_str)
         .collect();
-    schema(&serde_json::json!({
-        "type": "string", "enum": shown, "description": "Where the instance is in its lifecycle.", "examples": ["running"]
-    }))
+    json!({
+        "InstanceId": {
+            "type": "string", "pattern": "^i-[a-z0-9]{16}$", "description": "Identifier of an instance.",
+            "examples": ["i-4q7hz0c9k2m8x1ta"],
+        },
+        "InstanceStatus": {
+            "type": "string", "enum": states, "description": "Where an instance is in its lifecycle.",
+        },
+    })
 }
 
 /// A schema that is clearer as JSON; anything if it were none, which a test of the document would show.
-pub(super) fn schema(json: &serde_json::Value) -> RefOr<Schema> {
-    serde_json::from_value(json.clone()).unwrap_or_else(|_| serde_json::Value::schema())
+pub(super) fn schema(json: &Value) -> RefOr<Schema> {
+    serde_json::from_value(json.clone()).unwrap_or_else(|_| Value::schema())
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use serde_json::{Value, json};
 
     use super::*;
 

@@ -2,10 +2,21 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::error::ErrorCode, DOCUMENT_PATH, examples};
+use super::{
+    super::{error::ErrorCode, view},
+    DOCUMENT_PATH, examples,
+};
 
 /// Completes a document.
 pub(super) fn complete(document: &mut Value) {
+    name_generics(document);
+    tell_clients(document);
+    if let (Some(schemas), Value::Object(shared)) = (
+        document["components"]["schemas"].as_object_mut(),
+        view::shared_schemas(),
+    ) {
+        schemas.extend(shared);
+    }
     // The version of the API is in its paths (specification, section 9); this is the program's.
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     if let Some(components) = document["components"].as_object_mut() {
@@ -27,6 +38,56 @@ pub(super) fn complete(document: &mut Value) {
         for (method, operation) in object(operations) {
             Operation { path, method }.complete(operation);
         }
+    }
+}
+
+/// `Single_Instance` and `List_Plan` under the names that a person would give them.
+fn name_generics(document: &mut Value) {
+    let rename = |name: &str| match name.split_once('_') {
+        Some(("Single", of)) => format!("{of}Answer"),
+        Some(("List", of)) => format!("{of}List"),
+        _ => name.to_owned(),
+    };
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        *schemas = std::mem::take(schemas)
+            .into_iter()
+            .map(|(name, schema)| (rename(&name), schema))
+            .collect();
+    }
+    walk(document, &mut |node| {
+        if let Some(Value::String(reference)) = node.get_mut("$ref")
+            && let Some(name) = reference.strip_prefix("#/components/schemas/")
+        {
+            *reference = format!("#/components/schemas/{}", rename(name));
+        }
+    });
+}
+
+/// Comments of the code tell programmers where a rule comes from, on lines of a length. Clients need neither.
+fn tell_clients(document: &mut Value) {
+    walk(document, &mut |node| {
+        if let Some(Value::String(text)) = node.get_mut("description") {
+            let mut told = text.replace('\n', " ");
+            for source in [" (specification, section ", " (decisions, section "] {
+                if let Some(start) = told.find(source)
+                    && let Some(length) = told[start..].find(')')
+                {
+                    told.replace_range(start..=start + length, "");
+                }
+            }
+            *text = told;
+        }
+    });
+}
+
+fn walk(node: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>)) {
+    match node {
+        Value::Object(map) => {
+            visit(map);
+            map.values_mut().for_each(|child| walk(child, visit));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|child| walk(child, visit)),
+        _ => {}
     }
 }
 

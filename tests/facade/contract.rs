@@ -1,0 +1,158 @@
+//! Every answer that a test gets is held against the OpenAPI document.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use stellage::facade::openapi;
+
+use crate::support::{Answer, Tenant};
+
+/// Calls, and fails on an answer that the document does not describe, word for word: fields that it does not know count as
+/// wrong here, although clients have to put up with them.
+pub async fn call(
+    tenant: &Tenant,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+    headers: &[(&str, &str)],
+) -> Answer {
+    let answer = tenant.call_with(method.clone(), path, body, headers).await;
+    check(&method, path, &answer);
+    answer
+}
+
+/// As [`call`], and fails unless the status is this one.
+pub async fn expect(
+    tenant: &Tenant,
+    status: u16,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+    headers: &[(&str, &str)],
+) -> Answer {
+    let answer = call(tenant, method, path, body, headers).await;
+    assert_eq!(answer.status.as_u16(), status, "{path}: {answer:#?}");
+    answer
+}
+
+/// The code of an error.
+pub fn code(answer: &Answer) -> String {
+    answer.json()["error"]["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// The fields that an error's details name.
+pub fn fields(answer: &Answer) -> Vec<String> {
+    answer.json()["error"]["details"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|detail| detail["field"].as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// Fails on an answer that the document does not describe.
+pub fn check(method: &Method, path: &str, answer: &Answer) {
+    let document = openapi::value();
+    let path = path.split('?').next().unwrap_or_default();
+    let matches = |template: &str| {
+        template.split('/').count() == path.split('/').count()
+            && template
+                .split('/')
+                .zip(path.split('/'))
+                .all(|(expected, found)| expected.starts_with('{') || expected == found)
+    };
+    let paths = document["paths"].as_object().unwrap();
+    let (template, operations) = paths.iter().find(|(template, _)| matches(template)).unwrap();
+    let operation = &operations[method.as_str().to_ascii_lowercase()];
+    let response = &operation["responses"][answer.status.as_str()];
+    let what = format!("{method} {template} {}", answer.status);
+    assert!(!response.is_null(), "{what} is not described: {answer:#?}");
+    for (name, header) in response["headers"].as_object().unwrap() {
+        let header = resolve(header, document);
+        let is_there = answer.headers.contains_key(name.as_str());
+        assert!(
+            is_there || header["required"] != true,
+            "{what} has no {name}: {answer:#?}"
+        );
+        if header["schema"]["type"] == "integer" && is_there {
+            assert!(
+                answer.header(name).parse::<u64>().is_ok(),
+                "{what}: {name} is no integer"
+            );
+        }
+    }
+    for told in [
+        "etag",
+        "location",
+        "retry-after",
+        "www-authenticate",
+        "idempotency-replayed",
+    ] {
+        let described = response["headers"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .any(|name| name.eq_ignore_ascii_case(told));
+        assert!(
+            described || !answer.headers.contains_key(told),
+            "{what} has an undescribed {told}"
+        );
+    }
+    let Some(content) = response.get("content") else {
+        assert!(
+            answer.text.is_empty() && answer.status == StatusCode::NO_CONTENT,
+            "{what}"
+        );
+        return;
+    };
+    assert_eq!(answer.header("content-type"), "application/json", "{what}");
+    let mut schema = content["application/json"]["schema"].clone();
+    schema["components"] = document["components"].clone();
+    close(&mut schema);
+    let validator = jsonschema::draft202012::options()
+        .should_validate_formats(true)
+        .build(&schema)
+        .unwrap();
+    let body = answer.json();
+    let errors: Vec<_> = validator
+        .iter_errors(&body)
+        .map(|e| format!("{}: {e}", e.instance_path()))
+        .collect();
+    assert!(errors.is_empty(), "{what}: {errors:#?} in {body:#}");
+    if !answer.status.is_success() {
+        assert_eq!(
+            body["error"]["request_id"],
+            answer.header("x-request-id"),
+            "{what}"
+        );
+        let examples = content["application/json"]["examples"].as_object().unwrap();
+        let code = body["error"]["code"].as_str().unwrap();
+        assert!(
+            examples.contains_key(code),
+            "{what}: the code {code} is not described"
+        );
+    }
+}
+
+fn resolve<'a>(node: &'a Value, document: &'a Value) -> &'a Value {
+    match node.get("$ref").and_then(Value::as_str) {
+        Some(reference) => document.pointer(&reference[1..]).unwrap(),
+        None => node,
+    }
+}
+
+fn close(node: &mut Value) {
+    if node["type"] == "object"
+        && node.get("properties").is_some()
+        && node.get("additionalProperties").is_none()
+    {
+        node["additionalProperties"] = json!(false);
+    }
+    match node {
+        Value::Object(map) => map.values_mut().for_each(close),
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}

@@ -1,0 +1,226 @@
+//! The ten instance endpoints and the catalogue, as a client goes through them.
+
+use reqwest::Method;
+use serde_json::json;
+
+use super::{contract::expect, create, order, wait_for};
+use crate::support::Tenant;
+
+#[tokio::test]
+async fn an_instance_goes_through_all_its_operations() {
+    let tenant = Tenant::new("rest-life").await;
+    let mut body = order("web-1");
+    body["tags"] = json!(["env:prod", "env:prod", "b"]);
+    body["backup_enabled"] = json!(true);
+    body["private_network"] = json!("pn-abc1");
+    body["ssh_keys"] = json!([
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com\n"
+    ]);
+    let created = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    let data = created.json()["data"].clone();
+    let id = data["id"].as_str().unwrap();
+    let path = format!("/v1/instances/{id}");
+    assert_eq!(created.header("location"), path);
+    assert_eq!(
+        (&data["status"], &data["name"]),
+        (&json!("provisioning"), &json!("web-1"))
+    );
+    let message = created.json()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("a moment"), "half a second, here: {message}");
+    let running = wait_for(&tenant, id, "running").await;
+    assert_eq!(running["tags"], json!(["env:prod", "b"]));
+    assert_eq!(
+        (&running["vcpu"], &running["memory"], &running["disk_size"]),
+        (&json!(1), &json!(2), &json!(40))
+    );
+    assert!(running["ip_address"].is_string() && running["ipv6_address"].is_string());
+    assert!(running["backup_enabled"] == true && running["monitoring_enabled"] == false);
+    assert!(running.get("metrics").is_none() && running.get("pending_plan").is_none());
+
+    let metered = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?include=metrics"),
+        None,
+        &[],
+    )
+    .await;
+    assert!(
+        metered.json()["data"]["metrics"]["cpu_usage"].is_number(),
+        "{metered:?}"
+    );
+
+    for (action, at_once, then) in [
+        ("stop", "stopping", "stopped"),
+        ("start", "starting", "running"),
+        ("reboot", "rebooting", "running"),
+        ("poweroff", "stopping", "stopped"),
+    ] {
+        let answer = expect(&tenant, 202, Method::POST, &format!("{path}/{action}"), None, &[]).await;
+        assert_eq!(answer.json()["data"]["status"], at_once, "{action}");
+        assert!(answer.json()["message"].as_str().unwrap().contains("web-1"));
+        wait_for(&tenant, id, then).await;
+    }
+    let rebuild = json!({ "image": "ubuntu-24.04" });
+    let answer = expect(
+        &tenant,
+        202,
+        Method::POST,
+        &format!("{path}/rebuild"),
+        Some(&rebuild),
+        &[],
+    )
+    .await;
+    assert_eq!(answer.json()["data"]["status"], "rebuilding");
+    let rebuilt = wait_for(&tenant, id, "stopped").await;
+    assert_eq!(rebuilt["image"], "ubuntu-24.04");
+
+    let gone = expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    assert!(gone.text.is_empty());
+    for method in [Method::GET, Method::DELETE] {
+        expect(&tenant, 404, method, &path, None, &[]).await;
+    }
+    expect(&tenant, 404, Method::POST, &format!("{path}/start"), None, &[]).await;
+    let list = expect(&tenant, 200, Method::GET, "/v1/instances", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        list,
+        json!({ "data": [], "pagination": { "page": 1, "limit": 20, "total": 0, "total_pages": 0 } })
+    );
+}
+
+#[tokio::test]
+async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
+    let tenant = Tenant::new("rest-plan").await;
+    let id = create(&tenant, "web").await;
+    wait_for(&tenant, &id, "running").await;
+    let path = format!("/v1/instances/{id}");
+    let patch = async |body: serde_json::Value| {
+        expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
+            .await
+            .json()["data"]
+            .clone()
+    };
+    let pending = patch(json!({ "plan": "business", "reboot": false })).await;
+    assert_eq!(
+        (&pending["status"], &pending["plan"], &pending["pending_plan"]),
+        (&json!("running"), &json!("starter"), &json!("business"))
+    );
+    let cancelled = patch(json!({ "plan": "starter" })).await;
+    assert!(
+        cancelled["status"] == "running" && cancelled.get("pending_plan").is_none(),
+        "{cancelled}"
+    );
+    patch(json!({ "plan": "business", "reboot": false })).await;
+    let now = patch(json!({ "reboot": true })).await;
+    assert_eq!(now["status"], "resizing");
+    let done = wait_for(&tenant, &id, "running").await;
+    assert_eq!(
+        (&done["plan"], &done["vcpu"], &done["disk_size"]),
+        (&json!("business"), &json!(2), &json!(80))
+    );
+    let smaller =
+        patch(json!({ "plan": "starter", "name": "db", "tags": ["x"], "monitoring_enabled": true })).await;
+    assert_eq!(
+        (&smaller["status"], &smaller["name"]),
+        (&json!("resizing"), &json!("db"))
+    );
+    let done = wait_for(&tenant, &id, "running").await;
+    assert_eq!(
+        (&done["plan"], &done["disk_size"]),
+        (&json!("starter"), &json!(80)),
+        "a disk never shrinks"
+    );
+    let before = tenant.instances().get(&id).await.unwrap();
+    for nothing in [
+        json!({ "reboot": true }),
+        json!({ "reboot": false }),
+        json!({ "plan": "starter", "name": "db", "tags": ["x"] }),
+    ] {
+        patch(nothing).await;
+    }
+    let after = tenant.instances().get(&id).await.unwrap();
+    assert_eq!(
+        before.metadata.resource_version, after.metadata.resource_version,
+        "nothing is written"
+    );
+}
+
+#[tokio::test]
+async fn objects_of_kubectl_are_served_under_derived_ids() {
+    let tenant = Tenant::new("rest-kubectl").await;
+    let object = tenant.apply("web", |_| {}).await;
+    let id = object.id();
+    let detail = wait_for(&tenant, &id, "running").await;
+    assert_eq!(detail["name"], "web");
+    expect(
+        &tenant,
+        202,
+        Method::POST,
+        &format!("/v1/instances/{id}/stop"),
+        None,
+        &[],
+    )
+    .await;
+    wait_for(&tenant, &id, "stopped").await;
+    expect(
+        &tenant,
+        204,
+        Method::DELETE,
+        &format!("/v1/instances/{id}"),
+        None,
+        &[],
+    )
+    .await;
+    expect(
+        &tenant,
+        404,
+        Method::GET,
+        &format!("/v1/instances/{id}"),
+        None,
+        &[],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_catalogue_is_listed_in_pages() {
+    let tenant = Tenant::new("rest-catalogue").await;
+    let plans = expect(&tenant, 200, Method::GET, "/v1/plans", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        plans["data"][3],
+        json!({ "id": "enterprise", "vcpu": 8, "memory": 16, "disk_size": 320, "price_monthly": { "value": "60.00", "currency": "EUR" } })
+    );
+    let regions = expect(&tenant, 200, Method::GET, "/v1/regions?limit=1&page=2", None, &[])
+        .await
+        .json();
+    assert_eq!(
+        regions["data"],
+        json!([{ "id": "de-fra-1", "country": "de", "city": "fra" }])
+    );
+    assert_eq!(
+        regions["pagination"],
+        json!({ "page": 2, "limit": 1, "total": 3, "total_pages": 3 })
+    );
+    let images = expect(&tenant, 200, Method::GET, "/v1/images", None, &[])
+        .await
+        .json();
+    assert!(
+        images["data"]
+            .as_array()
+            .unwrap()
+            .contains(&json!({ "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04" }))
+    );
+    let document = reqwest::get(format!("{}/v1/openapi.json", tenant.url))
+        .await
+        .unwrap();
+    assert_eq!(document.status(), 200, "without a key");
+    assert_eq!(
+        document.json::<serde_json::Value>().await.unwrap()["openapi"],
+        "3.1.0"
+    );
+}
