@@ -103,10 +103,6 @@ impl Operator {
         self.daemon.stop(Duration::from_secs(30)).await
     }
 
-    pub fn pid(&self) -> u32 {
-        self.daemon.pid()
-    }
-
     /// The value of a metric, summed over the label sets that contain `labels`.
     pub async fn metric(&self, name: &str, labels: &str) -> f64 {
         let page = reqwest::get(format!("{}/metrics", self.metrics_url))
