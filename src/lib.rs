@@ -10,4 +10,5 @@ pub mod lifecycle;
 pub mod providers;
 pub mod resources;
 pub mod runtime;
+pub mod serve;
 pub mod settings;

@@ -1,58 +1,64 @@
-//! Arguments, then run.
-use std::{sync::Arc, time::Duration};
+//! The `stellage` program: arguments, then run.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
 use stellage::{
-    controllers::instance::{InstanceController, InstanceQueue},
-    lifecycle::Timings,
-    providers::simulator::Simulator,
-    resources::Instance,
-    runtime::{Health, Metrics, SystemClock, events::Events, watch::Watches},
+    cli,
+    serve::serve,
+    settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
+
+/// Turns a Kubernetes cluster into a small cloud: instances through a REST API or kubectl
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the REST API and run the controllers in one process
+    Run {
+        #[command(flatten)]
+        common: CommonSettings,
+        #[command(flatten)]
+        api: ApiSettings,
+        #[command(flatten)]
+        controller: ControllerSettings,
+    },
+    /// Serve the REST API only; any number of replicas
+    Api {
+        #[command(flatten)]
+        common: CommonSettings,
+        #[command(flatten)]
+        api: ApiSettings,
+    },
+    /// Run the controllers only; of several replicas one writes
+    Controller {
+        #[command(flatten)]
+        common: CommonSettings,
+        #[command(flatten)]
+        controller: ControllerSettings,
+    },
+    #[command(flatten)]
+    Administration(cli::Command),
+}
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .init();
-    if std::env::args().nth(1).as_deref() == Some("crds") {
-        for c in stellage::resources::crds() {
-            println!("---\n{}", serde_saphyr::to_string(&c)?);
+async fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Run { common, api, controller } => serve(common, Some(api), Some(controller)).await.map_err(Into::into),
+        Command::Api { common, api } => serve(common, Some(api), None).await.map_err(Into::into),
+        Command::Controller { common, controller } => serve(common, None, Some(controller)).await.map_err(Into::into),
+        Command::Administration(command) => cli::run(command).await.map_err(Box::<dyn std::error::Error>::from),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
-        println!("---\n{}", stellage::resources::DELETION_PROTECTION_POLICY);
-        return Ok(());
     }
-    let health = Health::default();
-    let client = stellage::runtime::client::connect(kube::Config::infer().await?, health.clone())?;
-    let metrics = Metrics::new();
-    let shutdown = tokio_util::sync::CancellationToken::new();
-    let queue = InstanceQueue::default();
-    let watches = Watches {
-        client: client.clone(),
-        health,
-        metrics: metrics.clone(),
-        shutdown: shutdown.clone(),
-    };
-    let store = watches.spawn::<Instance>(vec![Box::new(queue.clone())]);
-    store.wait_until_ready().await?;
-    let timings = Timings::for_provisioning(
-        std::env::var("P")
-            .ok()
-            .and_then(|p| p.parse().ok())
-            .unwrap_or(150.0),
-    );
-    let known = store.state();
-    let provider = Arc::new(Simulator::new(timings, known.iter().map(|i| &**i)));
-    let c = InstanceController {
-        client: client.clone(),
-        provider,
-        owns_namespace: Arc::new(|_| true),
-        catalogue: Default::default(),
-        timings,
-        clock: Arc::new(SystemClock),
-        metrics,
-        events: Events::new(client, "instance-controller", "x"),
-        concurrency: 256,
-        write_concurrency: 16,
-        provider_timeout: Duration::from_secs(10),
-    };
-    c.run(queue, store, shutdown).await;
-    Ok(())
 }

@@ -1,9 +1,9 @@
 //! `stellage run`, `stellage api` and `stellage controller`: puts the parts together, serves until SIGTERM, and stops in
 //! order.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use kube::{Client, Config, runtime::reflector::Store};
+use kube::{Config, runtime::reflector::Store};
 use thiserror::Error;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,7 @@ use crate::{
         account::{self, AccountController, AccountDirectory},
         instance::{InstanceController, InstanceQueue},
     },
-    facade::{self, Facade},
+    facade::{Facade, FacadeDeps},
     providers::simulator::{SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Instance},
     runtime::{
@@ -26,8 +26,12 @@ use crate::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
-/// How long after the start it is said what is still awaited, and how often from then on.
-const SAY_WHAT_IS_AWAITED_EVERY: Duration = Duration::from_secs(10);
+/// The task that may end while all goes on.
+const ANNOUNCEMENT: &str = "the announcement";
+/// How often it is looked whether all is ready.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// After how many looks it is said what is awaited: every ten seconds.
+const LOOKS_UNTIL_SAID: u32 = 200;
 
 /// Why serving ended before it was asked to, or never began.
 #[derive(Debug, Error)]
@@ -71,54 +75,91 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     telemetry::init(common.log_json);
     let shutdown = shutdown_on_signals()?;
-    let (health, metrics) = (Health::default(), Metrics::new());
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
-    let client = client::connect(config, health.clone())?;
+    let (health, metrics) = (Health::default(), Metrics::new());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener);
-    tokio::spawn(ops::serve(ops_listener, health.clone(), metrics.clone(), shutdown.clone()));
-    let api_listener = match &api {
-        Some(settings) => Some(bind(settings.listen, "--listen").await?),
-        None => None,
+    let mut tasks: Tasks = Vec::new();
+    // Watches outlive the serving, so that requests and reconciles under way still see their own writes.
+    let watches = Watches {
+        client: client::connect(config, health.clone())?,
+        health: health.clone(),
+        metrics: metrics.clone(),
+        shutdown: CancellationToken::new(),
     };
-    let api_url = api_listener.as_ref().map(url);
+    let _ended_last = watches.shutdown.clone().drop_guard();
+    tokio::spawn(ops::serve(ops_listener, health.clone(), metrics.clone(), watches.shutdown.clone()));
 
-    let mut parts = Parts::new(&client, &common, api.as_ref(), controller.as_ref(), &metrics);
-    // Watches outlive the serving, so that requests and reconciles under way can still see their own writes.
-    let watching = CancellationToken::new();
-    let watches =
-        Watches { client: client.clone(), health: health.clone(), metrics: metrics.clone(), shutdown: watching.clone() };
-    let accounts = watches.spawn::<Account>(std::mem::take(&mut parts.account_listeners));
-    let instances = watches.spawn::<Instance>(std::mem::take(&mut parts.instance_listeners));
-    if parts.facade.is_some() {
-        watches.spawn::<ApiKey>(std::mem::take(&mut parts.key_listeners));
-    }
-
-    let grace = Duration::from_secs(common.shutdown_grace_seconds);
-    let mut tasks: Vec<(&'static str, JoinHandle<Result<(), ServeError>>)> = Vec::new();
-    if let (Some(facade), Some(listener)) = (parts.facade.take(), api_listener) {
-        let shutdown = shutdown.clone();
+    let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
+    let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut api_url = None;
+    if let Some(settings) = api {
+        let listener = bind(settings.listen, "--listen").await?;
+        api_url = Some(url(&listener));
+        let facade = Facade::new(FacadeDeps {
+            client: watches.client.clone(),
+            catalogue: common.catalogue(),
+            timings: common.timings(),
+            clock: clock.clone(),
+            metrics: metrics.clone(),
+            usage: SimulatedUsage,
+        });
+        on_accounts.push(facade.account_listener());
+        on_instances.push(facade.instance_listener());
+        watches.spawn::<ApiKey>(vec![facade.key_listener()]);
+        let (shutdown, grace) = (shutdown.clone(), Duration::from_secs(common.shutdown_grace_seconds));
         tasks.push(("the facade", tokio::spawn(async move {
-            facade::serve(facade, listener, shutdown, grace).await;
+            facade.serve(listener, shutdown, grace).await;
             Ok(())
         })));
     }
-    if let Some(controllers) = parts.controllers.take() {
-        let election = LeaderElection::new(client.clone(), &controllers.settings.namespace, &controllers.identity, metrics);
-        let run = controllers.lead(election, accounts, instances, shutdown.clone(), grace);
-        tasks.push(("the controllers", tokio::spawn(run)));
+    let controllers = controller.map(|settings| {
+        let identity = lease::identity(settings.identity.as_deref());
+        Controllers {
+            accounts: AccountController::new(account::Deps {
+                client: watches.client.clone(),
+                namespace: settings.namespace.clone(),
+                service_account: settings.service_account.clone(),
+                identity: identity.clone(),
+                metrics: metrics.clone(),
+                clock: clock.clone(),
+            }),
+            settings,
+            common: common.clone(),
+            identity,
+            directory: AccountDirectory::default(),
+            queue: InstanceQueue::default(),
+            watches: watches.clone(),
+            clock,
+        }
+    });
+    if let Some(controllers) = &controllers {
+        on_accounts.push(controllers.accounts.account_listener());
+        on_instances.push(controllers.accounts.instance_listener());
+        on_instances.push(Box::new(controllers.queue.clone()));
     }
-    tokio::spawn(announce(health, common.ready_file, api_url, metrics_url, shutdown.clone()));
-
-    let result = wait(tasks, &shutdown).await;
-    watching.cancel();
-    result
+    let instances = watches.spawn(on_instances);
+    if let Some(controllers) = &controllers {
+        let (queue, instances) = (controllers.queue.clone(), instances.clone());
+        on_accounts.push(controllers.directory.listener(move |namespace| {
+            queue.again(instances.state_filter(|i| i.metadata.namespace.as_deref() == Some(namespace)));
+        }));
+    }
+    let accounts = watches.spawn(on_accounts);
+    if let Some(controllers) = controllers {
+        tasks.push(("the controllers", tokio::spawn(controllers.lead(accounts, instances, shutdown.clone()))));
+    }
+    tasks.push((ANNOUNCEMENT, tokio::spawn(announce(health, common.ready_file, api_url, metrics_url, shutdown.clone()))));
+    wait(tasks, &shutdown).await
 }
+
+type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
 
 /// The first part to end early ends all; otherwise each is waited for after the signal.
 async fn wait(
-    tasks: Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>,
+    tasks: Tasks,
     shutdown: &CancellationToken,
 ) -> Result<(), ServeError> {
     let mut result = Ok(());
@@ -128,7 +169,9 @@ async fn wait(
         .collect::<futures::stream::FuturesUnordered<_>>();
     while let Some((name, ended)) = futures::StreamExt::next(&mut running).await {
         let ended = match ended {
-            Ok(Ok(())) if shutdown.is_cancelled() => Ok(()),
+            Ok(Ok(())) if shutdown.is_cancelled() || name == ANNOUNCEMENT => {
+                continue;
+            }
             Ok(Err(error)) => Err(error),
             Ok(Ok(())) | Err(_) => Err(ServeError::Ended(name)),
         };
@@ -138,11 +181,139 @@ async fn wait(
     result
 }
 
-/// The parts that the settings ask for, and what they want to hear.
-struct Parts {
-    facade: Option<Facade<SimulatedUsage>>,
-    controllers: Option<Controllers>,
-    account_listeners: Vec<Box<dyn Listener<Account>>>,
-    instance_listeners: Vec<Box<dyn Listener<Instance>>>,
-    key_listeners: Vec<Box<dyn Listener<ApiKey>>>,
+/// What the controllers need beside what every part has.
+struct Controllers {
+    settings: ControllerSettings,
+    common: CommonSettings,
+    identity: String,
+    accounts: AccountController,
+    directory: AccountDirectory,
+    queue: InstanceQueue,
+    watches: Watches,
+    clock: Arc<dyn Clock>,
+}
+
+impl Controllers {
+    /// Waits for the Lease, and writes as long as it is held.
+    async fn lead(
+        self,
+        accounts: Store<Account>,
+        instances: Store<Instance>,
+        shutdown: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let Watches { client, metrics, .. } = self.watches.clone();
+        let namespace = &self.settings.namespace;
+        let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone());
+        // Warm before it writes: an Account that is merely not listed yet must not look like none.
+        let warm = async { accounts.wait_until_ready().await.and(instances.wait_until_ready().await) };
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            ready = warm => ready.map_err(|_| ServeError::Ended("a watch"))?,
+        }
+        let Some(leadership) = election.acquire(&shutdown).await else { return Ok(()) };
+
+        let timings = self.common.timings();
+        let known = instances.state();
+        let directory = self.directory;
+        let controller = InstanceController {
+            client: client.clone(),
+            provider: Arc::new(Simulator::new(timings, known.iter().map(|instance| &**instance))),
+            owns_namespace: Arc::new(move |namespace| directory.account_of(namespace).is_some()),
+            catalogue: self.common.catalogue(),
+            timings,
+            clock: self.clock,
+            metrics,
+            events: Events::new(client, "instance-controller", &self.identity),
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout: Duration::from_secs(self.settings.provider_timeout_seconds),
+        };
+        drop(known);
+        let work = async {
+            tokio::join!(
+                self.accounts.run(accounts, &self.watches, shutdown.clone()),
+                controller.run(self.queue, instances, shutdown.clone()),
+            )
+        };
+        let grace = Duration::from_secs(self.common.shutdown_grace_seconds);
+        let overdue = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(grace).await;
+        };
+        tokio::select! {
+            () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
+            _ = work => if !shutdown.is_cancelled() { return Err(ServeError::Ended("the controllers")) },
+            () = overdue => tracing::warn!(?grace, "reconciles are still under way; the next leader repeats them"),
+        }
+        leadership.release().await;
+        Ok(())
+    }
+}
+
+async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, flag, source })
+}
+
+/// The URL under which a listener can be reached from this machine.
+fn url(listener: &TcpListener) -> String {
+    listener.local_addr().map_or_else(
+        |_| String::new(),
+        |address| {
+            let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
+            let host = if host.contains(':') { format!("[{host}]") } else { host };
+            format!("http://{host}:{}", address.port())
+        },
+    )
+}
+
+/// Says what is awaited while something is, and when all is ready.
+async fn announce(
+    health: Health,
+    ready_file: Option<PathBuf>,
+    api_url: Option<String>,
+    metrics_url: String,
+    shutdown: CancellationToken,
+) -> Result<(), ServeError> {
+    let mut looks = 0_u32;
+    loop {
+        let awaited = health.not_ready();
+        if awaited.is_empty() {
+            break;
+        }
+        looks += 1;
+        if looks.is_multiple_of(LOOKS_UNTIL_SAID) {
+            tracing::warn!(?awaited, "still waiting");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+    tracing::info!(api = api_url, metrics = metrics_url, "ready");
+    let Some(path) = ready_file else { return Ok(()) };
+    // In one step, so that whoever waits for the file never reads half of it.
+    let half = path.with_extension("part");
+    let text = serde_json::json!({ "url": api_url, "metrics_url": metrics_url }).to_string();
+    let written = async {
+        tokio::fs::write(&half, text).await?;
+        tokio::fs::rename(&half, &path).await
+    };
+    written.await.map_err(ServeError::ReadyFile)
+}
+
+/// A token that SIGTERM and SIGINT cancel. A second signal does not wait.
+fn shutdown_on_signals() -> Result<CancellationToken, ServeError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
+    let shutdown = CancellationToken::new();
+    let cancel = shutdown.clone();
+    tokio::spawn(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        tracing::info!("stopping: finishing what is under way; a second signal ends at once");
+        cancel.cancel();
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        std::process::exit(1);
+    });
+    Ok(shutdown)
 }

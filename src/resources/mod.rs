@@ -1,8 +1,14 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "printer columns of one type repeat `type_` in one attribute each"
+)]
+
 pub mod account;
 pub mod api_key;
 pub mod conditions;
+mod crd;
 pub mod ids;
 pub mod instance;
 pub mod validation;
@@ -26,7 +32,9 @@ pub const ACCOUNT_LABEL: &str = "stellage.dev/account";
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![Account::crd(), ApiKey::crd(), Instance::crd()]
+    [Account::crd(), ApiKey::crd(), Instance::crd()]
+        .map(crd::polish)
+        .into()
 }
 
 /// The admission policy that makes `spec.deletionProtection` hold for every client: a

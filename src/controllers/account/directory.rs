@@ -39,7 +39,9 @@ impl AccountDirectory {
         Box::new(move |change: &Change<Account>| {
             // The lock is free again before anybody is told, as they will ask.
             let affected = index.write().changed(change);
-            affected.iter().for_each(|namespace| owner_changed(namespace));
+            for namespace in affected {
+                owner_changed(&namespace);
+            }
         })
     }
 }
@@ -93,7 +95,9 @@ impl Index {
         match change {
             Change::Replaced(all) => {
                 *self = Self::default();
-                all.iter().for_each(|account| self.insert(account));
+                for account in all {
+                    self.insert(account);
+                }
             }
             Change::Applied(account) => {
                 self.remove(account);

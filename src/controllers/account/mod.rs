@@ -140,7 +140,9 @@ impl AccountController {
                 shared.backoffs.reset(&uid(gone));
             }
             let affected = shared.claims.lock().changed(change);
-            affected.iter().for_each(|name| shared.enqueue(name));
+            for name in affected {
+                shared.enqueue(&name);
+            }
         })
     }
 
@@ -155,7 +157,9 @@ impl AccountController {
             }
             Change::Replaced(_) => {
                 let awaited: Vec<_> = shared.awaited.lock().iter().cloned().collect();
-                awaited.iter().for_each(|namespace| shared.enqueue_claimants(namespace));
+                for namespace in awaited {
+                    shared.enqueue_claimants(&namespace);
+                }
             }
             Change::Unreadable(_) => {}
         })
@@ -241,7 +245,9 @@ impl Shared {
 
     fn enqueue_claimants(&self, namespace: &str) {
         let names = self.claims.lock().names(namespace);
-        names.iter().for_each(|name| self.enqueue(name));
+        for name in names {
+            self.enqueue(&name);
+        }
     }
 
     fn content_changed(&self, namespace: &str) {

@@ -1,0 +1,314 @@
+//! `stellage account …`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    CliError,
+    connect::Cluster,
+    duration,
+    output::{self, Output},
+};
+use crate::resources::{
+    Account, AccountSpec,
+    conditions::{READY, STALLED, find},
+};
+
+/// From one look at an Account to the next.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Create, list and show accounts.
+#[derive(Debug, Subcommand)]
+pub enum AccountCommand {
+    /// Create an account and wait until it is ready
+    Create(CreateArgs),
+    /// List all accounts
+    List(ListArgs),
+    /// Show one account
+    Show(ShowArgs),
+}
+
+/// Create an account, with its namespace, and wait until it is ready.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Name of the account; also of its namespace, unless --namespace says otherwise
+    name: String,
+
+    /// E-mail address of the account holder
+    #[arg(long)]
+    email: String,
+
+    /// Namespace for everything of this account; one that is already there has to be labelled stellage.dev/account=NAME
+    #[arg(long)]
+    namespace: Option<String>,
+
+    /// Most instances that may exist at once [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=1_000_000))]
+    instance_quota: Option<i32>,
+
+    /// Most webhooks that may exist at once [default: 20]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=10_000))]
+    webhook_quota: Option<i32>,
+
+    /// REST requests an hour for each of the account's keys [default: 3600]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000_000_000))]
+    rate_limit_per_hour: Option<i32>,
+
+    /// Do not wait until the account is ready
+    #[arg(long)]
+    no_wait: bool,
+
+    /// How long to wait, such as 30s or 5m
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
+    timeout: Duration,
+
+    /// How the result is printed
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// List all accounts.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// How the result is printed
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Show one account.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Name of the account
+    name: String,
+
+    /// How the result is printed
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// An account as JSON shows it.
+#[derive(Serialize)]
+struct View<'a> {
+    name: &'a str,
+    id: Option<&'a str>,
+    email: &'a str,
+    namespace: &'a str,
+    instance_quota: Option<i32>,
+    webhook_quota: Option<i32>,
+    rate_limit_per_hour: u32,
+    ready: bool,
+    reason: Option<&'a str>,
+    message: Option<&'a str>,
+    created_at: Option<Timestamp>,
+}
+
+fn view(account: &Account) -> View<'_> {
+    let status = account.status.as_ref();
+    let ready = status.and_then(|status| find(&status.conditions, READY));
+    View {
+        name: account.metadata.name.as_deref().unwrap_or_default(),
+        id: status.and_then(|status| status.id.as_deref()),
+        email: &account.spec.email,
+        namespace: account.wanted_namespace(),
+        instance_quota: account.spec.instance_quota,
+        webhook_quota: account.spec.webhook_quota,
+        rate_limit_per_hour: account.rate_limit_per_hour(),
+        ready: ready.is_some_and(|ready| ready.status == "True"),
+        reason: ready.map(|ready| ready.reason.as_str()),
+        message: ready.map(|ready| ready.message.as_str()),
+        created_at: account.metadata.creation_timestamp.as_ref().map(|time| time.0),
+    }
+}
+
+pub(super) async fn run(command: AccountCommand) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    match command {
+        AccountCommand::Create(args) => create(&cluster, args).await,
+        AccountCommand::List(args) => list(&cluster, &args).await,
+        AccountCommand::Show(args) => {
+            let account = get(&cluster, &args.name).await?;
+            show(&account, args.output)
+        }
+    }
+}
+
+async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
+    let spec = AccountSpec {
+        email: args.email,
+        namespace: args.namespace,
+        instance_quota: args.instance_quota,
+        webhook_quota: args.webhook_quota,
+        rate_limit_per_hour: args.rate_limit_per_hour,
+    };
+    let api = Api::<Account>::all(cluster.client.clone());
+    let account = cluster
+        .call(
+            &format!("create account {}", args.name),
+            api.create(&PostParams::default(), &Account::new(&args.name, spec)),
+        )
+        .await
+        .map_err(|failure| failure.or(409, || CliError::AccountExists(args.name.clone())))?;
+    output::note(&format!("account {} created", args.name));
+    if args.no_wait {
+        return show(&account, args.output);
+    }
+    let account = wait_until_ready(cluster, account, args.timeout).await?;
+    show(&account, args.output)
+}
+
+async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
+    let mut accounts = all(cluster).await?;
+    accounts.sort_by_key(ResourceExt::name_any);
+    if args.output == Output::Json {
+        return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
+    }
+    if accounts.is_empty() {
+        output::note("There are no accounts. `stellage account create NAME --email E` makes one.");
+        return Ok(());
+    }
+    let now = Timestamp::now();
+    let rows: Vec<_> = accounts
+        .iter()
+        .map(|account| {
+            let view = view(account);
+            [
+                view.name.to_owned(),
+                view.id.unwrap_or("-").to_owned(),
+                view.email.to_owned(),
+                view.namespace.to_owned(),
+                view.instance_quota.map_or_else(|| "-".to_owned(), |n| n.to_string()),
+                readiness(&view),
+                view.created_at.map_or_else(|| "-".to_owned(), |since| duration::age(since, now)),
+            ]
+        })
+        .collect();
+    output::line(&output::table(
+        ["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
+        &rows,
+    ));
+    Ok(())
+}
+
+fn readiness(view: &View<'_>) -> String {
+    match (view.ready, view.reason) {
+        (true, _) => "True".to_owned(),
+        (false, Some(reason)) => format!("False ({reason})"),
+        (false, None) => "Unknown".to_owned(),
+    }
+}
+
+fn show(account: &Account, output: Output) -> Result<(), CliError> {
+    let view = view(account);
+    if output == Output::Json {
+        return output::json(&view);
+    }
+    let limit = |n: Option<i32>, default: &str| n.map_or_else(|| default.to_owned(), |n| n.to_string());
+    let lines = [
+        ("Name", view.name.to_owned()),
+        ("ID", view.id.unwrap_or("-").to_owned()),
+        ("Email", view.email.to_owned()),
+        ("Namespace", view.namespace.to_owned()),
+        ("Instance quota", limit(view.instance_quota, "no limit")),
+        ("Webhook quota", limit(view.webhook_quota, "20")),
+        ("Requests an hour", view.rate_limit_per_hour.to_string()),
+        ("Ready", readiness(&view)),
+        ("Message", view.message.unwrap_or("-").to_owned()),
+    ];
+    for (name, value) in lines {
+        output::line(&format!("{:<18}{value}", format!("{name}:")));
+    }
+    Ok(())
+}
+
+/// Every Account there is.
+pub(super) async fn all(cluster: &Cluster) -> Result<Vec<Account>, CliError> {
+    let api = Api::<Account>::all(cluster.client.clone());
+    let mut page = ListParams::default().limit(500);
+    let mut accounts = Vec::new();
+    loop {
+        let list = cluster.call("list accounts", api.list(&page)).await?;
+        accounts.extend(list.items);
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(accounts),
+        }
+    }
+}
+
+/// One Account.
+pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliError> {
+    let api = Api::<Account>::all(cluster.client.clone());
+    cluster
+        .call(&format!("read account {name}"), api.get(name))
+        .await
+        .map_err(|failure| failure.or(404, || CliError::NoAccount(name.to_owned())))
+}
+
+/// Waits until an Account is ready, and tells what goes on. Gives up at once where only somebody else can help.
+pub(super) async fn wait_until_ready(
+    cluster: &Cluster,
+    mut account: Account,
+    patience: Duration,
+) -> Result<Account, CliError> {
+    let name = account.name_any();
+    let not_ready = |what: String| CliError::NotReady {
+        name: name.clone(),
+        what,
+    };
+    let deadline = Instant::now() + patience;
+    let mut told = None;
+    loop {
+        if account.metadata.deletion_timestamp.is_some() {
+            return Err(not_ready(format!(
+                "is being deleted\n`kubectl get account {name} -o yaml` shows what it waits for."
+            )));
+        }
+        let observed = account
+            .status
+            .as_ref()
+            .filter(|status| status.observed_generation == account.metadata.generation);
+        let ready = observed.and_then(|status| find(&status.conditions, READY));
+        if ready.is_some_and(|ready| ready.status == "True") {
+            return Ok(account);
+        }
+        let stalled = observed
+            .and_then(|status| find(&status.conditions, STALLED))
+            .filter(|stalled| stalled.status == "True");
+        if let Some(stalled) = stalled {
+            return Err(not_ready(format!(
+                "exists, but cannot become ready ({}): {}",
+                stalled.reason, stalled.message
+            )));
+        }
+        let now = ready.map_or_else(
+            || "waiting for the operator".to_owned(),
+            |ready| format!("{}: {}", ready.reason, ready.message),
+        );
+        if Instant::now() >= deadline {
+            return Err(not_ready(match ready {
+                Some(_) => format!(
+                    "is not ready after {} s; {now}\nIt goes on by itself; `kubectl get account {name} -w` shows when.",
+                    patience.as_secs()
+                ),
+                None => format!(
+                    "exists, but nothing has looked at it for {} s: the operator seems not to be running\nStart it (`stellage controller`, or look at its Deployment); the account goes on by itself then.",
+                    patience.as_secs()
+                ),
+            }));
+        }
+        if told.as_ref() != Some(&now) {
+            output::note(&format!("account {name}: {now}"));
+            told = Some(now);
+        }
+        sleep(POLL).await;
+        account = get(cluster, &name).await?;
+    }
+}

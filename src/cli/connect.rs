@@ -1,0 +1,122 @@
+//! The connection to the cluster of the current kubeconfig, and its errors in words that name the fix.
+
+use std::future::Future;
+
+use kube::{Client, Config, core::Status};
+
+use super::CliError;
+use crate::runtime::{
+    Health,
+    client::{self, CallError, bounded},
+};
+
+/// A cluster, and how it is called.
+pub(super) struct Cluster {
+    pub(super) client: Client,
+    url: String,
+}
+
+impl Cluster {
+    /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
+    pub(super) async fn current() -> Result<Self, CliError> {
+        let config = Config::infer()
+            .await
+            .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
+        let url = config.cluster_url.to_string();
+        let client = client::connect(config, Health::default())
+            .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
+        Ok(Self { client, url })
+    }
+
+    /// Makes an API call. `doing` says what for, as in "list accounts".
+    pub(super) async fn call<T>(
+        &self,
+        doing: &str,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Failure> {
+        bounded(call).await.map_err(|error| self.failure(doing, &error))
+    }
+
+    fn failure(&self, doing: &str, error: &CallError) -> Failure {
+        let Some(status) = error.status() else {
+            let reason = match error {
+                CallError::Timeout => error.to_string(),
+                CallError::Api(error) => innermost(error),
+            };
+            let url = self.url.clone();
+            return Failure::new(None, CliError::Unreachable { url, reason });
+        };
+        let (doing, reason) = (doing.to_owned(), words(status));
+        let error = match status.code {
+            401 | 403 => CliError::Forbidden { doing, reason },
+            404 if kind_is_unknown(status) => CliError::CrdsMissing,
+            _ => CliError::Refused { doing, reason },
+        };
+        let known = !matches!(error, CliError::CrdsMissing);
+        Failure::new(known.then_some(status.code), error)
+    }
+}
+
+/// An API call that failed, with the status code where that alone tells something.
+pub(super) struct Failure {
+    code: Option<u16>,
+    error: Box<CliError>,
+}
+
+impl Failure {
+    fn new(code: Option<u16>, error: CliError) -> Self {
+        let error = Box::new(error);
+        Self { code, error }
+    }
+
+    /// The error to show: `special` if the API server answered with `code`.
+    pub(super) fn or(self, code: u16, special: impl FnOnce() -> CliError) -> CliError {
+        if self.code == Some(code) { special() } else { *self.error }
+    }
+}
+
+impl From<Failure> for CliError {
+    fn from(failure: Failure) -> Self {
+        *failure.error
+    }
+}
+
+/// A 404 for the path rather than for an object on it.
+fn kind_is_unknown(status: &Status) -> bool {
+    status
+        .details
+        .as_ref()
+        .is_none_or(|details| details.name.is_empty())
+}
+
+/// What the API server says, one wrong field a line.
+fn words(status: &Status) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let lines: Vec<String> = causes
+        .filter(|cause| !cause.message.is_empty())
+        .map(|cause| {
+            let message = cause
+                .message
+                .split_once(": ")
+                .filter(|(head, _)| head.starts_with("Invalid value"))
+                .map_or(cause.message.as_str(), |(_, rest)| rest.trim_start_matches("\"object\": "));
+            if cause.field.is_empty() || cause.field == "<nil>" {
+                message.to_owned()
+            } else {
+                format!("{}: {message}", cause.field)
+            }
+        })
+        .collect();
+    if lines.is_empty() { status.message.clone() } else { lines.join("\n  ") }
+}
+
+/// The cause at the bottom, which is the one that people can do something about.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        innermost = error.to_string();
+        source = error.source();
+    }
+    innermost
+}

@@ -1,0 +1,95 @@
+//! Spans of time on the command line: `30s`, `12h`, `90d`.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// A number with a unit: seconds, minutes, hours, days (24 h) or weeks.
+pub(super) fn parse(text: &str) -> Result<Duration, String> {
+    let wrong = || "must be a number with a unit, s, m, h, d or w, such as 30s or 90d".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        'w' => 604_800,
+        _ => return Err(wrong()),
+    };
+    let number = &text[..text.len() - unit.len_utf8()];
+    if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(|| "is too long".to_owned())
+}
+
+/// When something ends that is to last for a span from `now`, or until an RFC 3339 time; in whole seconds.
+pub(super) fn expiry(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let wrong = "must be a span such as 90d, 12h or 2w, or an RFC 3339 time such as 2027-01-31T00:00:00Z";
+    let end = if text.contains('T') || text.contains('t') {
+        text.parse::<Timestamp>().map_err(|_| wrong.to_owned())?
+    } else {
+        let span = parse(text).map_err(|_| wrong.to_owned())?;
+        let seconds = i64::try_from(span.as_secs()).map_err(|_| wrong.to_owned())?;
+        let end = now.as_second().checked_add(seconds);
+        let end = end.and_then(|end| Timestamp::from_second(end).ok());
+        end.ok_or_else(|| "is further in the future than time goes".to_owned())?
+    };
+    let end = Timestamp::from_second(end.as_second()).map_err(|error| error.to_string())?;
+    if end <= now {
+        return Err(format!("must be in the future; {end} is not"));
+    }
+    Ok(end)
+}
+
+/// An [`expiry`] counted from now, for clap.
+pub(super) fn expiry_from_now(text: &str) -> Result<Timestamp, String> {
+    expiry(text, Timestamp::now())
+}
+
+/// How long ago something was, as kubectl shows ages.
+pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = (now.as_second() - since.as_second()).max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expiry_is_a_span_or_a_time_and_lies_ahead() {
+        let now: Timestamp = "2026-11-21T10:00:00.5Z".parse().unwrap();
+        let good = [
+            ("90d", "2027-02-19T10:00:00Z"),
+            ("12h", "2026-11-21T22:00:00Z"),
+            ("2w", "2026-12-05T10:00:00Z"),
+            ("2027-01-31T00:00:00Z", "2027-01-31T00:00:00Z"),
+            ("2027-01-31T00:00:00+01:00", "2027-01-30T23:00:00Z"),
+        ];
+        for (text, end) in good {
+            assert_eq!(expiry(text, now).unwrap().to_string(), end, "{text}");
+        }
+        for bad in ["", "90", "d", "-1d", "1y", "0s", "2026-11-21", "2026-11-21T09:00:00Z", "99999999999999w", "9ä"] {
+            assert!(expiry(bad, now).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ages_read_as_in_kubectl() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(age(at(0), at(90)), "90s");
+        assert_eq!(age(at(0), at(86_400)), "24h");
+        assert_eq!(age(at(0), at(864_000)), "10d");
+        assert_eq!(age(at(10), at(0)), "0s", "clocks may differ");
+    }
+}

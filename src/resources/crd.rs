@@ -1,0 +1,113 @@
+//! What is made better in the schemas that derive macros give.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+
+/// Puts a CRD into the form that the API server takes without warnings and `kubectl explain` shows well.
+pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    for version in &mut crd.spec.versions {
+        if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
+            polish_schema(schema);
+        }
+    }
+    crd
+}
+
+fn polish_schema(schema: &mut JSONSchemaProps) {
+    // It only repeats the kind.
+    schema.title = None;
+    // Doc comments are wrapped at the editor's width, which is nobody else's.
+    if let Some(description) = &mut schema.description {
+        let paragraphs = description.split("\n\n").map(|p| p.replace('\n', " "));
+        *description = paragraphs.collect::<Vec<_>>().join("\n\n");
+    }
+    // Rust's unsigned integers have formats that OpenAPI does not know, and the API server warns about.
+    if let Some(format) = schema.format.as_deref().and_then(|format| match format {
+        "uint8" | "uint16" | "uint32" => Some("int32"),
+        "uint" | "uint64" => Some("int64"),
+        _ => None,
+    }) {
+        schema.format = Some(format.to_owned());
+    }
+    schema.properties.iter_mut().flatten().for_each(|(_, property)| polish_schema(property));
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => polish_schema(items),
+        Some(JSONSchemaPropsOrArray::Schemas(all)) => all.iter_mut().for_each(polish_schema),
+        None => {}
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        polish_schema(values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::crds;
+    use super::*;
+
+    /// Calls `see` with every schema below `path`.
+    fn walk(path: &str, schema: &JSONSchemaProps, see: &mut impl FnMut(&str, &JSONSchemaProps)) {
+        see(path, schema);
+        for (name, property) in schema.properties.iter().flatten() {
+            walk(&format!("{path}.{name}"), property, see);
+        }
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+            walk(&format!("{path}[]"), items, see);
+        }
+    }
+
+    fn walk_all(mut see: impl FnMut(&str, &JSONSchemaProps)) {
+        for crd in crds() {
+            let schema = crd.spec.versions[0].schema.as_ref().unwrap();
+            walk(&crd.spec.names.kind, schema.open_api_v3_schema.as_ref().unwrap(), &mut see);
+        }
+    }
+
+    #[test]
+    fn every_field_has_a_description_for_kubectl_explain() {
+        walk_all(|path, schema| {
+            let description = schema.description.as_deref().unwrap_or_default();
+            assert!(description.len() > 3, "{path} has no description");
+            assert!(!description.contains("Auto-generated"), "{path}: {description}");
+        });
+    }
+
+    #[test]
+    fn every_format_is_one_that_the_api_server_knows() {
+        walk_all(|path, schema| {
+            if let Some(format) = &schema.format {
+                assert!(["int32", "int64", "double", "date-time"].contains(&format.as_str()), "{path}: {format}");
+            }
+        });
+    }
+
+    #[test]
+    fn kubectl_prints_what_was_decided() {
+        let columns: Vec<(String, Vec<String>)> = crds()
+            .iter()
+            .map(|crd| {
+                let columns = crd.spec.versions[0].additional_printer_columns.iter().flatten();
+                let shown = columns.filter(|column| column.priority.unwrap_or(0) == 0);
+                (crd.spec.names.kind.clone(), shown.map(|column| column.name.clone()).collect())
+            })
+            .collect();
+        let expected: [(&str, &[&str]); 3] = [
+            ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
+            ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
+            ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
+        ];
+        assert_eq!(columns.len(), expected.len());
+        for ((kind, shown), (expected_kind, expected)) in columns.iter().zip(expected) {
+            assert_eq!(kind, expected_kind);
+            assert_eq!(shown, expected);
+        }
+    }
+
+    #[test]
+    fn all_kinds_are_in_the_category_stellage_and_none_in_all() {
+        for crd in crds() {
+            assert_eq!(crd.spec.names.categories.as_deref(), Some(&["stellage".to_owned()][..]));
+        }
+    }
+}
