@@ -4,47 +4,26 @@
 //! How many writes that are is counted from the API server's metrics: of Instances and their status, creations included.
 //! Kubernetes Events are not among them: the operator writes them in the background, nobody waits for them, and it drops
 //! them when the API server cannot keep up. They do share the machine, so a second line counts them too.
-//!
-//! The bare client is as cheap as one can be. It has the same number of connections for creating as here applies the
-//! instances, and as many for the rest as the operator has writes under way at most; it creates the same manifests, its
-//! other writes are merge patches of one number of the status, it reads nothing and decides nothing. It has the machine
-//! to itself, has the operator's identity, and goes twice: before and after.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use tokio::{
-    sync::{Mutex, mpsc},
-    task::JoinSet,
-};
+use serde_json::Value;
 
 use crate::{
     Result,
+    bare_client::{self, CREATORS},
     census::Writes,
     cluster::{Account, Cluster},
     load::{Extent, Load, as_f64},
     objects,
-    processes::processor_time_of,
+    processes::{processor_time, processor_time_of},
     product::Product,
     say,
-    sizes::Sizes,
     table::{Aim, Table},
 };
 
-/// Connections over which instances are applied.
-const CREATORS: usize = 32;
-/// The default of `--write-concurrency`.
-const WRITERS: usize = 16;
 /// How long all of them may take.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// Where the bare client's instances are: a namespace of nobody.
-const NOBODYS: &str = "nobodys";
 
 /// Instances that came to run.
 pub struct Converged {
@@ -77,7 +56,7 @@ pub async fn converge(
     let wanted = total(&connection.body())? + count;
 
     let servers = cluster.api_server_pids();
-    let used = || -> Result<_> { Ok((processor_time_of(&[product.pid])?, processor_time_of(&servers)?)) };
+    let used = || -> Result<_> { Ok((processor_time(product.pid)?, processor_time_of(&servers)?)) };
     let (before, (own_before, servers_before)) = (Writes::count(&cluster.admin).await?, used()?);
     let begun = Instant::now();
     let apply = Load {
@@ -100,7 +79,7 @@ pub async fn converge(
     let writes = Writes::count(&cluster.admin).await? - before;
     say(&format!(
         "  {took:.1?} (applied in {applied:.1?}): {} writes of instances, {} refused, {} Events; processor time: \
-         stellage {:.1?}, API server and etcd {:.1?}",
+         stellage {:.1} s, API server and etcd {:.1} s",
         writes.instances,
         writes.refused,
         writes.events,
@@ -136,104 +115,11 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
     Err(format!("{running} instances are running, not {wanted}").into())
 }
 
-/// What the bare client did.
-#[derive(Clone, Copy)]
-pub struct Bare {
-    writes: u64,
-    took: Duration,
-}
-
-/// Lets the bare client do its writes, and deletes what it made.
-pub async fn bare_client(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Bare> {
-    static TURN: AtomicU64 = AtomicU64::new(0);
-    let turn = TURN.fetch_add(1, Ordering::Relaxed);
-    let count = sizes.converging;
-    say(&format!(
-        "a bare client's turn: {count} creations and {patches} patches each"
-    ));
-    if turn == 0 {
-        let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
-        let body = Some(("application/json", namespace.as_str()));
-        cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
-    }
-    let prefix = format!("bare{turn}");
-    let before = Writes::count(&cluster.admin).await?;
-    let begun = Instant::now();
-    write(cluster, &prefix, count, patches).await?;
-    let took = begun.elapsed();
-    let writes = (Writes::count(&cluster.admin).await? - before).instances;
-    say(&format!("  {took:.1?}: {writes} writes"));
-    let delete = Load {
-        target: cluster.admin.clone(),
-        connections: CREATORS,
-        requests: objects::delete(&cluster.admin, NOBODYS, &prefix),
-        status: 200,
-        extent: Extent::Count(count),
-    };
-    delete.run().await?;
-    Ok(Bare { writes, took })
-}
-
-async fn write(cluster: &Cluster, prefix: &str, count: u64, patches: u64) -> Result<()> {
-    let (created, waiting) = mpsc::unbounded_channel::<u64>();
-    let waiting = Arc::new(Mutex::new(waiting));
-    let next = Arc::new(AtomicU64::new(0));
-    let requests = objects::create(&cluster.operator, NOBODYS, prefix);
-    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
-    for _ in 0..CREATORS {
-        let (target, created) = (cluster.operator.clone(), created.clone());
-        let (next, requests) = (Arc::clone(&next), Arc::clone(&requests));
-        tasks.spawn(async move {
-            let mut connection = target.connect().await?;
-            let mut request = Vec::new();
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= count {
-                    return Ok(());
-                }
-                request.clear();
-                requests(n, &mut request);
-                let status = connection.exchange(&request).await?;
-                if status != 201 {
-                    return Err(format!("a creation was answered with {status}").into());
-                }
-                created.send(n)?;
-            }
-        });
-    }
-    drop(created);
-    for _ in 0..WRITERS {
-        let (target, prefix) = (cluster.operator.clone(), prefix.to_owned());
-        let waiting = Arc::clone(&waiting);
-        tasks.spawn(async move {
-            let mut connection = target.connect().await?;
-            loop {
-                let next = waiting.lock().await.recv().await;
-                let Some(n) = next else { return Ok(()) };
-                let path = format!("{}/status?fieldManager=bench", objects::path(NOBODYS, &prefix, n));
-                for step in 1..=patches {
-                    // A different number each time: a patch that changes nothing is no write.
-                    let patch = json!({ "status": { "observedGeneration": step } }).to_string();
-                    let body = Some(("application/merge-patch+json", patch.as_str()));
-                    let status = connection.exchange(&target.request("PATCH", &path, body)).await?;
-                    if status != 200 {
-                        return Err(format!("a patch was answered with {status}").into());
-                    }
-                }
-            }
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    Ok(())
-}
-
 /// The lines of (d).
-pub fn report(table: &mut Table, converged: &Converged, bare: &[Bare]) {
+pub fn report(table: &mut Table, converged: &Converged, bare: &[bare_client::Turn]) {
     let per_write = |took: Duration, writes: u64| took.as_secs_f64() / as_f64(writes);
-    let bare_writes: u64 = bare.iter().map(|bare| bare.writes).sum();
-    let bare_took: Duration = bare.iter().map(|bare| bare.took).sum();
+    let bare_writes: u64 = bare.iter().map(|turn| turn.writes).sum();
+    let bare_took: Duration = bare.iter().map(|turn| turn.took).sum();
     let reference = per_write(bare_took, bare_writes);
     let Converged {
         instances,

@@ -26,7 +26,7 @@ pub async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
     let (before, begun) = (processor_time(product.pid)?, Instant::now());
     tokio::time::sleep(sizes.idle).await;
     let used = processor_time(product.pid)? - before;
-    Ok(used.as_secs_f64() / begun.elapsed().as_secs_f64())
+    Ok(used / begun.elapsed().as_secs_f64())
 }
 
 /// The lines of (e).

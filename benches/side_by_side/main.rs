@@ -16,7 +16,8 @@
 //! Progress goes to standard error, the table to standard output. `--quick` tries the bench itself, with numbers that mean
 //! nothing.
 
-mod bare;
+mod bare_client;
+mod bare_handler;
 mod census;
 mod cluster;
 mod convergence;
@@ -46,8 +47,8 @@ const LONGEST: Duration = Duration::from_mins(20);
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    if let Some(answers) = bare::wanted() {
-        return bare::serve(answers).await;
+    if let Some(answers) = bare_handler::wanted() {
+        return bare_handler::serve(answers).await;
     }
     let sizes = if std::env::args().any(|argument| argument == "--quick") {
         Sizes::QUICK
@@ -74,7 +75,7 @@ async fn measure(sizes: &Sizes) -> Result<Table> {
 
     // (d), between two runs of the bare client, while nothing else runs.
     let patches = first.patches_each();
-    let bare_before = convergence::bare_client(&cluster, patches, sizes).await?;
+    let bare_before = bare_client::turn(&cluster, patches, sizes).await?;
     let mut product = Product::run(&cluster).await?;
     let small_fresh = footprint::settled(&product, sizes).await?;
     let converged = convergence::converge(&cluster, &product, &account, "converge", sizes.converging).await?;
@@ -82,7 +83,7 @@ async fn measure(sizes: &Sizes) -> Result<Table> {
     convergence::converge(&cluster, &product, &account, "rest", rest).await?;
     let large_after = footprint::settled(&product, sizes).await?;
     product.stop().await?;
-    let bare_after = convergence::bare_client(&cluster, patches, sizes).await?;
+    let bare_after = bare_client::turn(&cluster, patches, sizes).await?;
 
     // (e), (a) and (b) on one fresh process with all ten thousand.
     let mut product = Product::run(&cluster).await?;

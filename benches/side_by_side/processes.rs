@@ -1,7 +1,5 @@
 //! What a process uses, from /proc.
 
-use std::time::Duration;
-
 use crate::Result;
 
 /// Of the times in /proc/PID/stat: USER_HZ, which is 100 on every architecture that this runs on.
@@ -19,17 +17,17 @@ pub fn resident_mib(pid: u32) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Processor time since the start, user and system together.
-pub fn processor_time(pid: u32) -> Result<Duration> {
+/// Seconds of processor time since the start, user and system together.
+pub fn processor_time(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the name in parentheses, which may hold anything.
     let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
     let mut ticks = || -> Result<f64> { Ok(fields.next().ok_or("no times")?.parse()?) };
-    Ok(Duration::from_secs_f64((ticks()? + ticks()?) / TICKS_A_SECOND))
+    Ok((ticks()? + ticks()?) / TICKS_A_SECOND)
 }
 
 /// Processor time of several processes together.
-pub fn processor_time_of(pids: &[u32]) -> Result<Duration> {
+pub fn processor_time_of(pids: &[u32]) -> Result<f64> {
     pids.iter().map(|pid| processor_time(*pid)).sum()
 }

@@ -6,13 +6,11 @@
 //! Requests a second on a shared machine include the load generator's own work, the same for all three but for TLS, so the
 //! processor time that each server itself takes for a request is told too.
 
-use std::{sync::Arc, time::Duration};
-
 use serde_json::Value;
 
 use crate::{
     Result,
-    bare::{Bare, Canned},
+    bare_handler::{BareHandler, Canned},
     cluster::{Account, Cluster},
     load::{self, CONNECTIONS, Extent, Load, Measured, as_f64},
     objects,
@@ -35,8 +33,8 @@ struct Side {
 
 struct Turn {
     measured: Measured,
-    /// Processor time that the server took for a request.
-    cost: Duration,
+    /// Microseconds of processor time that the server took for a request.
+    cost: f64,
 }
 
 impl Side {
@@ -64,9 +62,9 @@ impl Side {
         };
         let measured = load.run().await?;
         let used = processor_time_of(&self.pids)? - before;
-        let cost = used.div_f64(as_f64(measured.asked));
+        let cost = used * 1e6 / as_f64(measured.asked);
         say(&format!(
-            "  {}: {:.0} requests/s, p50 {:.2} ms, p99 {:.2} ms, {cost:.1?} of processor time each",
+            "  {}: {:.0} requests/s, p50 {:.2} ms, p99 {:.2} ms, {cost:.0} µs of processor time each",
             self.name,
             measured.rate(),
             measured.millis(0.5),
@@ -89,7 +87,7 @@ impl Side {
     }
 
     fn cost(&self) -> f64 {
-        self.median(|turn| turn.cost.as_secs_f64() * 1e6)
+        self.median(|turn| turn.cost)
     }
 }
 
@@ -135,7 +133,7 @@ pub async fn measure(
     if listed["data"].as_array().map(Vec::len) != Some(20) || listed["pagination"]["total"] != sizes.large {
         return Err(format!("not the page that was to be measured: {listed}").into());
     }
-    let mut bare = Bare::start(cluster, &canned).await?;
+    let mut bare = BareHandler::start(cluster, &canned).await?;
     let handler = bare.target(&account.key)?;
     for (canned, path) in canned.iter().zip([&page, &detail]) {
         if handler.call("GET", path, None).await?.body != canned.body.as_bytes() {
@@ -148,17 +146,17 @@ pub async fn measure(
         ("(b) detail", &detail, &raw_detail),
     ] {
         say(&format!("{label} out of {}", sizes.large));
-        let mut sides = [
+        let mut rivals = [
             Side::new("facade", &facade, path, vec![product.pid]),
             Side::new("bare handler", &handler, path, vec![bare.pid()]),
             Side::new("API server", &cluster.admin, raw, cluster.api_server_pids()),
         ];
         for _ in 0..sizes.rounds {
-            for side in &mut sides {
+            for side in &mut rivals {
                 side.turn(sizes).await?;
             }
         }
-        report(table, label, &sides);
+        report(table, label, &rivals);
     }
     bare.stop();
     Ok(())

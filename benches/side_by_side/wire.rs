@@ -168,17 +168,14 @@ impl Connection {
         };
         self.head = head.length;
         self.chunked = head.content_length.is_none();
-        match head.content_length {
-            Some(length) => {
-                while self.buffer.len() < head.length + length {
-                    self.read().await?;
-                }
+        if let Some(length) = head.content_length {
+            while self.buffer.len() < head.length + length {
+                self.read().await?;
             }
-            None => {
-                let mut at = head.length;
-                while !self.skip_chunks(&mut at)? {
-                    self.read().await?;
-                }
+        } else {
+            let mut at = head.length;
+            while !self.skip_chunks(&mut at)? {
+                self.read().await?;
             }
         }
         Ok(head.status)

@@ -53,12 +53,12 @@ impl Canned {
 }
 
 /// The running process.
-pub struct Bare {
+pub struct BareHandler {
     daemon: Daemon,
     url: String,
 }
 
-impl Bare {
+impl BareHandler {
     /// Starts this program again, as the bare server.
     pub async fn start(cluster: &Cluster, answers: &[Canned]) -> Result<Self> {
         let file = cluster.plane.folder().join("bare-answers.json");
