@@ -49,10 +49,20 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Run { common, api, controller } => serve(common, Some(api), Some(controller)).await.map_err(Into::into),
+        Command::Run {
+            common,
+            api,
+            controller,
+        } => serve(common, Some(api), Some(controller))
+            .await
+            .map_err(Into::into),
         Command::Api { common, api } => serve(common, Some(api), None).await.map_err(Into::into),
-        Command::Controller { common, controller } => serve(common, None, Some(controller)).await.map_err(Into::into),
-        Command::Administration(command) => cli::run(command).await.map_err(Box::<dyn std::error::Error>::from),
+        Command::Controller { common, controller } => {
+            serve(common, None, Some(controller)).await.map_err(Into::into)
+        }
+        Command::Administration(command) => cli::run(command)
+            .await
+            .map_err(Box::<dyn std::error::Error>::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

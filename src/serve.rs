@@ -13,7 +13,7 @@ use crate::{
         account::{self, AccountController, AccountDirectory},
         instance::{InstanceController, InstanceQueue},
     },
-    facade::{Facade, FacadeDeps},
+    facade::{self, Facade},
     providers::simulator::{SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Instance},
     runtime::{
@@ -90,7 +90,12 @@ pub async fn serve(
         shutdown: CancellationToken::new(),
     };
     let _ended_last = watches.shutdown.clone().drop_guard();
-    tokio::spawn(ops::serve(ops_listener, health.clone(), metrics.clone(), watches.shutdown.clone()));
+    tokio::spawn(ops::serve(
+        ops_listener,
+        health.clone(),
+        metrics.clone(),
+        watches.shutdown.clone(),
+    ));
 
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
@@ -98,22 +103,29 @@ pub async fn serve(
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
-        let facade = Facade::new(FacadeDeps {
+        let facade = Facade::new(facade::Dependencies {
             client: watches.client.clone(),
             catalogue: common.catalogue(),
             timings: common.timings(),
             clock: clock.clone(),
             metrics: metrics.clone(),
-            usage: SimulatedUsage,
+            usage: Box::new(SimulatedUsage),
         });
-        on_accounts.push(facade.account_listener());
-        on_instances.push(facade.instance_listener());
-        watches.spawn::<ApiKey>(vec![facade.key_listener()]);
-        let (shutdown, grace) = (shutdown.clone(), Duration::from_secs(common.shutdown_grace_seconds));
-        tasks.push(("the facade", tokio::spawn(async move {
-            facade.serve(listener, shutdown, grace).await;
-            Ok(())
-        })));
+        let facade::Listeners { instances, keys, accounts } = facade.listeners();
+        on_accounts.push(accounts);
+        on_instances.push(instances);
+        watches.spawn::<ApiKey>(vec![keys]);
+        let (shutdown, grace) = (
+            shutdown.clone(),
+            Duration::from_secs(common.shutdown_grace_seconds),
+        );
+        tasks.push((
+            "the facade",
+            tokio::spawn(async move {
+                facade.serve(listener, shutdown, grace).await;
+                Ok(())
+            }),
+        ));
     }
     let controllers = controller.map(|settings| {
         let identity = lease::identity(settings.identity.as_deref());
@@ -149,19 +161,28 @@ pub async fn serve(
     }
     let accounts = watches.spawn(on_accounts);
     if let Some(controllers) = controllers {
-        tasks.push(("the controllers", tokio::spawn(controllers.lead(accounts, instances, shutdown.clone()))));
+        tasks.push((
+            "the controllers",
+            tokio::spawn(controllers.lead(accounts, instances, shutdown.clone())),
+        ));
     }
-    tasks.push((ANNOUNCEMENT, tokio::spawn(announce(health, common.ready_file, api_url, metrics_url, shutdown.clone()))));
+    tasks.push((
+        ANNOUNCEMENT,
+        tokio::spawn(announce(
+            health,
+            common.ready_file,
+            api_url,
+            metrics_url,
+            shutdown.clone(),
+        )),
+    ));
     wait(tasks, &shutdown).await
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
 
 /// The first part to end early ends all; otherwise each is waited for after the signal.
-async fn wait(
-    tasks: Tasks,
-    shutdown: &CancellationToken,
-) -> Result<(), ServeError> {
+async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeError> {
     let mut result = Ok(());
     let mut running = tasks
         .into_iter()
@@ -205,12 +226,19 @@ impl Controllers {
         let namespace = &self.settings.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone());
         // Warm before it writes: an Account that is merely not listed yet must not look like none.
-        let warm = async { accounts.wait_until_ready().await.and(instances.wait_until_ready().await) };
+        let warm = async {
+            accounts
+                .wait_until_ready()
+                .await
+                .and(instances.wait_until_ready().await)
+        };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
             ready = warm => ready.map_err(|_| ServeError::Ended("a watch"))?,
         }
-        let Some(leadership) = election.acquire(&shutdown).await else { return Ok(()) };
+        let Some(leadership) = election.acquire(&shutdown).await else {
+            return Ok(());
+        };
 
         let timings = self.common.timings();
         let known = instances.state();
@@ -251,7 +279,13 @@ impl Controllers {
 }
 
 async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, flag, source })
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ServeError::Bind {
+            address,
+            flag,
+            source,
+        })
 }
 
 /// The URL under which a listener can be reached from this machine.
@@ -259,8 +293,16 @@ fn url(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(
         |_| String::new(),
         |address| {
-            let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
-            let host = if host.contains(':') { format!("[{host}]") } else { host };
+            let host = if address.ip().is_unspecified() {
+                "127.0.0.1".to_owned()
+            } else {
+                address.ip().to_string()
+            };
+            let host = if host.contains(':') {
+                format!("[{host}]")
+            } else {
+                host
+            };
             format!("http://{host}:{}", address.port())
         },
     )

@@ -10,7 +10,10 @@ use crate::support::{STELLAGE, new_key, shared};
 async fn run_line_of_readme(line: &str, key: &str) -> String {
     let root = env!("CARGO_MANIFEST_DIR");
     let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
-    assert!(readme.lines().any(|l| l.trim_start_matches("$ ").trim() == line), "the README does not say: {line}");
+    assert!(
+        readme.lines().any(|l| l.trim_start_matches("$ ").trim() == line),
+        "the README does not say: {line}"
+    );
     let cluster = shared().await;
     let binaries = std::path::Path::new(STELLAGE).parent().unwrap();
     let path = format!(
@@ -33,7 +36,8 @@ async fn run_line_of_readme(line: &str, key: &str) -> String {
     })
     .await
     .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
     text
 }
@@ -43,9 +47,16 @@ async fn the_examples_run_as_the_readme_says() {
     run_line_of_readme("kubectl apply -f examples/account.yaml", "").await;
     run_line_of_readme("kubectl wait --for=condition=Ready account/ada", "").await;
     run_line_of_readme("kubectl apply -f examples/instance.yaml", "").await;
-    run_line_of_readme("kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m", "").await;
+    run_line_of_readme(
+        "kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m",
+        "",
+    )
+    .await;
     let key = new_key(shared().await.plane, "ada", "write");
     let seen = run_line_of_readme("examples/create-and-wait.sh", &key).await;
-    assert!(seen.contains(": provisioning") || seen.contains(": running"), "{seen}");
+    assert!(
+        seen.contains(": provisioning") || seen.contains(": running"),
+        "{seen}"
+    );
     assert!(seen.contains("\"status\": \"running\""), "{seen}");
 }

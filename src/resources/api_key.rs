@@ -2,8 +2,9 @@
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
-use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+
+use super::times;
 
 /// What a key may do.
 #[derive(
@@ -59,23 +60,13 @@ pub struct ApiKeySpec {
 
     /// When the key stops working. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "optional_time")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
     pub expires_at: Option<Timestamp>,
 
     /// The key's last four characters, so that people can tell keys apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4))]
     pub last_characters: Option<String>,
-}
-
-fn optional_time(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "string", "format": "date-time", "nullable": true, "maxLength": 40,
-        "x-kubernetes-validations": [{
-            "rule": "self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')",
-            "message": "must be an RFC 3339 time such as 2027-01-31T00:00:00Z",
-        }]
-    })
 }
 
 impl ApiKey {

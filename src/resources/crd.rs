@@ -7,7 +7,11 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 /// Puts a CRD into the form that the API server takes without warnings and `kubectl explain` shows well.
 pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
-        if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
+        if let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut())
+        {
             polish_schema(schema);
         }
     }
@@ -30,7 +34,11 @@ fn polish_schema(schema: &mut JSONSchemaProps) {
     }) {
         schema.format = Some(format.to_owned());
     }
-    schema.properties.iter_mut().flatten().for_each(|(_, property)| polish_schema(property));
+    schema
+        .properties
+        .iter_mut()
+        .flatten()
+        .for_each(|(_, property)| polish_schema(property));
     match &mut schema.items {
         Some(JSONSchemaPropsOrArray::Schema(items)) => polish_schema(items),
         Some(JSONSchemaPropsOrArray::Schemas(all)) => all.iter_mut().for_each(polish_schema),
@@ -60,7 +68,11 @@ mod tests {
     fn walk_all(mut see: impl FnMut(&str, &JSONSchemaProps)) {
         for crd in crds() {
             let schema = crd.spec.versions[0].schema.as_ref().unwrap();
-            walk(&crd.spec.names.kind, schema.open_api_v3_schema.as_ref().unwrap(), &mut see);
+            walk(
+                &crd.spec.names.kind,
+                schema.open_api_v3_schema.as_ref().unwrap(),
+                &mut see,
+            );
         }
     }
 
@@ -77,7 +89,10 @@ mod tests {
     fn every_format_is_one_that_the_api_server_knows() {
         walk_all(|path, schema| {
             if let Some(format) = &schema.format {
-                assert!(["int32", "int64", "double", "date-time"].contains(&format.as_str()), "{path}: {format}");
+                assert!(
+                    ["int32", "int64", "double", "date-time"].contains(&format.as_str()),
+                    "{path}: {format}"
+                );
             }
         });
     }
@@ -89,7 +104,10 @@ mod tests {
             .map(|crd| {
                 let columns = crd.spec.versions[0].additional_printer_columns.iter().flatten();
                 let shown = columns.filter(|column| column.priority.unwrap_or(0) == 0);
-                (crd.spec.names.kind.clone(), shown.map(|column| column.name.clone()).collect())
+                (
+                    crd.spec.names.kind.clone(),
+                    shown.map(|column| column.name.clone()).collect(),
+                )
             })
             .collect();
         let expected: [(&str, &[&str]); 3] = [
@@ -107,7 +125,10 @@ mod tests {
     #[test]
     fn all_kinds_are_in_the_category_stellage_and_none_in_all() {
         for crd in crds() {
-            assert_eq!(crd.spec.names.categories.as_deref(), Some(&["stellage".to_owned()][..]));
+            assert_eq!(
+                crd.spec.names.categories.as_deref(),
+                Some(&["stellage".to_owned()][..])
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, ids};
+use super::{conditions, ids, times};
 
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
@@ -186,7 +186,7 @@ pub struct Operation {
     /// What is being done.
     pub kind: OperationKind,
     /// When it began.
-    #[schemars(schema_with = "time")]
+    #[schemars(schema_with = "times::time")]
     pub started_at: Timestamp,
     /// The power state that it ends in.
     pub ends_in: PowerState,
@@ -302,22 +302,22 @@ pub struct InstanceSpec {
     /// Set to a new RFC 3339 time to start a server that is off although powerState is Running (its guest shut itself
     /// down). Acted on when it differs from the one in status, whatever the time says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "nonce")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
     pub start_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to cut the server's power at once. It stays off only with powerState Stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "nonce")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
     pub power_off_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to reboot the server; a pending plan takes effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "nonce")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
     pub reboot_requested_at: Option<String>,
 
     /// Set to a new RFC 3339 time to reinstall the server from spec.image: what is on its disk is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "nonce")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
     pub rebuild_requested_at: Option<String>,
 
     /// Refuse to delete this instance, through REST and kubectl alike, until this is false again.
@@ -393,17 +393,17 @@ pub struct InstanceStatus {
 
     /// When the server was first made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "optional_time")]
+    #[schemars(schema_with = "times::optional_time")]
     pub provisioned_at: Option<Timestamp>,
 
     /// When the server was last powered on; network counters count from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "optional_time")]
+    #[schemars(schema_with = "times::optional_time")]
     pub started_at: Option<Timestamp>,
 
     /// When this status last changed in a way that an account holder can see.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "optional_time")]
+    #[schemars(schema_with = "times::optional_time")]
     pub updated_at: Option<Timestamp>,
 
     /// What the provider keeps about this server; nobody else reads it.
@@ -456,25 +456,6 @@ impl Instance {
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
-}
-
-fn time(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": "date-time" })
-}
-
-fn optional_time(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": "date-time", "nullable": true })
-}
-
-/// An RFC 3339 time used as a nonce: compared as a string, never by age.
-fn nonce(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "string", "nullable": true, "maxLength": 40,
-        "x-kubernetes-validations": [{
-            "rule": "self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')",
-            "message": "must be an RFC 3339 time such as 2026-11-21T10:00:00Z",
-        }]
-    })
 }
 
 fn ssh_keys(_: &mut SchemaGenerator) -> Schema {

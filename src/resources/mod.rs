@@ -11,6 +11,7 @@ pub mod conditions;
 mod crd;
 pub mod ids;
 pub mod instance;
+mod times;
 pub mod validation;
 
 pub use account::{Account, AccountSpec, AccountStatus};

@@ -8,6 +8,8 @@ pub mod health;
 pub mod lease;
 pub mod metrics;
 pub mod telemetry;
+pub mod ops;
+pub mod http;
 pub mod watch;
 
 pub use backoff::Backoffs;

@@ -1,0 +1,300 @@
+//! Request bodies: their size, their type, and JSON into [`Fields`].
+
+use std::{collections::HashSet, fmt, time::Duration};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, Request, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::{
+    error::{ApiError, Detail, ErrorCode},
+    fields::Fields,
+};
+
+/// Largest body (decisions, section 6).
+pub const MAX_BODY: usize = 64 * 1024;
+/// How long a body of that size may take to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a request says: its fields, and a digest of them.
+pub struct Input {
+    /// The fields of the JSON object.
+    pub fields: Fields,
+    /// The same for bodies that say the same: order of fields and white space do not count.
+    pub canonical: Vec<u8>,
+}
+
+/// Reads a JSON object that must be there.
+pub async fn required(request: Request<Body>) -> Result<Input, ApiError> {
+    let (head, body) = request.into_parts();
+    let bytes = read(&head.headers, body).await?;
+    if bytes.is_empty() {
+        return Err(ApiError::new(
+            ErrorCode::JsonError,
+            "the body is missing; it must be a JSON object",
+        ));
+    }
+    check_type(&head.headers)?;
+    parse(&bytes)
+}
+
+/// Reads a JSON object that may be left out.
+pub async fn optional(request: Request<Body>) -> Result<Input, ApiError> {
+    let (head, body) = request.into_parts();
+    let bytes = read(&head.headers, body).await?;
+    if bytes.is_empty() {
+        // Clients set a Content-Type also where they send nothing.
+        return parse(b"{}");
+    }
+    check_type(&head.headers)?;
+    parse(&bytes)
+}
+
+async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "the body is over 64 KiB");
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > MAX_BODY as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(READ_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::new(ErrorCode::JsonError, "the body ends too early")),
+        Err(_) => Err(ApiError::new(
+            ErrorCode::JsonError,
+            "the body did not arrive within 30 s",
+        )),
+    }
+}
+
+/// No Content-Type is taken as JSON; anything else must be `application/json` or `application/…+json`.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let refusal = |message: &'static str| ApiError::new(ErrorCode::UnsupportedMediaType, message);
+    if headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+    {
+        return Err(refusal("the body must be sent without a Content-Encoding"));
+    }
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let essence = value
+        .to_str()
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim_ascii()
+        .to_ascii_lowercase();
+    let is_json = essence
+        .strip_prefix("application/")
+        .is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json"));
+    if is_json {
+        Ok(())
+    } else {
+        Err(refusal("the Content-Type must be application/json"))
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Input, ApiError> {
+    let parsed: Parsed = serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
+    let Parsed::Object(pairs) = parsed else {
+        return Err(ApiError::invalid(vec![Detail::new(
+            "body",
+            "invalid_type",
+            "must be a JSON object",
+        )]));
+    };
+    let mut problems = Vec::new();
+    let mut names = HashSet::with_capacity(pairs.len());
+    let mut entries = Vec::with_capacity(pairs.len());
+    for (name, value) in pairs {
+        if names.insert(name.clone()) {
+            entries.push((name, value));
+        } else {
+            problems.push(Detail::new(name, "duplicate_field", "must not be there twice"));
+        }
+    }
+    let canonical = canonical(&entries);
+    Ok(Input {
+        fields: Fields::new(entries, problems),
+        canonical,
+    })
+}
+
+fn canonical(entries: &[(String, Value)]) -> Vec<u8> {
+    let mut sorted: Vec<&(String, Value)> = entries.iter().collect();
+    sorted.sort_by(|a, b| a.0.cmp(&b.0));
+    serde_json::to_vec(&sorted).unwrap_or_default()
+}
+
+/// A JSON text whose top level keeps what a map would lose: fields that are there twice.
+enum Parsed {
+    Object(Vec<(String, Value)>),
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Parsed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TopLevel;
+
+        impl<'de> Visitor<'de> for TopLevel {
+            type Value = Parsed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Parsed::Object(entries))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Parsed, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Parsed::Other)
+            }
+
+            fn visit_unit<E>(self) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Parsed, E> {
+                Ok(Parsed::Other)
+            }
+        }
+
+        deserializer.deserialize_any(TopLevel)
+    }
+}
+
+#[cfg(test)]
+pub(super) fn input(body: &str) -> Result<Input, ApiError> {
+    parse(body.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(content_type: Option<&str>, body: impl Into<Body>) -> Request<Body> {
+        let mut request = Request::new(body.into());
+        if let Some(value) = content_type {
+            request.headers_mut().insert("content-type", value.parse().unwrap());
+        }
+        request
+    }
+
+    async fn code(request: Request<Body>) -> &'static str {
+        match required(request).await {
+            Ok(_) => "ok",
+            Err(error) => error.code.as_str(),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_json_is_taken() {
+        for good in [
+            None,
+            Some("application/json"),
+            Some("Application/JSON; charset=utf-8"),
+            Some("application/merge-patch+json"),
+        ] {
+            assert_eq!(code(request(good, "{}")).await, "ok", "{good:?}");
+        }
+        for bad in [
+            "",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/jsonp",
+            "text/json",
+            "application/yaml",
+        ] {
+            assert_eq!(code(request(Some(bad), "{}")).await, "unsupported_media_type", "{bad}");
+        }
+        let mut packed = request(None, "{}");
+        packed.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+        assert_eq!(code(packed).await, "unsupported_media_type");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_no_json_says_where() {
+        for bad in ["", "{", "{]", "nonsense", "{} x", "{\"a\":1,}", "\u{feff}{}"] {
+            assert_eq!(code(request(None, bad)).await, "json_error", "{bad}");
+        }
+        let deep = "[".repeat(10_000);
+        assert_eq!(code(request(None, deep)).await, "json_error");
+        assert_eq!(code(request(None, &b"{\"a\":\"\xff\"}"[..])).await, "json_error");
+        let error = required(request(None, "{\n \"a\" 1}")).await.err().unwrap();
+        assert!(error.message.contains("line 2 column 6"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn json_that_is_no_object_is_invalid_input() {
+        for other in ["null", "true", "1", "-1", "1.5", "\"a\"", "[]", "[{\"a\":[1]}]"] {
+            assert_eq!(code(request(None, other)).await, "invalid_input", "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn bodies_are_bounded_with_and_without_a_length() {
+        let fits = format!("{{\"a\":\"{}\"}}", "x".repeat(MAX_BODY - 8));
+        assert_eq!(fits.len(), MAX_BODY);
+        assert_eq!(code(request(None, fits.clone())).await, "ok");
+        let over = fits.replace("{\"a\"", "{ \"a\"");
+        assert_eq!(code(request(None, over.clone())).await, "payload_too_large");
+        let pieces = over.into_bytes().chunks(1000).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let stream = futures::stream::iter(pieces.into_iter().map(Ok::<_, std::io::Error>));
+        assert_eq!(code(request(None, Body::from_stream(stream))).await, "payload_too_large");
+        let mut announced = request(None, "{}");
+        announced.headers_mut().insert("content-length", "65537".parse().unwrap());
+        assert_eq!(code(announced).await, "payload_too_large");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_an_empty_object_where_a_body_is_optional() {
+        for empty in [None, Some("application/x-www-form-urlencoded")] {
+            let input = optional(request(empty, "")).await.ok().unwrap();
+            assert!(input.fields.finish().is_ok());
+        }
+        assert!(optional(request(Some("text/plain"), "x")).await.is_err());
+    }
+
+    #[test]
+    fn order_and_white_space_do_not_count_and_a_field_twice_is_refused() {
+        let one = input(r#"{"a":1,"b":[2]}"#).ok().unwrap();
+        assert_eq!(one.canonical, input(r#" { "b" : [2], "a":1}"#).ok().unwrap().canonical);
+        assert_ne!(one.canonical, input(r#"{"a":1,"b":[3]}"#).ok().unwrap().canonical);
+        let mut twice = input(r#"{"a":1,"a":2}"#).ok().unwrap();
+        twice.fields.skip("a");
+        let error = twice.fields.finish().unwrap_err();
+        assert_eq!(error.details.len(), 1);
+        assert_eq!(error.details[0].code, "duplicate_field");
+    }
+}

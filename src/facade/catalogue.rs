@@ -1,0 +1,157 @@
+//! `/v1/plans`, `/v1/regions`, `/v1/images`: what can be ordered, in pages like every list.
+
+use std::sync::Arc;
+
+use axum::{extract::State, response::Response};
+use http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{
+    App, answer,
+    error::ApiError,
+    query::Parameters,
+    request::Caller,
+    view::{List, Pagination},
+};
+use crate::resources::Plan;
+
+/// An amount of money.
+#[derive(Serialize, ToSchema)]
+pub struct Money {
+    /// Decimal number with two places.
+    #[schema(pattern = r"^[0-9]+\.[0-9]{2}$", example = "5.00")]
+    value: String,
+    /// ISO 4217 code.
+    #[schema(pattern = "^[A-Z]{3}$", example = "EUR")]
+    currency: &'static str,
+}
+
+/// A plan that can be ordered.
+#[derive(Serialize, ToSchema)]
+pub struct PlanItem {
+    /// The plan, as requests name it.
+    id: Plan,
+    /// Virtual CPUs.
+    #[schema(minimum = 1)]
+    vcpu: i32,
+    /// Memory in GB.
+    #[schema(minimum = 1)]
+    memory: i32,
+    /// Disk in GB.
+    #[schema(minimum = 1)]
+    disk_size: i32,
+    /// Price of a month.
+    price_monthly: Money,
+}
+
+/// A region in which instances can be made.
+#[derive(Serialize, ToSchema)]
+pub struct RegionItem<'a> {
+    /// The region code, as requests name it: `<country>-<city>-<n>`.
+    #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", example = "fr-par-1")]
+    id: &'a str,
+    /// Country, as an ISO 3166 code in lower case.
+    #[schema(pattern = "^[a-z]{2}$", example = "fr")]
+    country: &'a str,
+    /// City code.
+    #[schema(pattern = "^[a-z]{3,}$", example = "par")]
+    city: &'a str,
+}
+
+/// An image that can be installed.
+#[derive(Serialize, ToSchema)]
+pub struct ImageItem<'a> {
+    /// The image identifier, as requests name it.
+    #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", example = "debian-13")]
+    id: &'a str,
+    /// The distribution.
+    #[schema(example = "debian")]
+    distribution: &'a str,
+    /// Its version; `null` where the identifier names none.
+    #[schema(required, example = "13")]
+    version: Option<&'a str>,
+}
+
+/// Lists the plans
+///
+/// Smallest first.
+#[utoipa::path(
+    get, path = "/v1/plans", operation_id = "listPlans", tag = "catalogue",
+    responses((status = 200, description = "A page of plans", body = inline(List<PlanItem>))),
+)]
+pub async fn plans(_: Caller, parameters: Parameters) -> Result<Response, ApiError> {
+    let item = |plan: &Plan| {
+        let size = plan.size();
+        PlanItem {
+            id: *plan,
+            vcpu: size.vcpu,
+            memory: size.memory_gb,
+            disk_size: size.disk_gb,
+            price_monthly: Money {
+                value: format!("{}.00", size.price_eur),
+                currency: "EUR",
+            },
+        }
+    };
+    page(&parameters, &Plan::ALL, item)
+}
+
+/// Lists the regions
+#[utoipa::path(
+    get, path = "/v1/regions", operation_id = "listRegions", tag = "catalogue",
+    responses((status = 200, description = "A page of regions", body = inline(List<RegionItem<'static>>))),
+)]
+pub async fn regions(
+    State(app): State<Arc<App>>,
+    _: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    page(&parameters, &app.catalogue.regions, |region| {
+        let mut parts = region.split('-');
+        RegionItem {
+            id: region,
+            country: parts.next().unwrap_or_default(),
+            city: parts.next().unwrap_or_default(),
+        }
+    })
+}
+
+/// Lists the images
+#[utoipa::path(
+    get, path = "/v1/images", operation_id = "listImages", tag = "catalogue",
+    responses((status = 200, description = "A page of images", body = inline(List<ImageItem<'static>>))),
+)]
+pub async fn images(
+    State(app): State<Arc<App>>,
+    _: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    page(&parameters, &app.catalogue.images, |image| {
+        let (distribution, version) = match image.split_once('-') {
+            Some((distribution, version)) => (distribution, Some(version)),
+            None => (image.as_str(), None),
+        };
+        ImageItem {
+            id: image,
+            distribution,
+            version,
+        }
+    })
+}
+
+fn page<'a, T, I: Serialize>(
+    parameters: &Parameters,
+    all: &'a [T],
+    item: impl Fn(&'a T) -> I,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let skip = usize::try_from(paging.page - 1)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(paging.limit);
+    let list = List {
+        data: all.iter().skip(skip).take(paging.limit).map(item).collect(),
+        pagination: Pagination::new(paging.page, paging.limit, all.len()),
+    };
+    answer::json(StatusCode::OK, &list, 1024)
+}

@@ -1,0 +1,192 @@
+//! Reads typed fields out of a JSON object and collects everything that is wrong with them, so that one answer names it
+//! all.
+
+use serde_json::Value;
+
+use super::error::{ApiError, Detail};
+
+type Check<'a> = &'a dyn Fn(&str) -> Result<(), &'static str>;
+
+/// The fields of a request that have not been read yet, and what was wrong with those that have.
+pub struct Fields {
+    entries: Vec<(String, Value)>,
+    problems: Vec<Detail>,
+}
+
+impl Fields {
+    pub(super) fn new(entries: Vec<(String, Value)>, problems: Vec<Detail>) -> Self {
+        Self { entries, problems }
+    }
+
+    /// Whether nothing was sent.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.problems.is_empty()
+    }
+
+    /// Everything must have been read by now: what is left is unknown. 422 if anything is wrong.
+    pub fn finish(mut self) -> Result<(), ApiError> {
+        for (name, _) in self.entries {
+            self.problems
+                .push(Detail::new(name, "unknown_field", "is not known here"));
+        }
+        if self.problems.is_empty() {
+            Ok(())
+        } else {
+            Err(ApiError::invalid(self.problems))
+        }
+    }
+
+    /// Notes that something is wrong.
+    pub fn problem(&mut self, detail: Detail) {
+        self.problems.push(detail);
+    }
+
+    /// A field that must be there was not.
+    pub fn missing<T>(&mut self, field: &'static str, value: Option<T>) -> Option<T> {
+        let already_told = self.problems.iter().any(|problem| problem.field == field);
+        if value.is_none() && !already_told {
+            self.problem(Detail::new(field, "missing", "is required"));
+        }
+        value
+    }
+
+    /// A string that passes the check.
+    pub fn string(&mut self, field: &'static str, check: Check<'_>) -> Option<String> {
+        match self.take(field)? {
+            Value::String(text) => match check(&text) {
+                Ok(()) => Some(text),
+                Err(must) => {
+                    self.problem(Detail::new(field, "invalid_value", must));
+                    None
+                }
+            },
+            other => {
+                self.wrong_type(field, &other, "a string");
+                None
+            }
+        }
+    }
+
+    /// A boolean.
+    pub fn boolean(&mut self, field: &'static str) -> Option<bool> {
+        match self.take(field)? {
+            Value::Bool(value) => Some(value),
+            other => {
+                self.wrong_type(field, &other, "true or false");
+                None
+            }
+        }
+    }
+
+    /// An array of at most `most` strings that pass the check.
+    pub fn strings(&mut self, field: &'static str, most: usize, check: Check<'_>) -> Option<Vec<String>> {
+        let items = match self.take(field)? {
+            Value::Array(items) => items,
+            other => {
+                self.wrong_type(field, &other, "an array of strings");
+                return None;
+            }
+        };
+        if items.len() > most {
+            self.problem(Detail::new(
+                field,
+                "invalid_value",
+                format!("must have at most {most} elements"),
+            ));
+            return None;
+        }
+        let mut values = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            let element = || format!("{field}[{index}]");
+            match item {
+                Value::String(text) => match check(&text) {
+                    Ok(()) => values.push(text),
+                    Err(must) => self.problem(Detail::new(element(), "invalid_value", must)),
+                },
+                Value::Null => self.problem(Detail::new(element(), "null", "must be a string, not null")),
+                _ => self.problem(Detail::new(element(), "invalid_type", "must be a string")),
+            }
+        }
+        Some(values)
+    }
+
+    /// A field that must not be sent here.
+    pub fn immutable(&mut self, field: &'static str, fix: &'static str) {
+        if self.skip(field) {
+            self.problem(Detail::new(field, "immutable", fix));
+        }
+    }
+
+    /// Drops a field. Returns whether it was there.
+    pub fn skip(&mut self, field: &str) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|(name, _)| name != field);
+        self.entries.len() < before
+    }
+
+    fn take(&mut self, field: &str) -> Option<Value> {
+        let at = self.entries.iter().position(|(name, _)| name == field)?;
+        Some(self.entries.swap_remove(at).1)
+    }
+
+    fn wrong_type(&mut self, field: &'static str, found: &Value, must_be: &str) {
+        let detail = match found {
+            Value::Null => Detail::new(field, "null", format!("must be {must_be}, not null; leave it out instead")),
+            _ => Detail::new(field, "invalid_type", format!("must be {must_be}")),
+        };
+        self.problem(detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::body::input;
+
+    fn short(text: &str) -> Result<(), &'static str> {
+        if text.len() < 4 { Ok(()) } else { Err("must be short") }
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_named_at_once() {
+        let body = r#"{"name":"far too long","on":"yes","off":null,"tags":["ok",1,null,"too long"],"many":["a","b"],"zzz":1,"id":"x"}"#;
+        let mut fields = input(body).ok().unwrap().fields;
+        fields.string("name", &short);
+        fields.boolean("on");
+        fields.boolean("off");
+        fields.strings("tags", 10, &short);
+        fields.strings("many", 1, &short);
+        fields.immutable("id", "cannot be chosen");
+        let plan = fields.string("plan", &short);
+        fields.missing("plan", plan);
+        let name = None::<String>;
+        fields.missing("name", name);
+        let error = fields.finish().unwrap_err();
+        let told: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        assert_eq!(
+            told,
+            [
+                ("name", "invalid_value"),
+                ("on", "invalid_type"),
+                ("off", "null"),
+                ("tags[1]", "invalid_type"),
+                ("tags[2]", "null"),
+                ("tags[3]", "invalid_value"),
+                ("many", "invalid_value"),
+                ("id", "immutable"),
+                ("plan", "missing"),
+                ("zzz", "unknown_field"),
+            ]
+        );
+        assert!(error.message.contains("10 fields"), "{}", error.message);
+    }
+
+    #[test]
+    fn what_is_right_is_read() {
+        let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#).ok().unwrap().fields;
+        assert_eq!(fields.string("name", &short).as_deref(), Some("a"));
+        assert_eq!(fields.boolean("on"), Some(true));
+        assert_eq!(fields.strings("tags", 2, &short).unwrap(), ["x", "y"]);
+        assert_eq!(fields.boolean("absent"), None);
+        assert!(fields.finish().is_ok());
+    }
+}

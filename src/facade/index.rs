@@ -1,0 +1,490 @@
+//! The instances that REST shows, fed by the watch and ordered for pages: any page of any filter costs the same at 100 and
+//! at 100,000 instances.
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use parking_lot::RwLock;
+
+use super::{id::InstanceId, progress::Progress};
+use crate::{
+    lifecycle::project,
+    resources::{Instance, InstanceState, Plan},
+    runtime::watch::{self, Change, Listener},
+};
+
+/// An instance as REST shows it: the object, with what is derived from it.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// The object, the same that the watch's store has.
+    pub instance: Arc<Instance>,
+    /// Its public id.
+    pub id: InstanceId,
+    /// Its status, as the controller has decided or will decide it.
+    pub state: InstanceState,
+    /// The plan in effect.
+    pub plan: Plan,
+}
+
+/// Oldest first, and among those of one second the greater id first: read backwards, newest first, then id. The last part
+/// keeps apart an id that is a name from the same one derived from a UID.
+type Order = (i64, Reverse<InstanceId>, bool);
+
+impl Shown {
+    /// What REST shows of an object.
+    pub fn of(instance: Arc<Instance>) -> Self {
+        // The time goes into the operation that begins only, which REST does not show.
+        let status = project(&instance, Timestamp::UNIX_EPOCH);
+        Self {
+            id: InstanceId::of(&instance),
+            state: status.state.unwrap_or(InstanceState::Provisioning),
+            plan: status.plan.unwrap_or(instance.spec.plan),
+            instance,
+        }
+    }
+
+    /// The namespace of the object.
+    pub fn namespace(&self) -> &str {
+        self.instance.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// The name of the object.
+    pub fn name(&self) -> &str {
+        self.instance.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn region(&self) -> &str {
+        &self.instance.spec.region
+    }
+
+    /// Whether the id comes from the UID, not from the name.
+    fn is_derived(&self) -> bool {
+        InstanceId::parse(self.name()).is_none()
+    }
+
+    fn order(&self) -> Order {
+        (
+            self.instance.created_at().as_second(),
+            Reverse(self.id),
+            self.is_derived(),
+        )
+    }
+}
+
+/// What a list is narrowed down to; a value that does not exist gives an empty list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filter<'a> {
+    /// A status.
+    pub status: Option<&'a str>,
+    /// A region code.
+    pub region: Option<&'a str>,
+}
+
+/// Every instance that is not being deleted, by namespace.
+#[derive(Debug, Default)]
+pub struct InstanceIndex {
+    namespaces: RwLock<HashMap<Box<str>, Namespace>>,
+    progress: Progress,
+}
+
+impl InstanceIndex {
+    /// The listener that feeds this index.
+    pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<Instance>> {
+        let index = self.clone();
+        Box::new(move |change: &Change<Instance>| index.changed(change))
+    }
+
+    /// How far the watch has come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The instance with this id. Of two, the one whose name it is.
+    pub fn get(&self, namespace: &str, id: InstanceId) -> Option<Shown> {
+        let namespaces = self.namespaces.read();
+        let namespace = namespaces.get(namespace)?;
+        let slot = namespace.named.get(&id).or_else(|| namespace.derived.get(&id))?;
+        namespace.at(*slot).cloned()
+    }
+
+    /// One page, newest first, and how many there are in all. `page` counts from 1.
+    pub fn page(&self, namespace: &str, filter: Filter<'_>, page: u64, limit: usize) -> (Vec<Shown>, usize) {
+        let namespaces = self.namespaces.read();
+        let Some(namespace) = namespaces.get(namespace) else {
+            return (Vec::new(), 0);
+        };
+        let Some(list) = namespace.list(filter) else {
+            return (Vec::new(), 0);
+        };
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let end = list.len().saturating_sub(skip);
+        let start = end.saturating_sub(limit);
+        let shown = list[start..end].iter().rev();
+        (
+            shown.filter_map(|slot| namespace.at(*slot).cloned()).collect(),
+            list.len(),
+        )
+    }
+
+    /// Whether the object with this UID is no longer shown under its name and id.
+    pub fn is_gone(&self, shown: &Shown) -> bool {
+        self.get(shown.namespace(), shown.id)
+            .is_none_or(|found| found.instance.metadata.uid != shown.instance.metadata.uid)
+    }
+
+    fn changed(&self, change: &Change<Instance>) {
+        match change {
+            Change::Replaced(instances) => {
+                let newest = instances.iter().map(|i| watch::revision(i.as_ref())).max();
+                let namespaces = build(instances);
+                *self.namespaces.write() = namespaces;
+                self.progress.listed(newest.unwrap_or(0));
+            }
+            Change::Applied(instance) => {
+                if instance.is_deleting() {
+                    self.remove(instance);
+                } else {
+                    let shown = Shown::of(instance.clone());
+                    let mut namespaces = self.namespaces.write();
+                    match namespaces.get_mut(shown.namespace()) {
+                        Some(namespace) => namespace.apply(shown),
+                        None => namespaces
+                            .entry(shown.namespace().into())
+                            .or_default()
+                            .apply(shown),
+                    }
+                }
+                self.progress.reached(watch::revision(instance.as_ref()));
+            }
+            Change::Deleted(instance) => {
+                self.remove(instance);
+                self.progress.reached(watch::revision(instance.as_ref()));
+            }
+            Change::Unreadable(object) => {
+                let revision = object.metadata.resource_version.as_deref();
+                self.progress
+                    .reached(revision.and_then(|r| r.parse().ok()).unwrap_or(0));
+            }
+        }
+    }
+
+    fn remove(&self, instance: &Arc<Instance>) {
+        let key = instance.metadata.namespace.as_deref().unwrap_or_default();
+        {
+            let mut namespaces = self.namespaces.write();
+            if let Some(namespace) = namespaces.get_mut(key) {
+                namespace.remove(instance);
+                if namespace.lists.all.is_empty() {
+                    namespaces.remove(key);
+                }
+            }
+        }
+        self.progress
+            .removed(instance.metadata.uid.as_deref().unwrap_or_default());
+    }
+}
+
+fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
+    let mut shown: Vec<Shown> = instances
+        .iter()
+        .filter(|i| !i.is_deleting())
+        .map(|i| Shown::of(i.clone()))
+        .collect();
+    // In order, every insertion goes to the end of its lists.
+    shown.sort_by_cached_key(Shown::order);
+    let mut namespaces: HashMap<Box<str>, Namespace> = HashMap::new();
+    for one in shown {
+        match namespaces.get_mut(one.namespace()) {
+            Some(namespace) => namespace.apply(one),
+            None => namespaces.entry(one.namespace().into()).or_default().apply(one),
+        }
+    }
+    namespaces
+}
+
+/// The instances of one namespace, each in a slot; the lists are of slots' numbers, which are small.
+#[derive(Debug, Default)]
+struct Namespace {
+    slots: Vec<Option<Shown>>,
+    free: Vec<u32>,
+    named: HashMap<InstanceId, u32>,
+    derived: HashMap<InstanceId, u32>,
+    lists: Lists,
+    regions: HashMap<Box<str>, Lists>,
+}
+
+/// In [`Order`]: all, and those of each state.
+#[derive(Debug, Default)]
+struct Lists {
+    all: Vec<u32>,
+    by_state: [Vec<u32>; InstanceState::ALL.len()],
+}
+
+impl Namespace {
+    fn at(&self, slot: u32) -> Option<&Shown> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    fn list(&self, filter: Filter<'_>) -> Option<&Vec<u32>> {
+        let lists = match filter.region {
+            Some(region) => self.regions.get(region)?,
+            None => &self.lists,
+        };
+        Some(match filter.status {
+            Some(status) => {
+                let state = InstanceState::ALL.into_iter().find(|s| s.as_str() == status)?;
+                &lists.by_state[state as usize]
+            }
+            None => &lists.all,
+        })
+    }
+
+    fn apply(&mut self, shown: Shown) {
+        let ids = if shown.is_derived() { &self.derived } else { &self.named };
+        let Some(slot) = ids.get(&shown.id).copied() else {
+            self.insert(shown);
+            return;
+        };
+        let Some(before) = self.at(slot).cloned() else {
+            return;
+        };
+        if before.order() != shown.order() || before.region() != shown.region() {
+            self.take_out(&before, slot);
+            self.insert(shown);
+            return;
+        }
+        if before.state != shown.state {
+            let order = shown.order();
+            let lists = self.regions.get_mut(shown.region());
+            for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
+                remove(&mut lists.by_state[before.state as usize], &self.slots, &order);
+                insert(&mut lists.by_state[shown.state as usize], &self.slots, &order, slot);
+            }
+        }
+        self.slots[slot as usize] = Some(shown);
+    }
+
+    fn insert(&mut self, shown: Shown) {
+        let (order, state) = (shown.order(), shown.state);
+        if !self.regions.contains_key(shown.region()) {
+            self.regions.insert(shown.region().into(), Lists::default());
+        }
+        // More than four thousand million instances in one namespace do not fit into etcd.
+        let slot = self
+            .free
+            .pop()
+            .unwrap_or_else(|| u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+        let lists = self.regions.get_mut(shown.region());
+        for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
+            insert(&mut lists.all, &self.slots, &order, slot);
+            insert(&mut lists.by_state[state as usize], &self.slots, &order, slot);
+        }
+        let ids = if shown.is_derived() {
+            &mut self.derived
+        } else {
+            &mut self.named
+        };
+        ids.insert(shown.id, slot);
+        match self.slots.get_mut(slot as usize) {
+            Some(place) => *place = Some(shown),
+            None => self.slots.push(Some(shown)),
+        }
+    }
+
+    fn remove(&mut self, instance: &Instance) {
+        let id = InstanceId::of(instance);
+        let is_named = InstanceId::parse(&instance.name_any()).is_some();
+        let ids = if is_named { &self.named } else { &self.derived };
+        if let Some(slot) = ids.get(&id).copied()
+            && let Some(shown) = self.at(slot).cloned()
+        {
+            self.take_out(&shown, slot);
+        }
+    }
+
+    fn take_out(&mut self, shown: &Shown, slot: u32) {
+        let order = shown.order();
+        let lists = self.regions.get_mut(shown.region());
+        for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
+            remove(&mut lists.all, &self.slots, &order);
+            remove(&mut lists.by_state[shown.state as usize], &self.slots, &order);
+        }
+        if self
+            .regions
+            .get(shown.region())
+            .is_some_and(|lists| lists.all.is_empty())
+        {
+            self.regions.remove(shown.region());
+        }
+        let ids = if shown.is_derived() {
+            &mut self.derived
+        } else {
+            &mut self.named
+        };
+        ids.remove(&shown.id);
+        self.slots[slot as usize] = None;
+        self.free.push(slot);
+    }
+}
+
+fn position(list: &[u32], slots: &[Option<Shown>], order: &Order) -> Result<usize, usize> {
+    list.binary_search_by(|slot| {
+        slots
+            .get(*slot as usize)
+            .and_then(Option::as_ref)
+            .map(Shown::order)
+            .cmp(&Some(*order))
+    })
+}
+
+fn insert(list: &mut Vec<u32>, slots: &[Option<Shown>], order: &Order, slot: u32) {
+    // The newest, which is the usual one, goes to the end.
+    let (Ok(at) | Err(at)) = position(list, slots, order);
+    list.insert(at, slot);
+}
+
+fn remove(list: &mut Vec<u32>, slots: &[Option<Shown>], order: &Order) {
+    if let Ok(at) = position(list, slots, order) {
+        list.remove(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];
+    const STATES: [&str; 3] = ["running", "stopped", "error"];
+
+    fn instance(number: u8, version: u64, state: usize, region: usize, deleting: bool) -> Arc<Instance> {
+        // Every other one has a name that is no id, and several are of the same second.
+        let name = if number.is_multiple_of(2) {
+            format!("i-{number:0>16}")
+        } else {
+            format!("web-{number}")
+        };
+        let state = STATES[state];
+        let power = if state == "stopped" { "Stopped" } else { "Running" };
+        let mut object = json!({
+            "metadata": {
+                "name": name, "namespace": "demo", "uid": format!("uid-{number}"), "resourceVersion": version.to_string(),
+                "creationTimestamp": format!("2026-11-21T10:00:0{}Z", number % 4),
+            },
+            "spec": { "plan": "starter", "region": REGIONS[region], "image": "debian-13", "powerState": power },
+            "status": { "state": state, "power": power, "powerState": power, "plan": "starter", "image": "debian-13" },
+        });
+        if deleting {
+            object["metadata"]["deletionTimestamp"] = json!("2026-11-21T11:00:00Z");
+        }
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Apply(u8, usize, usize, bool),
+        Delete(u8),
+        Relist,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0_u8..24, 0_usize..3, 0_usize..2, prop::bool::weighted(0.1))
+                .prop_map(|(n, s, r, d)| Step::Apply(n, s, r, d)),
+            3 => (0_u8..24).prop_map(Step::Delete),
+            1 => Just(Step::Relist),
+        ]
+    }
+
+    /// Sorts and filters everything, every time.
+    fn naive(all: &HashMap<u8, Arc<Instance>>, filter: Filter<'_>) -> Vec<String> {
+        let mut shown: Vec<(i64, String)> = all
+            .values()
+            .filter(|i| !i.is_deleting())
+            .filter(|i| filter.region.is_none_or(|r| r == i.spec.region))
+            .filter(|i| {
+                filter
+                    .status
+                    .is_none_or(|s| Shown::of((*i).clone()).state.as_str() == s)
+            })
+            .map(|i| (-i.created_at().as_second(), i.id()))
+            .collect();
+        shown.sort();
+        shown.into_iter().map(|(_, id)| id).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn pages_are_those_of_a_naive_model(steps in prop::collection::vec(step(), 1..100), limit in 1_usize..7) {
+            let index = Arc::new(InstanceIndex::default());
+            let mut all: HashMap<u8, Arc<Instance>> = HashMap::new();
+            for (version, step) in (1..).zip(steps) {
+                match step {
+                    Step::Apply(number, state, region, deleting) => {
+                        let object = instance(number, version, state, region, deleting);
+                        all.insert(number, object.clone());
+                        index.changed(&Change::Applied(object));
+                    }
+                    Step::Delete(number) => {
+                        if let Some(object) = all.remove(&number) {
+                            index.changed(&Change::Deleted(object));
+                        }
+                    }
+                    Step::Relist => index.changed(&Change::Replaced(all.values().cloned().collect())),
+                }
+                let none = [None];
+                for status in STATES.map(Some).into_iter().chain(none).chain([Some("nonsense"), Some("deleting")]) {
+                    for region in REGIONS.map(Some).into_iter().chain(none).chain([Some("xx-abc-1")]) {
+                        let filter = Filter { status, region };
+                        let expected = naive(&all, filter);
+                        let mut found = Vec::new();
+                        for page in 1.. {
+                            let (shown, total) = index.page("demo", filter, page, limit);
+                            prop_assert_eq!(total, expected.len());
+                            if shown.is_empty() {
+                                break;
+                            }
+                            found.extend(shown.into_iter().map(|s| s.id.to_string()));
+                        }
+                        prop_assert_eq!(&found, &expected);
+                    }
+                }
+                for object in all.values() {
+                    let found = index.get("demo", InstanceId::of(object));
+                    prop_assert_eq!(found.is_some(), !object.is_deleting());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn another_namespace_and_a_page_past_the_end_are_empty() {
+        let index = Arc::new(InstanceIndex::default());
+        index.changed(&Change::Applied(instance(2, 7, 0, 0, false)));
+        assert_eq!(index.page("other", Filter::default(), 1, 20).1, 0);
+        let (shown, total) = index.page("demo", Filter::default(), u64::MAX, 100);
+        assert!(shown.is_empty() && total == 1);
+        assert!(index.get("other", InstanceId::of(&instance(2, 7, 0, 0, false))).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_applied_ends_the_wait_for_it() {
+        let index = Arc::new(InstanceIndex::default());
+        index.changed(&Change::Replaced(Vec::new()));
+        assert!(index.progress().is_synced());
+        index.changed(&Change::Applied(instance(2, 7, 0, 0, false)));
+        assert!(index.progress().wait_for(7).await);
+        let shown = index.page("demo", Filter::default(), 1, 20).0.remove(0);
+        assert!(!index.is_gone(&shown));
+        index.changed(&Change::Applied(instance(2, 8, 0, 0, true)));
+        assert!(index.is_gone(&shown));
+        assert!(index.namespaces.read().is_empty(), "an empty namespace costs nothing");
+    }
+}

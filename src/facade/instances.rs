@@ -1,0 +1,254 @@
+//! `/v1/instances`: list, create, detail, change, delete.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use http::{HeaderValue, StatusCode, header};
+use jiff::Timestamp;
+
+use super::{
+    App, answer, body,
+    change::Change,
+    error::{ApiError, ErrorCode, protected},
+    idempotency::{self, IDEMPOTENCY_REPLAYED, REQUEST_HASH_ANNOTATION},
+    index::{Filter, Shown},
+    modify::Verdict,
+    order::Order,
+    precondition::IfMatch,
+    query::Parameters,
+    request::{Caller, Target},
+    view::{Created, InstanceMetrics, InstanceView, List, ListItem, Pagination, Single},
+};
+use crate::{providers::Usage, resources::ids};
+
+/// How long an answer waits for metrics before they are unknown.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Names tried for a create: a random one is taken once in 2⁸², one from an Idempotency-Key may become free meanwhile.
+const MAX_NAMES: u32 = 3;
+
+/// Lists instances
+///
+/// Newest first, then by id. Filters can be combined with each other and with paging; a value that does not exist gives an
+/// empty list.
+#[utoipa::path(
+    get,
+    path = "/v1/instances",
+    operation_id = "listInstances",
+    tag = "instances",
+    params(
+        ("page" = Option<u64>, Query, description = "Page, counted from 1. Past the end: an empty list.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
+        ("limit" = Option<u64>, Query, description = "Most instances on a page; 20 if it is left out.", minimum = 1, maximum = 100, example = 20),
+        ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
+        ("region" = Option<String>, Query, description = "Only instances of this region.", example = "fr-par-1"),
+    ),
+    responses((status = 200, description = "A page of instances", body = inline(List<ListItem<'static>>))),
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let filter = Filter {
+        status: parameters.get("status"),
+        region: parameters.get("region"),
+    };
+    let (page, total) = app
+        .index
+        .page(caller.namespace(), filter, paging.page, paging.limit);
+    let list = List {
+        data: page.iter().map(ListItem::of).collect(),
+        pagination: Pagination::new(paging.page, paging.limit, total),
+    };
+    answer::json(StatusCode::OK, &list, 128 + page.len() * 288)
+}
+
+/// Creates an instance
+///
+/// The instance is there at once, in status `provisioning`, and becomes `running` after the time that the message
+/// announces. Poll its detail until `data.status` is what you wait for.
+#[utoipa::path(
+    post,
+    path = "/v1/instances",
+    operation_id = "createInstance",
+    tag = "instances",
+    request_body = Order,
+    responses((status = 201, description = "The instance is being made", body = inline(Single<Created<'static>>))),
+)]
+pub async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.0.tenant;
+    let name = idempotency::key(request.headers())?
+        .map(|key| idempotency::instance_name(&tenant.uid, request.uri().path(), key));
+    let input = body::required(request).await?;
+    let hash = name
+        .is_some()
+        .then(|| idempotency::body_hash(&input.canonical));
+    let order = Order::read(input.fields, &app.catalogue)?;
+    if let (Some(name), Some(hash)) = (&name, &hash)
+        && let Some(id) = super::id::InstanceId::parse(name)
+        && let Some(shown) = app.index.get(&tenant.namespace, id)
+    {
+        return replay(&app, &shown, hash);
+    }
+    for _ in 0..MAX_NAMES {
+        let chosen = name.clone().unwrap_or_else(ids::random_instance_id);
+        let instance = order.clone().into_instance(&chosen, hash.clone());
+        let refusal = match app.store.create(&tenant.namespace, &instance).await {
+            Ok(shown) => return created(&app, &shown),
+            Err(refusal) => refusal,
+        };
+        let is_taken = refusal.status().is_some_and(kube::core::Status::is_already_exists);
+        // Whatever the API server has against another one (a quota that the first one used up, say), the first one may be
+        // there.
+        if let (Some(hash), true) = (&hash, refusal.status().is_some()) {
+            match app.store.get(&tenant.namespace, &chosen).await? {
+                Some(found) if found.is_deleting() => {
+                    return Err(ApiError::new(
+                        ErrorCode::Conflict,
+                        "the instance that was created with this Idempotency-Key is being deleted",
+                    ));
+                }
+                Some(found) => return replay(&app, &Shown::of(Arc::new(found)), hash),
+                None => {}
+            }
+        }
+        if !is_taken {
+            return Err(refusal.into());
+        }
+    }
+    Err(ApiError::new(
+        ErrorCode::Conflict,
+        "the Idempotency-Key is in use by another request; try again",
+    ))
+}
+
+fn created(app: &App, shown: &Shown) -> Result<Response, ApiError> {
+    let message = format!(
+        "Instance {} is being created; this takes about {}.",
+        shown.instance.display_name(),
+        app.provisioning
+    );
+    let mut response = answer::single(StatusCode::CREATED, shown, Created::of(shown), Some(message))?;
+    if let Ok(location) = HeaderValue::try_from(format!("/v1/instances/{}", shown.id)) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+fn replay(app: &App, shown: &Shown, hash: &str) -> Result<Response, ApiError> {
+    if shown.instance.annotation(REQUEST_HASH_ANNOTATION) != Some(hash) {
+        return Err(idempotency::reused());
+    }
+    let mut response = created(app, shown)?;
+    response
+        .headers_mut()
+        .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+/// Shows an instance
+#[utoipa::path(
+    get,
+    path = "/v1/instances/{id}",
+    operation_id = "getInstance",
+    tag = "instances",
+    params(("include" = Option<String>, Query, description = "`metrics` adds the usage now.", pattern = "^metrics$", example = "metrics")),
+    responses((status = 200, description = "The instance", body = inline(Single<InstanceView<'static>>))),
+)]
+pub async fn detail(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let include_metrics = parameters.include_metrics()?;
+    let shown = app.find(caller.namespace(), id).await?;
+    let metrics = if include_metrics {
+        Some(app.metrics_of(&shown).await)
+    } else {
+        None
+    };
+    answer::single(StatusCode::OK, &shown, InstanceView::of(&shown, metrics), None)
+}
+
+/// Changes an instance
+///
+/// What is left out stays as it is; `tags` are replaced as a whole. Another `plan` reboots the server unless `reboot` is
+/// `false`: then it is pending until the next reboot, or stop and start.
+#[utoipa::path(
+    patch,
+    path = "/v1/instances/{id}",
+    operation_id = "changeInstance",
+    tag = "instances",
+    request_body = Change,
+    responses((status = 200, description = "The instance as it is now", body = inline(Single<InstanceView<'static>>))),
+)]
+pub async fn change(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target,
+    if_match: IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let change = Change::read(body::required(request).await?.fields)?;
+    let decide = |shown: &Shown| {
+        if_match.check(&shown.instance)?;
+        Ok(Verdict::Write {
+            spec: Box::new(change.apply(shown)?),
+            done: None,
+        })
+    };
+    let shown = app.modify(caller.namespace(), id, decide).await?;
+    answer::detail(StatusCode::OK, &shown, None)
+}
+
+/// Deletes an instance
+///
+/// Cannot be undone. The id is unknown from now on, while the server is being removed.
+#[utoipa::path(
+    delete,
+    path = "/v1/instances/{id}",
+    operation_id = "deleteInstance",
+    tag = "instances",
+    responses((status = 204, description = "The instance is gone")),
+)]
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target,
+    if_match: IfMatch,
+) -> Result<StatusCode, ApiError> {
+    let check = |shown: &Shown| {
+        if_match.check(&shown.instance)?;
+        if shown.instance.spec.deletion_protection {
+            return Err(protected());
+        }
+        Ok(())
+    };
+    app.remove(caller.namespace(), id, if_match.is_present(), check)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+impl App {
+    async fn metrics_of(&self, shown: &Shown) -> InstanceMetrics {
+        let now: Timestamp = self.clock.now();
+        let asked = self.usage.usage_of(&shown.instance, now);
+        let usage = match tokio::time::timeout(USAGE_TIMEOUT, asked).await {
+            Ok(Ok(usage)) => usage,
+            Ok(Err(error)) => {
+                tracing::debug!(instance = shown.name(), %error, "no metrics");
+                Usage::default()
+            }
+            Err(_) => Usage::default(),
+        };
+        usage.into()
+    }
+}

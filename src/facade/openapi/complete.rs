@@ -1,0 +1,275 @@
+//! What holds for every operation alike, and follows from its path, method and body.
+
+use serde_json::{Map, Value, json};
+
+use super::{super::error::ErrorCode, DOCUMENT_PATH, examples};
+
+/// Completes a document.
+pub(super) fn complete(document: &mut Value) {
+    // The version of the API is in its paths (specification, section 9); this is the program's.
+    document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
+    if let Some(components) = document["components"].as_object_mut() {
+        components.insert("securitySchemes".to_owned(), security_schemes());
+        components.insert("parameters".to_owned(), parameters());
+        components.insert("headers".to_owned(), headers());
+    }
+    for request in ["CreateInstance", "ChangeInstance", "RebuildInstance"] {
+        if let Some(schema) = document.pointer_mut(&format!("/components/schemas/{request}")) {
+            // Answers may grow, requests are taken at their word.
+            schema["additionalProperties"] = json!(false);
+        }
+    }
+    if let Some(change) = document.pointer_mut("/components/schemas/ChangeInstance") {
+        change["minProperties"] = json!(1);
+    }
+    document["security"] = json!([{ "key": [] }]);
+    for (path, operations) in object(&mut document["paths"]) {
+        for (method, operation) in object(operations) {
+            Operation { path, method }.complete(operation);
+        }
+    }
+}
+
+fn object(value: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
+    value.as_object_mut().into_iter().flatten()
+}
+
+#[derive(Clone, Copy)]
+struct Operation<'a> {
+    path: &'a str,
+    method: &'a str,
+}
+
+impl Operation<'_> {
+    fn needs_key(self) -> bool {
+        self.path != DOCUMENT_PATH
+    }
+
+    fn has_id(self) -> bool {
+        self.path.contains("{id}")
+    }
+
+    fn is_action(self) -> bool {
+        self.method == "post" && self.has_id()
+    }
+
+    fn is_list(self) -> bool {
+        self.method == "get" && !self.has_id() && self.needs_key()
+    }
+
+    fn takes_if_match(self) -> bool {
+        self.has_id() && self.method != "get"
+    }
+
+    /// The object that an answer shows has an `ETag`.
+    fn shows_one(self) -> bool {
+        self.has_id() || self.method == "post"
+    }
+
+    fn complete(self, operation: &mut Value) {
+        let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
+        let takes_body = operation.get("requestBody").is_some();
+        let has_query = self.is_list() || operation.get("parameters").is_some();
+        self.add_parameters(operation);
+        if let Some(json) = operation.pointer_mut("/requestBody/content/application~1json")
+            && let Some(example) = examples::request(&id)
+        {
+            json["example"] = example;
+        }
+        for (status, response) in object(&mut operation["responses"]) {
+            response["headers"] = self.success_headers(status);
+            if let Some(json) = response.pointer_mut("/content/application~1json")
+                && let Some(example) = examples::success(&id)
+            {
+                json["example"] = example;
+            }
+        }
+        let mut codes = self.errors();
+        if takes_body {
+            codes.push(ErrorCode::JsonError);
+        }
+        if takes_body || self.is_action() {
+            codes.extend([ErrorCode::PayloadTooLarge, ErrorCode::UnsupportedMediaType]);
+        }
+        if self.is_action() && !takes_body {
+            codes.push(ErrorCode::JsonError);
+        }
+        if takes_body || has_query || self.is_action() {
+            codes.push(ErrorCode::InvalidInput);
+        }
+        self.add_errors(operation, &codes);
+    }
+
+    fn errors(self) -> Vec<ErrorCode> {
+        use ErrorCode as E;
+        let mut codes = vec![E::ServerError];
+        if self.needs_key() {
+            codes.extend([E::Unauthorized, E::RateLimitExceeded, E::ServiceUnavailable]);
+        }
+        if self.method != "get" {
+            codes.extend([E::TokenReadonly, E::Forbidden, E::Conflict]);
+        }
+        if self.has_id() {
+            codes.push(E::NotFound);
+        }
+        if self.takes_if_match() {
+            codes.push(E::PreconditionFailed);
+        }
+        match self.method {
+            "post" if self.has_id() => codes.extend([E::InvalidState, E::IdempotencyKeyReused]),
+            "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
+            "patch" => codes.push(E::InvalidState),
+            "delete" => codes.push(E::Protected),
+            _ => {}
+        }
+        codes
+    }
+
+    fn add_parameters(self, operation: &mut Value) {
+        let mut names = Vec::new();
+        if self.has_id() {
+            names.push("InstanceId");
+        }
+        if self.is_list() && operation.get("parameters").is_none() {
+            names.extend(["Page", "Limit"]);
+        }
+        if self.method == "post" {
+            names.push("IdempotencyKey");
+        }
+        if self.takes_if_match() {
+            names.push("IfMatch");
+        }
+        if self.needs_key() {
+            names.push("RequestId");
+        }
+        let mut parameters: Vec<Value> = operation["parameters"].as_array().cloned().unwrap_or_default();
+        parameters.extend(
+            names
+                .into_iter()
+                .map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })),
+        );
+        if let Some(operation) = operation.as_object_mut() {
+            operation.remove("parameters");
+            if !parameters.is_empty() {
+                operation.insert("parameters".to_owned(), Value::Array(parameters));
+            }
+        }
+    }
+
+    fn success_headers(self, status: &str) -> Value {
+        let mut names = vec!["X-Request-Id"];
+        if self.needs_key() {
+            names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]);
+        }
+        if self.shows_one() && status != "204" {
+            names.push("ETag");
+        }
+        if status == "201" {
+            names.push("Location");
+        }
+        if self.method == "post" {
+            names.push("Idempotency-Replayed");
+        }
+        header_references(&names)
+    }
+
+    fn add_errors(self, operation: &mut Value, codes: &[ErrorCode]) {
+        let responses = &mut operation["responses"];
+        for code in ErrorCode::ALL.into_iter().filter(|code| codes.contains(code)) {
+            let status = code.status();
+            let response = &mut responses[status.as_str()];
+            if response.is_null() {
+                let mut names = vec!["X-Request-Id"];
+                if self.needs_key() && code != ErrorCode::Unauthorized {
+                    names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]);
+                }
+                match code {
+                    ErrorCode::Unauthorized => names.push("WWW-Authenticate"),
+                    ErrorCode::RateLimitExceeded | ErrorCode::ServiceUnavailable => names.push("Retry-After"),
+                    _ => {}
+                }
+                *response = json!({
+                    "description": status.canonical_reason().unwrap_or_default(),
+                    "headers": header_references(&names),
+                    "content": { "application/json": {
+                        "schema": { "$ref": "#/components/schemas/ErrorAnswer" },
+                        "examples": {},
+                    } },
+                });
+            }
+            response["content"]["application/json"]["examples"][code.as_str()] =
+                json!({ "value": examples::error(code) });
+        }
+    }
+}
+
+fn header_references(names: &[&str]) -> Value {
+    let references: Map<String, Value> = names
+        .iter()
+        .map(|name| {
+            let reference = json!({ "$ref": format!("#/components/headers/{name}") });
+            ((*name).to_owned(), reference)
+        })
+        .collect();
+    Value::Object(references)
+}
+
+fn security_schemes() -> Value {
+    json!({ "key": {
+        "type": "http", "scheme": "bearer",
+        "description": "An API key of the account, with the scope `read` or `write`; `stellage key create` makes one.",
+    } })
+}
+
+fn parameters() -> Value {
+    json!({
+        "InstanceId": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the instance.",
+            "schema": { "type": "string", "pattern": "^i-[a-z0-9]{16}$" }, "example": examples::ID,
+        },
+        "Page": {
+            "name": "page", "in": "query", "description": "Page, counted from 1. Past the end: an empty list.",
+            "schema": { "type": "integer", "format": "int64", "minimum": 1, "maximum": 9_007_199_254_740_991_u64, "default": 1 },
+        },
+        "Limit": {
+            "name": "limit", "in": "query", "description": "Most items on a page.",
+            "schema": { "type": "integer", "minimum": 1, "maximum": 100, "default": 20 },
+        },
+        "IdempotencyKey": {
+            "name": "Idempotency-Key", "in": "header",
+            "description": "The same key with the same body is done once, however often it is sent; the answer then has the header `Idempotency-Replayed: true`. With another body: 422 `idempotency_key_reused`.",
+            "schema": { "type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$" },
+            "example": "5f0c2a3e-9f5b-4f5e-8a57-1f9b4ef0e7b1",
+        },
+        "IfMatch": {
+            "name": "If-Match", "in": "header",
+            "description": "ETags of the versions that the request is for, or `*`. If the instance is another one by now: 412.",
+            "schema": { "type": "string" }, "example": examples::ETAG,
+        },
+        "RequestId": {
+            "name": "X-Request-Id", "in": "header",
+            "description": "An id of the client's own for the request; without one the service makes one.",
+            "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$" },
+        },
+    })
+}
+
+fn headers() -> Value {
+    let integer = |description: &str, example: u32| {
+        json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example })
+    };
+    let text = |description: &str, required: bool, example: &str| {
+        json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example })
+    };
+    json!({
+        "X-Request-Id": text("Names the request, for questions about it.", true, examples::REQUEST_ID),
+        "RateLimit-Limit": integer("Requests an hour that the key may make.", 3600),
+        "RateLimit-Remaining": integer("Requests that are left now; they come back evenly.", 3599),
+        "RateLimit-Reset": integer("Seconds until all requests are there again.", 1),
+        "Retry-After": integer("Seconds until it makes sense to try again.", 1),
+        "ETag": text("The version of what was asked for; a change of status leaves it alone.", true, examples::ETAG),
+        "Location": text("Where the instance is.", true, &format!("/v1/instances/{}", examples::ID)),
+        "Idempotency-Replayed": text("`true` if the request had been done before.", false, "true"),
+        "WWW-Authenticate": text("How to authenticate.", true, "Bearer"),
+    })
+}

@@ -1,0 +1,149 @@
+//! What requests and answers look like: made with the code that answers, so that they are true.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::{
+    change::check_state,
+    error::{ApiError, Detail, ErrorCode, protected},
+    idempotency,
+    index::Shown,
+    view::{Created, InstanceView, ListItem, Pagination},
+};
+use crate::{lifecycle::Action, resources::Instance};
+
+/// An id.
+pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
+/// An ETag.
+pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
+/// A request id.
+pub(super) const REQUEST_ID: &str = "9b2f4c0a8d7e4f1ca6b5d4e3f2a1b0c9";
+
+fn instance(state: &str, power: &str, operation: Option<&str>) -> Option<Shown> {
+    let mut object = json!({
+        "metadata": {
+            "name": ID, "namespace": "demo", "uid": "7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b", "generation": 1,
+            "creationTimestamp": "2026-11-21T10:00:00Z",
+        },
+        "spec": {
+            "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"],
+            "powerState": power,
+        },
+        "status": {
+            "state": state, "power": power, "powerState": power, "plan": "starter", "image": "debian-13", "diskSizeGB": 40,
+            "ipAddress": "198.18.0.7", "ipv6Address": "2001:db8::7", "updatedAt": "2026-11-21T10:02:31Z",
+        },
+    });
+    if let Some(kind) = operation {
+        object["status"]["operation"] = json!({
+            "kind": kind, "startedAt": "2026-11-21T11:00:00Z", "endsIn": power, "plan": "starter", "image": "debian-13",
+        });
+    }
+    let instance: Instance = serde_json::from_value(object).ok()?;
+    Some(Shown::of(Arc::new(instance)))
+}
+
+/// The body of a request.
+pub(super) fn request(operation: &str) -> Option<Value> {
+    match operation {
+        "createInstance" => Some(json!({
+            "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"],
+        })),
+        "changeInstance" => Some(json!({ "plan": "business", "reboot": false })),
+        "rebuildInstance" => Some(json!({ "image": "debian-13" })),
+        _ => None,
+    }
+}
+
+/// The body of a success.
+pub(super) fn success(operation: &str) -> Option<Value> {
+    let running = instance("running", "Running", None)?;
+    let busy = |state, power, operation, message: &str| {
+        let shown = instance(state, power, Some(operation))?;
+        Some(json!({ "data": InstanceView::of(&shown, None), "message": message }))
+    };
+    let list = |data: Value| {
+        let total = data.as_array().map_or(0, Vec::len);
+        Some(json!({ "data": data, "pagination": Pagination::new(1, 20, total) }))
+    };
+    match operation {
+        "listInstances" => list(json!([ListItem::of(&running)])),
+        "createInstance" => {
+            let shown = instance("provisioning", "Running", Some("Create"))?;
+            Some(json!({
+                "data": Created::of(&shown),
+                "message": "Instance web-1 is being created; this takes about 2 to 3 minutes.",
+            }))
+        }
+        "getInstance" | "changeInstance" => Some(json!({ "data": InstanceView::of(&running, None) })),
+        "startInstance" => busy("starting", "Running", "Start", "Instance web-1 is being started."),
+        "stopInstance" => busy("stopping", "Stopped", "Stop", "Instance web-1 is being shut down."),
+        "powerOffInstance" => busy(
+            "stopping",
+            "Stopped",
+            "PowerOff",
+            "The power of instance web-1 is being cut.",
+        ),
+        "rebootInstance" => busy("rebooting", "Running", "Reboot", "Instance web-1 is being rebooted."),
+        "rebuildInstance" => busy(
+            "rebuilding",
+            "Running",
+            "Rebuild",
+            "Instance web-1 is being reinstalled from debian-13.",
+        ),
+        "listPlans" => list(json!([{
+            "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
+            "price_monthly": { "value": "5.00", "currency": "EUR" },
+        }])),
+        "listRegions" => list(json!([{ "id": "fr-par-1", "country": "fr", "city": "par" }])),
+        "listImages" => list(json!([{ "id": "debian-13", "distribution": "debian", "version": "13" }])),
+        _ => None,
+    }
+}
+
+/// The body of an error.
+pub(super) fn error(code: ErrorCode) -> Value {
+    let error = match code {
+        ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
+        ErrorCode::Unauthorized => {
+            ApiError::new(code, "the API key is missing; send the header Authorization: Bearer <API_KEY>")
+        }
+        ErrorCode::Forbidden => ApiError::new(code, "a policy of the cluster refuses this: no images of last year"),
+        ErrorCode::TokenReadonly => {
+            ApiError::new(code, "the key has the scope read; this needs one with the scope write")
+        }
+        ErrorCode::ResourceLimitExceeded => ApiError::new(
+            code,
+            "the account has as many instances as its quota allows; delete one or ask for a higher quota",
+        ),
+        ErrorCode::NotFound => ApiError::no_such_instance(),
+        ErrorCode::InvalidState => instance("stopped", "Stopped", None)
+            .and_then(|shown| check_state(Action::Reboot, &shown).err())
+            .unwrap_or_else(ApiError::fault),
+        ErrorCode::Protected => protected(),
+        ErrorCode::Conflict => ApiError::new(
+            code,
+            "the object changed while the request was handled; read it and try again",
+        ),
+        ErrorCode::PreconditionFailed => ApiError::new(
+            code,
+            "the instance has changed: If-Match does not name its present ETag; read it and try again",
+        ),
+        ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is over 64 KiB"),
+        ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
+        ErrorCode::InvalidInput => ApiError::invalid(vec![
+            Detail::new("plan", "invalid_value", "must be starter, business, performance or enterprise"),
+            Detail::new("rebot", "unknown_field", "is not known here"),
+        ]),
+        ErrorCode::IdempotencyKeyReused => idempotency::reused(),
+        ErrorCode::RateLimitExceeded => {
+            ApiError::new(code, "the key has used up its 3600 requests an hour; try again in 1 s")
+        }
+        ErrorCode::MethodNotAllowed | ErrorCode::ServerError => ApiError::fault(),
+        ErrorCode::ServiceUnavailable => {
+            ApiError::unavailable("the service cannot reach its database for now; try again")
+        }
+    };
+    serde_json::from_slice(&error.body(REQUEST_ID)).unwrap_or_default()
+}

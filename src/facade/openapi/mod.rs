@@ -1,0 +1,230 @@
+//! The routes, and the OpenAPI 3.1 document that is made of them: what is served and what is described are one thing.
+//!
+//! Handlers describe what is their own (path, body, success); [`complete`] adds what follows from that for every operation
+//! alike (parameters, headers, errors), and [`examples`] what answers look like.
+
+mod complete;
+mod examples;
+
+use std::sync::{Arc, LazyLock};
+
+use axum::{Router, response::Response};
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use serde_json::Value;
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{App, actions, answer, catalogue, error, instances, view};
+
+/// The path of the document.
+const DOCUMENT_PATH: &str = "/v1/openapi.json";
+
+/// A path that is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// With placeholders.
+    pub path: String,
+    /// What it can be asked with.
+    pub methods: Vec<Method>,
+    /// Whether a key is needed.
+    pub needs_key: bool,
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Stellage",
+        description = "Cloud instances: create, read, change, operate and delete virtual servers.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    tags(
+        (name = "instances", description = "Virtual servers."),
+        (name = "actions", description = "Operations on a virtual server. Each is done once, however often it is asked for with the same `Idempotency-Key`."),
+        (name = "catalogue", description = "What can be ordered."),
+        (name = "document", description = "This document."),
+    ),
+    components(schemas(error::ErrorAnswer<'static>, view::Pagination)),
+)]
+struct Described;
+
+fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Described::openapi())
+        .routes(routes!(instances::list, instances::create))
+        .routes(routes!(instances::detail, instances::change, instances::delete))
+        .routes(routes!(actions::start))
+        .routes(routes!(actions::stop))
+        .routes(routes!(actions::poweroff))
+        .routes(routes!(actions::reboot))
+        .routes(routes!(actions::rebuild))
+        .routes(routes!(catalogue::plans))
+        .routes(routes!(catalogue::regions))
+        .routes(routes!(catalogue::images))
+        .routes(routes!(document))
+}
+
+/// The router, and what it serves.
+pub(super) fn router(app: Arc<App>) -> (Router, Vec<Served>) {
+    let (router, _) = routes().split_for_parts();
+    (router.with_state(app), served(&DOCUMENT.value))
+}
+
+struct Document {
+    value: Value,
+    bytes: Bytes,
+}
+
+static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
+    let (_, described) = routes().split_for_parts();
+    let mut value = serde_json::to_value(described).unwrap_or_default();
+    complete::complete(&mut value);
+    Document {
+        bytes: serde_json::to_vec(&value).unwrap_or_default().into(),
+        value,
+    }
+});
+
+/// The document.
+pub fn value() -> &'static Value {
+    &DOCUMENT.value
+}
+
+/// This document
+#[utoipa::path(
+    get, path = "/v1/openapi.json", operation_id = "getOpenApi", tag = "document",
+    responses((status = 200, description = "The OpenAPI 3.1 document", body = Object)),
+    security(()),
+)]
+async fn document() -> Response {
+    answer::bytes_of(StatusCode::OK, DOCUMENT.bytes.clone())
+}
+
+fn served(document: &Value) -> Vec<Served> {
+    let paths = document["paths"].as_object().into_iter().flatten();
+    paths
+        .map(|(path, operations)| {
+            let mut methods: Vec<Method> = operations
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(method, _)| method.to_ascii_uppercase().parse().ok())
+                .collect();
+            if methods.contains(&Method::GET) {
+                methods.push(Method::HEAD);
+            }
+            methods.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+            Served {
+                path: path.clone(),
+                methods,
+                needs_key: path != DOCUMENT_PATH,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{
+        super::error::ErrorCode,
+        *,
+    };
+
+    #[test]
+    fn every_endpoint_of_the_specification_is_served() {
+        let served: BTreeSet<String> = served(value())
+            .into_iter()
+            .flat_map(|route| {
+                let path = route.path.clone();
+                route.methods.into_iter().map(move |method| format!("{method} {path}"))
+            })
+            .filter(|route| !route.starts_with("HEAD"))
+            .collect();
+        let expected = [
+            "DELETE /v1/instances/{id}",
+            "GET /v1/images",
+            "GET /v1/instances",
+            "GET /v1/instances/{id}",
+            "GET /v1/openapi.json",
+            "GET /v1/plans",
+            "GET /v1/regions",
+            "PATCH /v1/instances/{id}",
+            "POST /v1/instances",
+            "POST /v1/instances/{id}/poweroff",
+            "POST /v1/instances/{id}/reboot",
+            "POST /v1/instances/{id}/rebuild",
+            "POST /v1/instances/{id}/start",
+            "POST /v1/instances/{id}/stop",
+        ];
+        assert_eq!(served, expected.map(str::to_owned).into());
+    }
+
+    #[test]
+    fn every_error_code_is_described_with_an_example() {
+        let text = value().to_string();
+        for code in ErrorCode::ALL {
+            let described = code == ErrorCode::MethodNotAllowed || text.contains(&format!("\"{}\":{{", code.as_str()));
+            assert!(described, "{}", code.as_str());
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn walk(node: &Value, document: &Value) {
+            match node {
+                Value::Object(map) => {
+                    if let Some(Value::String(reference)) = map.get("$ref") {
+                        let pointer = reference.strip_prefix('#').unwrap();
+                        assert!(document.pointer(pointer).is_some(), "{reference}");
+                    }
+                    map.values().for_each(|child| walk(child, document));
+                }
+                Value::Array(items) => items.iter().for_each(|child| walk(child, document)),
+                _ => {}
+            }
+        }
+        walk(value(), value());
+    }
+
+    #[test]
+    fn examples_are_valid() {
+        let document = value();
+        let mut checked = 0;
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let responses = operation["responses"].as_object().unwrap();
+                let bodies = responses
+                    .iter()
+                    .map(|(status, response)| (status.as_str(), response))
+                    .chain(operation.get("requestBody").map(|body| ("request", body)));
+                for (what, body) in bodies {
+                    let Some(json) = body.pointer("/content/application~1json") else {
+                        assert_eq!(what, "204", "{method} {path}");
+                        continue;
+                    };
+                    let mut schema = json["schema"].clone();
+                    schema["components"] = document["components"].clone();
+                    let validator = jsonschema::draft202012::new(&schema).unwrap();
+                    let examples = json.get("example").into_iter().chain(
+                        json.get("examples")
+                            .and_then(Value::as_object)
+                            .into_iter()
+                            .flatten()
+                            .map(|(_, example)| &example["value"]),
+                    );
+                    let mut any = path == DOCUMENT_PATH;
+                    for example in examples {
+                        any = true;
+                        checked += 1;
+                        if let Err(error) = validator.validate(example) {
+                            panic!("{method} {path} {what}: {error}");
+                        }
+                    }
+                    assert!(any, "{method} {path} {what} has no example");
+                }
+            }
+        }
+        assert!(checked > 80, "{checked}");
+    }
+}

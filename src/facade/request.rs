@@ -1,0 +1,77 @@
+//! What handlers take from a request's head.
+
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use http::{Uri, request::Parts};
+
+use super::{error::ApiError, id::InstanceId, keys::Credential, precondition::IfMatch, query::Parameters};
+
+/// Whose request it is, as [`super::front`] found out.
+pub struct Caller(pub Credential);
+
+impl Caller {
+    /// The namespace of the caller's account: nothing outside of it is ever looked at.
+    pub fn namespace(&self) -> &str {
+        &self.0.tenant.namespace
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.remove().map(Self).ok_or_else(|| {
+            tracing::error!(path = parts.uri.path(), "a handler is reached without authentication");
+            ApiError::fault()
+        })
+    }
+}
+
+/// The id in `/v1/instances/{id}…`; `None` if it has not the form of one.
+pub struct Target(pub Option<InstanceId>);
+
+impl Target {
+    fn of(uri: &Uri) -> Self {
+        Self(uri.path().split('/').nth(3).and_then(InstanceId::parse))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Target {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.uri))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Parameters {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.uri))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.headers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_third_segment_is_the_id() {
+        let id = |path: &str| Target::of(&path.parse().unwrap()).0.map(|id| id.to_string());
+        assert_eq!(id("/v1/instances/i-abcdefgh01234567/start").as_deref(), Some("i-abcdefgh01234567"));
+        assert_eq!(id("/v1/instances/i-abcdefgh01234567?x=1").as_deref(), Some("i-abcdefgh01234567"));
+        assert_eq!(id("/v1/instances/web"), None);
+        assert_eq!(id("/v1/instances/%69-abcdefgh01234567"), None);
+        assert_eq!(id("/v1/instances"), None);
+    }
+}
