@@ -1,14 +1,16 @@
 //! Successful answers.
 
+use std::sync::Arc;
+
 use axum::{body::Body, response::Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use super::{
     error::ApiError,
     index::Shown,
     precondition,
-    view::{InstanceView, Single},
+    view::{InstanceView, Pagination, Single},
 };
 
 /// The type of every body.
@@ -28,8 +30,27 @@ pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Re
 pub fn bytes_of(status: StatusCode, bytes: impl Into<Body>) -> Response {
     let mut response = Response::new(bytes.into());
     *response.status_mut() = status;
+    // One allocation for all that comes: ETag, RateLimit-*, X-Request-Id, Content-Length, Location.
+    *response.headers_mut() = HeaderMap::with_capacity(12);
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
+}
+
+/// A page of instances, whose items are JSON already.
+pub fn page(instances: &[Arc<Shown>], pagination: Pagination) -> Result<Response, ApiError> {
+    let items: Vec<&[u8]> = instances.iter().map(|shown| shown.item()).collect();
+    let mut bytes = Vec::with_capacity(128 + items.iter().map(|item| item.len() + 1).sum::<usize>());
+    bytes.extend_from_slice(b"{\"data\":[");
+    for (index, item) in items.into_iter().enumerate() {
+        if index > 0 {
+            bytes.push(b',');
+        }
+        bytes.extend_from_slice(item);
+    }
+    bytes.extend_from_slice(b"],\"pagination\":");
+    serde_json::to_writer(&mut bytes, &pagination).map_err(|_| ApiError::fault())?;
+    bytes.push(b'}');
+    Ok(bytes_of(StatusCode::OK, bytes))
 }
 
 /// An answer that shows one instance, with its `ETag`.

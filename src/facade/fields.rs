@@ -78,8 +78,8 @@ impl Fields {
         }
     }
 
-    /// An array of at most `most` strings that pass the check.
-    pub fn strings(&mut self, field: &'static str, most: usize, check: Check<'_>) -> Option<Vec<String>> {
+    /// An array of at most `limit` strings that pass the check.
+    pub fn strings(&mut self, field: &'static str, limit: usize, check: Check<'_>) -> Option<Vec<String>> {
         let items = match self.take(field)? {
             Value::Array(items) => items,
             other => {
@@ -87,11 +87,11 @@ impl Fields {
                 return None;
             }
         };
-        if items.len() > most {
+        if items.len() > limit {
             self.problem(Detail::new(
                 field,
                 "invalid_value",
-                format!("must have at most {most} elements"),
+                format!("must have at most {limit} elements"),
             ));
             return None;
         }

@@ -1,7 +1,12 @@
 //! What every request goes through before a handler and after it: request id, route, key, scope, rate limit, panics,
 //! metrics, and the one error format.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{Router, body::Body, response::Response};
 use bytes::Bytes;
@@ -10,7 +15,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::Service as _;
 
 use super::{
@@ -39,7 +44,8 @@ pub struct Front {
     router: Router,
     routes: Routes,
     metrics: Metrics,
-    unknown: Histogram,
+    /// Where there is nothing.
+    unknown: Route,
 }
 
 /// A path that is served.
@@ -50,14 +56,32 @@ struct Route {
     allow: HeaderValue,
     needs_key: bool,
     seconds: Histogram,
+    /// Counts the usual case, a GET with 200, without looking the labels up.
+    read: OnceLock<Counter>,
+}
+
+impl Route {
+    fn new(label: &'static str, methods: Vec<Method>, needs_key: bool, metrics: &Metrics) -> Self {
+        let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+        Self {
+            label,
+            methods,
+            allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
+            needs_key,
+            seconds: metrics
+                .request_seconds
+                .get_or_create_owned(&RouteLabels { route: label }),
+            read: OnceLock::new(),
+        }
+    }
 }
 
 /// The routes of the document, which is made of those that are served.
 struct Routes {
     /// Without placeholders.
-    exact: HashMap<&'static str, Arc<Route>>,
+    exact: HashMap<&'static str, Route>,
     /// With placeholders, by the number of segments.
-    patterns: Vec<Vec<(Vec<&'static str>, Arc<Route>)>>,
+    patterns: Vec<Vec<(Vec<&'static str>, Route)>>,
 }
 
 impl Routes {
@@ -74,16 +98,7 @@ impl Routes {
         {
             // Labels of metrics are static; there are as many as there are routes, once for the life of the program.
             let label: &'static str = path.leak();
-            let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
-            let route = Arc::new(Route {
-                label,
-                methods,
-                allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
-                needs_key,
-                seconds: metrics
-                    .request_seconds
-                    .get_or_create_owned(&RouteLabels { route: label }),
-            });
+            let route = Route::new(label, methods, needs_key, metrics);
             if label.contains('{') {
                 let segments: Vec<_> = label.split('/').collect();
                 if routes.patterns.len() <= segments.len() {
@@ -97,11 +112,12 @@ impl Routes {
         routes
     }
 
-    fn find(&self, path: &str) -> Option<&Arc<Route>> {
+    fn find(&self, path: &str) -> Option<&Route> {
         if let Some(route) = self.exact.get(path) {
             return Some(route);
         }
-        let candidates = self.patterns.get(path.split('/').count())?;
+        let segments = 1 + path.bytes().filter(|byte| *byte == b'/').count();
+        let candidates = self.patterns.get(segments)?;
         candidates
             .iter()
             .find(|(pattern, _)| {
@@ -126,9 +142,7 @@ impl Front {
     fn with_router(app: Arc<App>, metrics: Metrics, router: Router, served: Vec<openapi::Served>) -> Self {
         Self {
             routes: Routes::new(served, &metrics),
-            unknown: metrics
-                .request_seconds
-                .get_or_create_owned(&RouteLabels { route: "unknown" }),
+            unknown: Route::new("unknown", Vec::new(), false, &metrics),
             app,
             router,
             metrics,
@@ -144,8 +158,8 @@ impl Front {
         let started = Instant::now();
         let method = method_label(request.method());
         let request_id = request_id(request.headers());
-        let route = self.routes.find(request.uri().path()).cloned();
-        let mut response = match &route {
+        let route = self.routes.find(request.uri().path());
+        let mut response = match route {
             Some(route) => self.answer_on(route, request).await,
             None => refuse(ApiError::new(
                 ErrorCode::NotFound,
@@ -153,20 +167,21 @@ impl Front {
             )),
         };
         finish(&mut response, &request_id);
-        let (label, seconds) = route
-            .as_ref()
-            .map_or(("unknown", &self.unknown), |route| (route.label, &route.seconds));
-        seconds.observe(started.elapsed().as_secs_f64());
+        let route = route.unwrap_or(&self.unknown);
+        route.seconds.observe(started.elapsed().as_secs_f64());
         let status = response.status().as_u16();
-        self.metrics
-            .requests
-            .get_or_create(&RequestLabels {
+        let count = |status| {
+            self.metrics.requests.get_or_create_owned(&RequestLabels {
                 method,
-                route: label,
+                route: route.label,
                 status,
             })
-            .inc();
-        tracing::debug!(method, route = label, status, ?request_id, "answered");
+        };
+        match status {
+            200 if method == "GET" => route.read.get_or_init(|| count(200)).inc(),
+            status => count(status).inc(),
+        };
+        tracing::debug!(method, route = route.label, status, ?request_id, "answered");
         response.headers_mut().insert(&X_REQUEST_ID, request_id);
         response
     }
@@ -279,8 +294,10 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
     });
     own.cloned().unwrap_or_else(|| {
-        let id = hex::encode(rand::random::<[u8; 16]>());
-        HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("none"))
+        let mut id = [b'0'; 32];
+        // It is exactly long enough.
+        let _ = hex::encode_to_slice(rand::random::<[u8; 16]>(), &mut id);
+        HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("none"))
     })
 }
 

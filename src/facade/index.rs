@@ -1,13 +1,17 @@
 //! The instances that REST shows, fed by the watch and ordered for pages: any page of any filter costs the same at 100 and
 //! at 100,000 instances.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use parking_lot::RwLock;
 
-use super::{id::InstanceId, progress::Progress};
+use super::{id::InstanceId, progress::Progress, view::ListItem};
 use crate::{
     lifecycle::project,
     resources::{Instance, InstanceState, Plan},
@@ -15,7 +19,7 @@ use crate::{
 };
 
 /// An instance as REST shows it: the object, with what is derived from it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Shown {
     /// The object, the same that the watch's store has.
     pub instance: Arc<Instance>,
@@ -25,6 +29,8 @@ pub struct Shown {
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
+    /// How a list shows it, once one has.
+    item: OnceLock<Box<[u8]>>,
 }
 
 /// Oldest first, and among those of one second the greater id first: read backwards, newest first, then id. The last part
@@ -41,7 +47,17 @@ impl Shown {
             state: status.state.unwrap_or(InstanceState::Provisioning),
             plan: status.plan.unwrap_or(instance.spec.plan),
             instance,
+            item: OnceLock::new(),
         }
+    }
+
+    /// How a list shows it, as JSON: made once for each version of the object that is listed at all.
+    pub fn item(&self) -> &[u8] {
+        self.item.get_or_init(|| {
+            serde_json::to_vec(&ListItem::of(self))
+                .unwrap_or_default()
+                .into_boxed_slice()
+        })
     }
 
     /// The namespace of the object.
@@ -101,7 +117,7 @@ impl InstanceIndex {
     }
 
     /// The instance with this id. Of two, the one whose name it is.
-    pub fn get(&self, namespace: &str, id: InstanceId) -> Option<Shown> {
+    pub fn get(&self, namespace: &str, id: InstanceId) -> Option<Arc<Shown>> {
         let namespaces = self.namespaces.read();
         let namespace = namespaces.get(namespace)?;
         let slot = namespace.named.get(&id).or_else(|| namespace.derived.get(&id))?;
@@ -109,7 +125,7 @@ impl InstanceIndex {
     }
 
     /// One page, newest first, and how many there are in all. `page` counts from 1.
-    pub fn page(&self, namespace: &str, filter: Filter<'_>, page: u64, limit: usize) -> (Vec<Shown>, usize) {
+    pub fn page(&self, namespace: &str, filter: Filter<'_>, page: u64, limit: usize) -> (Vec<Arc<Shown>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
@@ -208,7 +224,7 @@ fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
 /// The instances of one namespace, each in a slot; the lists are of slots' numbers, which are small.
 #[derive(Debug, Default)]
 struct Namespace {
-    slots: Vec<Option<Shown>>,
+    slots: Vec<Option<Arc<Shown>>>,
     free: Vec<u32>,
     named: HashMap<InstanceId, u32>,
     derived: HashMap<InstanceId, u32>,
@@ -224,7 +240,7 @@ struct Lists {
 }
 
 impl Namespace {
-    fn at(&self, slot: u32) -> Option<&Shown> {
+    fn at(&self, slot: u32) -> Option<&Arc<Shown>> {
         self.slots.get(slot as usize)?.as_ref()
     }
 
@@ -273,7 +289,7 @@ impl Namespace {
                 );
             }
         }
-        self.slots[slot as usize] = Some(shown);
+        self.slots[slot as usize] = Some(Arc::new(shown));
     }
 
     fn insert(&mut self, shown: Shown) {
@@ -298,8 +314,8 @@ impl Namespace {
         };
         ids.insert(shown.id, slot);
         match self.slots.get_mut(slot as usize) {
-            Some(place) => *place = Some(shown),
-            None => self.slots.push(Some(shown)),
+            Some(place) => *place = Some(Arc::new(shown)),
+            None => self.slots.push(Some(Arc::new(shown))),
         }
     }
 
@@ -339,23 +355,23 @@ impl Namespace {
     }
 }
 
-fn position(list: &[u32], slots: &[Option<Shown>], order: &Order) -> Result<usize, usize> {
+fn position(list: &[u32], slots: &[Option<Arc<Shown>>], order: &Order) -> Result<usize, usize> {
     list.binary_search_by(|slot| {
         slots
             .get(*slot as usize)
             .and_then(Option::as_ref)
-            .map(Shown::order)
+            .map(|shown| shown.order())
             .cmp(&Some(*order))
     })
 }
 
-fn insert(list: &mut Vec<u32>, slots: &[Option<Shown>], order: &Order, slot: u32) {
+fn insert(list: &mut Vec<u32>, slots: &[Option<Arc<Shown>>], order: &Order, slot: u32) {
     // The newest, which is the usual one, goes to the end.
     let (Ok(at) | Err(at)) = position(list, slots, order);
     list.insert(at, slot);
 }
 
-fn remove(list: &mut Vec<u32>, slots: &[Option<Shown>], order: &Order) {
+fn remove(list: &mut Vec<u32>, slots: &[Option<Arc<Shown>>], order: &Order) {
     if let Ok(at) = position(list, slots, order) {
         list.remove(at);
     }

@@ -20,7 +20,7 @@ use super::{
     precondition::IfMatch,
     query::Parameters,
     request::{Caller, Target},
-    view::{Created, InstanceMetrics, InstanceView, List, ListItem, Pagination, Single},
+    view::{NewInstance, InstanceMetrics, InstanceView, List, ListItem, Pagination, Single},
 };
 use crate::{providers::Usage, resources::ids};
 
@@ -59,11 +59,7 @@ pub async fn list(
     let (page, total) = app
         .index
         .page(caller.namespace(), filter, paging.page, paging.limit);
-    let list = List {
-        data: page.iter().map(ListItem::of).collect(),
-        pagination: Pagination::new(paging.page, paging.limit, total),
-    };
-    answer::json(StatusCode::OK, &list, 128 + page.len() * 288)
+    answer::page(&page, Pagination::new(paging.page, paging.limit, total))
 }
 
 /// Creates an instance
@@ -76,7 +72,7 @@ pub async fn list(
     operation_id = "createInstance",
     tag = "instances",
     request_body = Order,
-    responses((status = 201, description = "The instance is being made", body = Single<Created<'static>>)),
+    responses((status = 201, description = "The instance is being made", body = Single<NewInstance<'static>>)),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -135,7 +131,7 @@ fn created(app: &App, shown: &Shown) -> Result<Response, ApiError> {
         shown.instance.display_name(),
         app.provisioning
     );
-    let mut response = answer::single(StatusCode::CREATED, shown, Created::of(shown), Some(message))?;
+    let mut response = answer::single(StatusCode::CREATED, shown, NewInstance::of(shown), Some(message))?;
     if let Ok(location) = HeaderValue::try_from(format!("/v1/instances/{}", shown.id)) {
         response.headers_mut().insert(header::LOCATION, location);
     }

@@ -34,14 +34,14 @@ pub enum Verdict {
 
 /// An instance, and whether it came from the API server just now.
 struct Found {
-    shown: Shown,
+    shown: Arc<Shown>,
     fresh: bool,
 }
 
 impl App {
     /// The instance that a path names. What the watch does not know is asked of the API server before it is called
     /// unknown; 404 for what is not in this namespace, whatever is elsewhere.
-    pub async fn find(&self, namespace: &str, id: Option<InstanceId>) -> Result<Shown, ApiError> {
+    pub async fn find(&self, namespace: &str, id: Option<InstanceId>) -> Result<Arc<Shown>, ApiError> {
         Ok(self.look_up(namespace, id).await?.shown)
     }
 
@@ -61,7 +61,10 @@ impl App {
             // An object made anew under the same name has another id, unless the name is the id.
             .filter(|shown| shown.id == id)
             .ok_or_else(ApiError::no_such_instance)?;
-        Ok(Found { shown, fresh: true })
+        Ok(Found {
+            shown: Arc::new(shown),
+            fresh: true,
+        })
     }
 
     async fn refresh(&self, found: &Found) -> Result<Found, ApiError> {
@@ -76,7 +79,7 @@ impl App {
         namespace: &str,
         id: Option<InstanceId>,
         decide: impl Fn(&Shown) -> Result<Verdict, ApiError> + Send,
-    ) -> Result<Shown, ApiError> {
+    ) -> Result<Arc<Shown>, ApiError> {
         let mut found = self.look_up(namespace, id).await?;
         for attempt in 1..=MAX_ATTEMPTS {
             let verdict = decide(&found.shown);
@@ -92,7 +95,7 @@ impl App {
                 continue;
             };
             match self.store.patch(&found.shown, &patch).await {
-                Ok(shown) => return Ok(shown),
+                Ok(shown) => return Ok(Arc::new(shown)),
                 Err(error) if error.is_conflict() => {
                     let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
                     tokio::time::sleep(pause).await;

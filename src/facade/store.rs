@@ -98,13 +98,12 @@ impl Store {
             bounded(self.api(shown.namespace()).delete(shown.name(), &parameters)).await?
         };
         let progress = self.index.progress();
-        let is_shown = match answer.left() {
+        let is_shown = if let Some(deleting) = answer.left() {
             // A finalizer holds it back: what is waited for is its deletionTimestamp.
-            Some(deleting) => progress.wait_for(watch::revision(&deleting)).await,
-            None => {
-                let uid = metadata.uid.as_deref().unwrap_or_default();
-                progress.wait_for_removal(uid, || self.index.is_gone(shown)).await
-            }
+            progress.wait_for(watch::revision(&deleting)).await
+        } else {
+            let uid = metadata.uid.as_deref().unwrap_or_default();
+            progress.wait_for_removal(uid, || self.index.is_gone(shown)).await
         };
         if !is_shown {
             tracing::warn!(

@@ -139,7 +139,7 @@ fn updated_at(instance: &Instance) -> Timestamp {
 /// An instance that has just been asked for.
 #[derive(Serialize, ToSchema)]
 #[schema(as = NewInstance)]
-pub struct Created<'a> {
+pub struct NewInstance<'a> {
     /// Identifier, for all other requests.
     #[schema(schema_with = id_schema)]
     id: super::id::InstanceId,
@@ -162,7 +162,7 @@ pub struct Created<'a> {
     created_at: Seconds,
 }
 
-impl<'a> Created<'a> {
+impl<'a> NewInstance<'a> {
     /// How the answer to a create shows an instance.
     pub fn of(shown: &'a Shown) -> Self {
         let instance = &*shown.instance;
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn a_new_instance_shows_what_it_will_be() {
         let shown = shown(Value::Null, "starter");
-        let created = serde_json::to_value(Created::of(&shown)).unwrap();
+        let created = serde_json::to_value(NewInstance::of(&shown)).unwrap();
         assert_eq!(
             created,
             json!({

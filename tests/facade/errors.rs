@@ -225,10 +225,10 @@ async fn what_the_status_or_an_administrator_forbids_is_refused() {
     assert_eq!(fields(&refused), ["image", "region"]);
 
     let protect = async |on: bool| {
-        let patch = Patch::Merge(json!({ "spec": { "deletionProtection": on } }));
+        let merge = Patch::Merge(json!({ "spec": { "deletionProtection": on } }));
         tenant
             .instances()
-            .patch(&id, &PatchParams::default(), &patch)
+            .patch(&id, &PatchParams::default(), &merge)
             .await
             .unwrap();
     };

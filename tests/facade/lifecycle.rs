@@ -73,8 +73,8 @@ async fn an_instance_goes_through_all_its_operations() {
     )
     .await;
     assert_eq!(answer.json()["data"]["status"], "rebuilding");
-    let rebuilt = wait_for(&tenant, id, "stopped").await;
-    assert_eq!(rebuilt["image"], "ubuntu-24.04");
+    let reinstalled = wait_for(&tenant, id, "stopped").await;
+    assert_eq!(reinstalled["image"], "ubuntu-24.04");
 
     let gone = expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
     assert!(gone.text.is_empty());
@@ -97,24 +97,24 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
     let id = create(&tenant, "web").await;
     wait_for(&tenant, &id, "running").await;
     let path = format!("/v1/instances/{id}");
-    let patch = async |body: serde_json::Value| {
+    let change = async |body: serde_json::Value| {
         expect(&tenant, 200, Method::PATCH, &path, Some(&body), &[])
             .await
             .json()["data"]
             .clone()
     };
-    let pending = patch(json!({ "plan": "business", "reboot": false })).await;
+    let pending = change(json!({ "plan": "business", "reboot": false })).await;
     assert_eq!(
         (&pending["status"], &pending["plan"], &pending["pending_plan"]),
         (&json!("running"), &json!("starter"), &json!("business"))
     );
-    let cancelled = patch(json!({ "plan": "starter" })).await;
+    let cancelled = change(json!({ "plan": "starter" })).await;
     assert!(
         cancelled["status"] == "running" && cancelled.get("pending_plan").is_none(),
         "{cancelled}"
     );
-    patch(json!({ "plan": "business", "reboot": false })).await;
-    let now = patch(json!({ "reboot": true })).await;
+    change(json!({ "plan": "business", "reboot": false })).await;
+    let now = change(json!({ "reboot": true })).await;
     assert_eq!(now["status"], "resizing");
     let done = wait_for(&tenant, &id, "running").await;
     assert_eq!(
@@ -122,7 +122,7 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         (&json!("business"), &json!(2), &json!(80))
     );
     let smaller =
-        patch(json!({ "plan": "starter", "name": "db", "tags": ["x"], "monitoring_enabled": true })).await;
+        change(json!({ "plan": "starter", "name": "db", "tags": ["x"], "monitoring_enabled": true })).await;
     assert_eq!(
         (&smaller["status"], &smaller["name"]),
         (&json!("resizing"), &json!("db"))
@@ -139,7 +139,7 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         json!({ "reboot": false }),
         json!({ "plan": "starter", "name": "db", "tags": ["x"] }),
     ] {
-        patch(nothing).await;
+        change(nothing).await;
     }
     let after = tenant.instances().get(&id).await.unwrap();
     assert_eq!(

@@ -9,7 +9,7 @@ use super::super::{
     error::{ApiError, Detail, ErrorCode, protected},
     idempotency,
     index::Shown,
-    view::{Created, InstanceView, ListItem, Pagination},
+    view::{InstanceView, NewInstance, ListItem, Pagination},
 };
 use crate::{lifecycle::Action, resources::Instance};
 
@@ -72,7 +72,7 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "createInstance" => {
             let shown = instance("provisioning", "Running", Some("Create"))?;
             Some(json!({
-                "data": Created::of(&shown),
+                "data": NewInstance::of(&shown),
                 "message": "Instance web-1 is being created; this takes about 2 to 3 minutes.",
             }))
         }
