@@ -16,7 +16,7 @@ async fn an_instance_takes_three_writes_to_run_and_none_in_a_quiet_minute_with_1
     let plane = own_plane().await;
     let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "1"]).await;
     let tenant = &Tenant::with(&plane, &operator, "quiet", |spec| {
-        spec.rate_limit_per_hour = Some(1_000_000)
+        spec.rate_limit_per_hour = Some(1_000_000);
     })
     .await;
     futures::stream::iter(0..1000)

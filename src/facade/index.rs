@@ -125,7 +125,13 @@ impl InstanceIndex {
     }
 
     /// One page, newest first, and how many there are in all. `page` counts from 1.
-    pub fn page(&self, namespace: &str, filter: Filter<'_>, page: u64, limit: usize) -> (Vec<Arc<Shown>>, usize) {
+    pub fn page(
+        &self,
+        namespace: &str,
+        filter: Filter<'_>,
+        page: u64,
+        limit: usize,
+    ) -> (Vec<Arc<Shown>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);

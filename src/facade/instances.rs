@@ -20,7 +20,7 @@ use super::{
     precondition::IfMatch,
     query::Parameters,
     request::{Caller, Target},
-    view::{NewInstance, InstanceMetrics, InstanceView, List, ListItem, Pagination, Single},
+    view::{InstanceMetrics, InstanceView, List, ListItem, NewInstance, Pagination, Single},
 };
 use crate::{providers::Usage, resources::ids};
 

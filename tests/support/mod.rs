@@ -119,7 +119,7 @@ impl Operator {
 }
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
-pub async fn install(plane: &ControlPlane) {
+pub fn install(plane: &ControlPlane) {
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
         .output()
@@ -204,7 +204,7 @@ pub async fn shared() -> &'static Cluster {
     SHARED
         .get_or_init(|| async {
             let plane = control_plane::shared().await.unwrap();
-            install(plane).await;
+            install(plane);
             let operator = Operator::start(plane, &["run", "--provisioning-seconds", "0.5"]).await;
             Cluster { plane, operator }
         })
@@ -214,7 +214,7 @@ pub async fn shared() -> &'static Cluster {
 /// A control plane of the test's own, with everything installed but no operator.
 pub async fn own_plane() -> ControlPlane {
     let plane = ControlPlane::options().audit_log().start().await.unwrap();
-    install(&plane).await;
+    install(&plane);
     plane
 }
 
@@ -314,7 +314,7 @@ impl Tenant {
         let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;
         match found {
             Ok(found) => found.unwrap().unwrap(),
-            Err(_) => panic!(
+            Err(tokio::time::error::Elapsed { .. }) => panic!(
                 "waited in vain for {what}: {:#?}",
                 self.instances().get_opt(name).await
             ),
