@@ -15,7 +15,8 @@ use crate::{
     runtime::watch::{Change, Listener, revision},
 };
 
-type GoneHook = Box<dyn FnMut(&Instance) + Send>;
+/// Told the UID of an instance that is gone.
+type GoneHook = Box<dyn FnMut(&str) + Send>;
 
 /// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
 /// queues nothing. Cheap to clone.
@@ -31,13 +32,13 @@ struct Inner {
     store: Option<Store<Instance>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
     written: HashMap<String, Arc<Instance>>,
-    gone: Vec<GoneHook>,
+    gone: Option<GoneHook>,
 }
 
 impl InstanceQueue {
-    /// Calls `hook` for every instance that is gone.
-    pub fn on_gone(&self, hook: impl FnMut(&Instance) + Send + 'static) {
-        self.inner.lock().gone.push(Box::new(hook));
+    /// Calls `hook` with the UID of every instance that is gone from now on.
+    pub(super) fn on_gone(&self, hook: impl FnMut(&str) + Send + 'static) {
+        self.inner.lock().gone = Some(Box::new(hook));
     }
 
     /// Starts queueing, beginning with all that is in the store.
@@ -121,8 +122,10 @@ impl Inner {
     fn gone(&mut self, instance: &Instance) {
         if let Some(uid) = instance.metadata.uid.as_deref() {
             self.written.remove(uid);
+            if let Some(hook) = &mut self.gone {
+                hook(uid);
+            }
         }
-        self.gone.iter_mut().for_each(|hook| hook(instance));
     }
 }
 

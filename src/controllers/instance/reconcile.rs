@@ -110,7 +110,6 @@ impl<P: Provider> Reconciler<P> {
         let mut instance = self.queue.freshest(instance);
         for _ in 0..MAX_STEPS {
             if instance.is_deleting() && !instance.has_finalizer() {
-                self.backoffs.reset(uid(&instance));
                 return Ok(Action::await_change());
             }
             let gate = self.gate(&instance);
@@ -292,9 +291,14 @@ impl<P: Provider> Reconciler<P> {
             Err(ReconcileError::Call(error)) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
-        self.controller.provider.release(uid(instance));
-        self.backoffs.reset(uid(instance));
+        self.forget(uid(instance));
         Ok(())
+    }
+
+    /// Drops what is kept about an instance that is gone, whoever took it away.
+    pub(super) fn forget(&self, uid: &str) {
+        self.controller.provider.release(uid);
+        self.backoffs.reset(uid);
     }
 
     async fn patch_finalizers(
