@@ -14,7 +14,7 @@ use crate::{
         instance::{InstanceController, InstanceQueue},
     },
     facade::{self, Facade},
-    providers::simulator::{SimulatedUsage, Simulator},
+    providers::simulator::{Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Instance},
     runtime::{
         Clock, Health, Metrics, SystemClock, client,
@@ -253,10 +253,15 @@ impl Controllers {
 
         let timings = self.common.timings();
         let known = instances.state();
+        let pools = Pools {
+            ipv4: self.settings.simulator_ipv4,
+            ipv6: self.settings.simulator_ipv6,
+        };
+        let simulator = Simulator::new(timings, pools, known.iter().map(|instance| &**instance));
         let directory = self.directory;
         let controller = InstanceController {
             client: client.clone(),
-            provider: Arc::new(Simulator::new(timings, known.iter().map(|instance| &**instance))),
+            provider: Arc::new(simulator),
             owns_namespace: Arc::new(move |namespace| directory.account_of(namespace).is_some()),
             catalogue: self.common.catalogue(),
             timings,

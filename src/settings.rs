@@ -3,8 +3,9 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
+use ipnet::{Ipv4Net, Ipv6Net};
 
-use crate::{catalogue::Catalogue, lifecycle::Timings, resources::validation};
+use crate::{catalogue::Catalogue, lifecycle::Timings, providers::simulator::Pools, resources::validation};
 
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
@@ -85,9 +86,24 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_WRITE_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub write_concurrency: u16,
 
+    /// IPv4 range of the simulator's servers
+    #[arg(long, env = "STELLAGE_SIMULATOR_IPV4", default_value_t = Pools::default().ipv4)]
+    pub simulator_ipv4: Ipv4Net,
+
+    /// IPv6 range of the simulator's servers, a /64 or wider
+    #[arg(long, env = "STELLAGE_SIMULATOR_IPV6", default_value_t = Pools::default().ipv6, value_parser = ipv6_range)]
+    pub simulator_ipv6: Ipv6Net,
+
     /// Seconds that a provider call may take
     #[arg(long, env = "STELLAGE_PROVIDER_TIMEOUT_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub provider_timeout_seconds: u64,
+}
+
+fn ipv6_range(text: &str) -> Result<Ipv6Net, String> {
+    match text.parse::<Ipv6Net>() {
+        Ok(range) if range.prefix_len() <= 64 => Ok(range),
+        _ => Err("must be an IPv6 range of a /64 or wider, such as 2001:db8::/32".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::{Ipv4Net, Ipv6Net};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -29,13 +30,45 @@ const HAPPENED: &str = "fault";
 /// `providerState`: why the guest is off although nobody asked.
 const EXIT: &str = "exit";
 
-/// Number of addresses in 198.18.0.0/15, less network and broadcast.
-const POOL: u32 = (1 << 17) - 2;
-const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
+/// Where the simulator's addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pools {
+    /// IPv4 range; the first and the last address of it are never given out.
+    pub ipv4: Ipv4Net,
+    /// IPv6 range, a /64 or wider.
+    pub ipv6: Ipv6Net,
+}
+
+impl Default for Pools {
+    /// Addresses that are nobody's: 198.18.0.0/15 is for benchmarks (RFC 2544), 2001:db8::/32 for documentation (RFC 3849).
+    fn default() -> Self {
+        Self {
+            ipv4: Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15),
+            ipv6: Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
+        }
+    }
+}
+
+impl Pools {
+    /// The number of IPv4 addresses to give out.
+    fn size(&self) -> u32 {
+        u32::try_from((1_u64 << (32 - self.ipv4.prefix_len())).saturating_sub(2)).unwrap_or(u32::MAX)
+    }
+
+    fn first(&self) -> u32 {
+        u32::from(self.ipv4.network()) + 1
+    }
+
+    /// 64 bits of the UID's digest: enough to be unique without keeping books.
+    fn ipv6(&self, uid: &str) -> Ipv6Addr {
+        Ipv6Addr::from(u128::from(self.ipv6.network()) | u128::from(seed(uid, b"ipv6")))
+    }
+}
 
 /// Simulates servers.
 pub struct Simulator {
     timings: Timings,
+    pools: Pools,
     leases: Mutex<Leases>,
 }
 
@@ -48,10 +81,12 @@ struct Leases {
 }
 
 impl Simulator {
-    /// A simulator with the given times. `known` are the instances that already are: their addresses are taken.
-    pub fn new<'a>(timings: Timings, known: impl IntoIterator<Item = &'a Instance>) -> Self {
+    /// A simulator with the given times and address ranges. `known` are the instances that already are: their addresses
+    /// are taken.
+    pub fn new<'a>(timings: Timings, pools: Pools, known: impl IntoIterator<Item = &'a Instance>) -> Self {
         let simulator = Self {
             timings,
+            pools,
             leases: Mutex::default(),
         };
         for instance in known {
@@ -69,8 +104,8 @@ impl Simulator {
             .and_then(|s| s.ip_address.as_ref())
             .and_then(|ip| ip.parse::<Ipv4Addr>().ok());
         let Some(offset) = known
-            .and_then(|ip| u32::from(ip).checked_sub(FIRST))
-            .filter(|offset| *offset < POOL)
+            .and_then(|ip| u32::from(ip).checked_sub(self.pools.first()))
+            .filter(|offset| *offset < self.pools.size())
         else {
             return;
         };
@@ -86,15 +121,16 @@ impl Simulator {
         let offset = if let Some(offset) = leases.by_uid.get(uid) {
             *offset
         } else {
-            let start = u32::try_from(seed(uid, b"ipv4") % u64::from(POOL)).unwrap_or(0);
-            let free = (0..POOL)
-                .map(|i| (start + i) % POOL)
+            let size = u64::from(self.pools.size());
+            let start = seed(uid, b"ipv4").checked_rem(size)?;
+            let free = (0..size)
+                .filter_map(|i| u32::try_from((start + i) % size).ok())
                 .find(|offset| !leases.by_offset.contains_key(offset))?;
             leases.by_offset.insert(free, uid.to_owned());
             leases.by_uid.insert(uid.to_owned(), free);
             free
         };
-        Some(Ipv4Addr::from(FIRST + offset))
+        Some(Ipv4Addr::from(self.pools.first() + offset))
     }
 
     fn show(&self, instance: &Instance, now: Timestamp) -> Observation {
@@ -202,10 +238,11 @@ impl Provider for Simulator {
         let uid = instance.metadata.uid.as_deref().unwrap_or_default();
         let known = status.and_then(|s| s.ip_address.clone());
         Addresses {
+            // `None` once the range is used up; the instance gets one when another goes.
             ipv4: known.or_else(|| self.lease(uid).map(|ip| ip.to_string())),
             ipv6: status
                 .and_then(|s| s.ipv6_address.clone())
-                .or_else(|| Some(ipv6(uid).to_string())),
+                .or_else(|| Some(self.pools.ipv6(uid).to_string())),
         }
     }
 
@@ -288,11 +325,6 @@ fn asked(instance: &Instance, annotation: &str) -> Option<f64> {
     (0.0..=100.0).contains(&value).then_some(value)
 }
 
-fn ipv6(uid: &str) -> Ipv6Addr {
-    // 2001:db8::/32 is the documentation prefix (RFC 3849); 64 bits of the UID's digest make the address unique.
-    Ipv6Addr::from((0x2001_0db8_u128 << 96) | u128::from(seed(uid, b"ipv6")))
-}
-
 fn seed(uid: &str, name: &[u8]) -> u64 {
     let digest = Sha256::new().chain_update(uid).chain_update(name).finalize();
     digest
@@ -340,7 +372,7 @@ mod tests {
 
     #[test]
     fn addresses_are_unique_stay_and_survive_a_restart() {
-        let simulator = Simulator::new(Timings::default(), []);
+        let simulator = Simulator::new(Timings::default(), Pools::default(), []);
         let mut known = std::collections::HashSet::new();
         for i in 0..20_000 {
             let addresses = simulator.reserve(&instance(&format!("uid-{i}")));
@@ -356,7 +388,7 @@ mod tests {
             ip_address: mine.ipv4.clone(),
             ..InstanceStatus::default()
         });
-        let restarted = Simulator::new(Timings::default(), [&first]);
+        let restarted = Simulator::new(Timings::default(), Pools::default(), [&first]);
         for i in 1..20_000 {
             assert_ne!(restarted.reserve(&instance(&format!("uid-{i}"))).ipv4, mine.ipv4);
         }
@@ -364,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_shutdown_happens_once_and_again_when_the_annotation_is_set_anew() {
-        let simulator = Simulator::new(Timings::default(), []);
+        let simulator = Simulator::new(Timings::default(), Pools::default(), []);
         let mut instance = running("u", at(0));
         let annotate = |instance: &mut Instance, fault: Option<&str>| {
             instance.metadata.annotations =
