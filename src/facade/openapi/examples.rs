@@ -9,7 +9,7 @@ use super::super::{
     error::{ApiError, Detail, ErrorCode, protected},
     idempotency,
     index::Shown,
-    view::{InstanceView, NewInstance, ListItem, Pagination},
+    view::{InstanceView, ListItem, NewInstance, Pagination},
 };
 use crate::{lifecycle::Action, resources::Instance};
 
