@@ -111,7 +111,11 @@ pub async fn serve(
             metrics: metrics.clone(),
             usage: Box::new(SimulatedUsage),
         });
-        let facade::Listeners { instances, keys, accounts } = facade.listeners();
+        let facade::Listeners {
+            instances,
+            keys,
+            accounts,
+        } = facade.listeners();
         on_accounts.push(accounts);
         on_instances.push(instances);
         watches.spawn::<ApiKey>(vec![keys]);
@@ -127,26 +131,7 @@ pub async fn serve(
             }),
         ));
     }
-    let controllers = controller.map(|settings| {
-        let identity = lease::identity(settings.identity.as_deref());
-        Controllers {
-            accounts: AccountController::new(account::Deps {
-                client: watches.client.clone(),
-                namespace: settings.namespace.clone(),
-                service_account: settings.service_account.clone(),
-                identity: identity.clone(),
-                metrics: metrics.clone(),
-                clock: clock.clone(),
-            }),
-            settings,
-            common: common.clone(),
-            identity,
-            directory: AccountDirectory::default(),
-            queue: InstanceQueue::default(),
-            watches: watches.clone(),
-            clock,
-        }
-    });
+    let controllers = controller.map(|settings| Controllers::new(settings, &common, &watches, clock));
     if let Some(controllers) = &controllers {
         on_accounts.push(controllers.accounts.account_listener());
         on_instances.push(controllers.accounts.instance_listener());
@@ -215,6 +200,32 @@ struct Controllers {
 }
 
 impl Controllers {
+    fn new(
+        settings: ControllerSettings,
+        common: &CommonSettings,
+        watches: &Watches,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let identity = lease::identity(settings.identity.as_deref());
+        Self {
+            accounts: AccountController::new(account::Deps {
+                client: watches.client.clone(),
+                namespace: settings.namespace.clone(),
+                service_account: settings.service_account.clone(),
+                identity: identity.clone(),
+                metrics: watches.metrics.clone(),
+                clock: clock.clone(),
+            }),
+            settings,
+            common: common.clone(),
+            identity,
+            directory: AccountDirectory::default(),
+            queue: InstanceQueue::default(),
+            watches: watches.clone(),
+            clock,
+        }
+    }
+
     /// Waits for the Lease, and writes as long as it is held.
     async fn lead(
         self,

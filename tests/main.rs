@@ -1,9 +1,20 @@
 //! Tests against a real API server: one module a subject. They share one control plane and one operator; a test that
 //! kills something, or counts every write, starts its own.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::too_many_lines,
+    clippy::unwrap_used,
+    reason = "tests fail by panicking, in functions that tests share too; and tell a story from its beginning to its end"
+)]
+
+mod accounts;
 mod examples;
 mod facade;
 mod instances;
+mod kinds;
+mod leader;
 mod resilience;
 mod support;
 mod writes;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use rand::RngExt as _;
 use serde_json::{Value, json};
@@ -206,7 +206,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
         .insert("spec".into(), serde_json::from_value(anything).unwrap());
     lax.spec.versions[0].selectable_fields = None;
     lax.metadata.managed_fields = None;
-    crds.replace("instances.stellage.dev", &Default::default(), &lax)
+    crds.replace("instances.stellage.dev", &PostParams::default(), &lax)
         .await
         .unwrap();
     let poison = json!({ "spec": { "plan": 7, "tags": "none" } });
@@ -245,7 +245,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
     .unwrap();
     assert!(
         ready["message"].as_str().unwrap().contains("plan")
-            || ready["message"].as_str().unwrap().contains("7"),
+            || ready["message"].as_str().unwrap().contains('7'),
         "{ready}"
     );
     assert!(

@@ -16,7 +16,7 @@ async fn an_instance_takes_three_writes_to_run_and_none_in_a_quiet_minute_with_1
     let plane = own_plane().await;
     let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "1"]).await;
     let tenant = &Tenant::with(&plane, &operator, "quiet", |spec| {
-        spec.rate_limit_per_hour = Some(1_000_000)
+        spec.rate_limit_per_hour = Some(1_000_000);
     })
     .await;
     futures::stream::iter(0..1000)
@@ -54,15 +54,26 @@ async fn an_instance_takes_three_writes_to_run_and_none_in_a_quiet_minute_with_1
     let unnamed = writes.remove("").unwrap_or_default().len();
     let total: usize = writes.values().map(Vec::len).sum::<usize>() + unnamed;
     let most = writes.values().max_by_key(|all| all.len()).unwrap();
-    assert!(total <= 3000 && most.len() <= 3, "{total} writes for 1000 instances; for one of them {most:?}");
+    assert!(
+        total <= 3000 && most.len() <= 3,
+        "{total} writes for 1000 instances; for one of them {most:?}"
+    );
 
     let all_writes = || -> Vec<_> {
         let requests = plane.requests().unwrap().into_iter();
-        requests.filter(|r| r.user == user && r.is_write() && r.resource != "leases").collect()
+        requests
+            .filter(|r| r.user == user && r.is_write() && r.resource != "leases")
+            .collect()
     };
     // The Events of the last transitions may still be under way: two for each instance.
-    let events = |all: &Vec<control_plane::audit::Request>| all.iter().filter(|r| r.resource == "events").count();
-    eventually("the last Events", async || all_writes(), |all| events(all) >= 2000).await;
+    let events =
+        |all: &Vec<control_plane::audit::Request>| all.iter().filter(|r| r.resource == "events").count();
+    eventually(
+        "the last Events",
+        async || all_writes(),
+        |all| events(all) >= 2000,
+    )
+    .await;
     let before = all_writes().len();
     tokio::time::sleep(Duration::from_secs(60)).await;
     let written = &all_writes()[before..];

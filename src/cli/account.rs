@@ -184,9 +184,11 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
                 view.id.unwrap_or("-").to_owned(),
                 view.email.to_owned(),
                 view.namespace.to_owned(),
-                view.instance_quota.map_or_else(|| "-".to_owned(), |n| n.to_string()),
+                view.instance_quota
+                    .map_or_else(|| "-".to_owned(), |n| n.to_string()),
                 readiness(&view),
-                view.created_at.map_or_else(|| "-".to_owned(), |since| duration::age(since, now)),
+                view.created_at
+                    .map_or_else(|| "-".to_owned(), |since| duration::age(since, now)),
             ]
         })
         .collect();

@@ -1,6 +1,6 @@
 //! The connection to the cluster of the current kubeconfig, and its errors in words that name the fix.
 
-use std::future::Future;
+use std::{error::Error as _, future::Future};
 
 use kube::{Client, Config, core::Status};
 
@@ -19,9 +19,14 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
     pub(super) async fn current() -> Result<Self, CliError> {
-        let config = Config::infer()
-            .await
-            .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
+        let config = Config::infer().await.map_err(|error| {
+            // Its source is about the kubeconfig and names the file; it itself is about being in a cluster.
+            CliError::Kubeconfig(
+                error
+                    .source()
+                    .map_or_else(|| error.to_string(), ToString::to_string),
+            )
+        })?;
         let url = config.cluster_url.to_string();
         let client = client::connect(config, Health::default())
             .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
@@ -71,7 +76,11 @@ impl Failure {
 
     /// The error to show: `special` if the API server answered with `code`.
     pub(super) fn or(self, code: u16, special: impl FnOnce() -> CliError) -> CliError {
-        if self.code == Some(code) { special() } else { *self.error }
+        if self.code == Some(code) {
+            special()
+        } else {
+            *self.error
+        }
     }
 }
 
@@ -99,7 +108,9 @@ fn words(status: &Status) -> String {
                 .message
                 .split_once(": ")
                 .filter(|(head, _)| head.starts_with("Invalid value"))
-                .map_or(cause.message.as_str(), |(_, rest)| rest.trim_start_matches("\"object\": "));
+                .map_or(cause.message.as_str(), |(_, rest)| {
+                    rest.trim_start_matches("\"object\": ")
+                });
             if cause.field.is_empty() || cause.field == "<nil>" {
                 message.to_owned()
             } else {
@@ -107,7 +118,11 @@ fn words(status: &Status) -> String {
             }
         })
         .collect();
-    if lines.is_empty() { status.message.clone() } else { lines.join("\n  ") }
+    if lines.is_empty() {
+        status.message.clone()
+    } else {
+        lines.join("\n  ")
+    }
 }
 
 /// The cause at the bottom, which is the one that people can do something about.

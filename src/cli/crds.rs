@@ -75,7 +75,10 @@ fn whole_numbers(value: &mut serde_json::Value) {
         serde_json::Value::Array(list) => list.iter_mut().for_each(whole_numbers),
         serde_json::Value::Number(number) if number.is_f64() => {
             let text = number.to_string();
-            if let Some(whole) = text.strip_suffix(".0").and_then(|whole| whole.parse::<i64>().ok()) {
+            if let Some(whole) = text
+                .strip_suffix(".0")
+                .and_then(|whole| whole.parse::<i64>().ok())
+            {
                 *value = whole.into();
             }
         }

@@ -79,7 +79,18 @@ mod tests {
         for (text, end) in good {
             assert_eq!(expiry(text, now).unwrap().to_string(), end, "{text}");
         }
-        for bad in ["", "90", "d", "-1d", "1y", "0s", "2026-11-21", "2026-11-21T09:00:00Z", "99999999999999w", "9ä"] {
+        for bad in [
+            "",
+            "90",
+            "d",
+            "-1d",
+            "1y",
+            "0s",
+            "2026-11-21",
+            "2026-11-21T09:00:00Z",
+            "99999999999999w",
+            "9ä",
+        ] {
             assert!(expiry(bad, now).is_err(), "{bad}");
         }
     }

@@ -116,7 +116,9 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
     let key = random_key();
-    let name = args.name.unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
+    let name = args
+        .name
+        .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
     let mut object = ApiKey::new(
         &name,
         ApiKeySpec {
@@ -150,9 +152,10 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         });
     }
     output::line(&key);
-    let until = args
-        .expires
-        .map_or_else(|| "it does not expire".to_owned(), |end| format!("it works until {end}"));
+    let until = args.expires.map_or_else(
+        || "it does not expire".to_owned(),
+        |end| format!("it works until {end}"),
+    );
     output::note(&format!(
         "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `stellage key revoke {name} --account {account}`.",
         account = args.account,
@@ -214,7 +217,8 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
                 key.name,
                 key.account.unwrap_or_else(|| "-".to_owned()),
                 scope_word(key.scope).to_owned(),
-                key.ends_in.map_or_else(|| "-".to_owned(), |end| format!("…{end}")),
+                key.ends_in
+                    .map_or_else(|| "-".to_owned(), |end| format!("…{end}")),
                 match key.expires_at {
                     None => "never".to_owned(),
                     Some(end) if key.expired => format!("{end} (expired)"),

@@ -58,7 +58,10 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let rows = [["a".to_owned(), "true".to_owned()], ["longer".to_owned(), "-".to_owned()]];
+        let rows = [
+            ["a".to_owned(), "true".to_owned()],
+            ["longer".to_owned(), "-".to_owned()],
+        ];
         assert_eq!(
             table(["NAME", "READY"], &rows),
             "NAME     READY\na        true\nlonger   -"

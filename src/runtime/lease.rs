@@ -97,12 +97,22 @@ impl Observed {
             .and_then(|s| u64::try_from(s).ok())
             .map_or(own, Duration::from_secs);
         let silent = self.since.map_or(Duration::ZERO, |since| now - since);
-        if silent >= promised { Step::Take } else { Step::Wait }
+        if silent >= promised {
+            Step::Take
+        } else {
+            Step::Wait
+        }
     }
 }
 
 /// The Lease as `identity` writes it. An empty identity gives it back.
-fn written(lease: Option<&Lease>, namespace: &str, identity: &str, times: LeaseTimes, now: Timestamp) -> Lease {
+fn written(
+    lease: Option<&Lease>,
+    namespace: &str,
+    identity: &str,
+    times: LeaseTimes,
+    now: Timestamp,
+) -> Lease {
     let mut lease = lease.cloned().unwrap_or_else(|| Lease {
         metadata: ObjectMeta {
             name: Some(LEASE_NAME.to_owned()),
@@ -122,9 +132,15 @@ fn written(lease: Option<&Lease>, namespace: &str, identity: &str, times: LeaseT
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(identity.to_owned()),
         lease_duration_seconds: i32::try_from(duration.as_secs().max(1)).ok(),
-        acquire_time: if taken { Some(MicroTime(now)) } else { old.acquire_time },
+        acquire_time: if taken {
+            Some(MicroTime(now))
+        } else {
+            old.acquire_time
+        },
         renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(taken && !identity.is_empty())),
+        lease_transitions: Some(
+            old.lease_transitions.unwrap_or(0) + i32::from(taken && !identity.is_empty()),
+        ),
         ..old
     });
     lease
@@ -182,7 +198,7 @@ impl LeaderElection {
             match outcome {
                 Ok(Attempt::Held(lease)) => {
                     tracing::info!(identity = %self.identity, "holds the Lease, leads");
-                    return Some(self.lead(lease));
+                    return Some(self.lead(*lease));
                 }
                 Ok(Attempt::HeldBy(holder)) => {
                     if waiting_for.as_ref() != Some(&holder) {
@@ -202,7 +218,12 @@ impl LeaderElection {
 
     async fn attempt(&self, observed: &mut Observed) -> Result<Attempt, CallError> {
         let lease = self.api.get_opt(LEASE_NAME).await?;
-        let step = observed.decide(lease.as_ref(), &self.identity, Instant::now(), self.times.duration);
+        let step = observed.decide(
+            lease.as_ref(),
+            &self.identity,
+            Instant::now(),
+            self.times.duration,
+        );
         let ours = written(
             lease.as_ref(),
             &self.namespace,
@@ -222,7 +243,7 @@ impl LeaderElection {
                     .await?
             }
         };
-        Ok(Attempt::Held(held))
+        Ok(Attempt::Held(Box::new(held)))
     }
 
     fn lead(&self, lease: Lease) -> Leadership {
@@ -295,17 +316,14 @@ impl LeaderElection {
         }
         match self.api.get_opt(LEASE_NAME).await? {
             Some(now) if holder(&now) == Some(&self.identity) => replace(ours(&now)).await.map(Some),
-            Some(_) => Ok(None),
-            // Deleted by hand: with no Lease to guard anything, start over in order.
-            None => Ok(None),
+            // Deleted by hand is lost too: with no Lease to guard anything, start over in order.
+            _ => Ok(None),
         }
     }
 
     /// Up to a fifth more than the retry period, so that replicas do not ask in step.
     fn jittered_retry(&self) -> Duration {
-        self.times
-            .retry
-            .mul_f64(1.0 + rand::rng().random_range(0.0..0.2))
+        self.times.retry.mul_f64(1.0 + rand::rng().random_range(0.0..0.2))
     }
 }
 
@@ -348,7 +366,7 @@ impl Leadership {
 }
 
 enum Attempt {
-    Held(Lease),
+    Held(Box<Lease>),
     HeldBy(String),
 }
 
@@ -359,12 +377,16 @@ fn holder(lease: &Lease) -> Option<&str> {
 /// The name of this replica: `configured`, else the host's, with a random suffix, so that a process that was restarted is
 /// not taken for its predecessor, whose last writes may still be under way.
 pub fn identity(configured: Option<&str>) -> String {
-    let base = configured.map(str::to_owned).or_else(|| std::env::var("HOSTNAME").ok());
+    let base = configured
+        .map(str::to_owned)
+        .or_else(|| std::env::var("HOSTNAME").ok());
     let base = base.or_else(|| {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
         Some(name.trim().to_owned())
     });
-    let base = base.filter(|name| !name.is_empty()).unwrap_or_else(|| "stellage".to_owned());
+    let base = base
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "stellage".to_owned());
     format!("{base}-{}", &crate::resources::ids::random_suffix()[..6])
 }
 
@@ -402,8 +424,14 @@ mod tests {
         let mut observed = Observed::default();
         let now = Instant::now();
         assert_eq!(observed.decide(None, "me", now, OWN), Step::Create);
-        assert_eq!(observed.decide(Some(&lease("", "1", 1)), "me", now, OWN), Step::Take);
-        assert_eq!(observed.decide(Some(&lease("me", "2", 15)), "me", now, OWN), Step::Renew);
+        assert_eq!(
+            observed.decide(Some(&lease("", "1", 1)), "me", now, OWN),
+            Step::Take
+        );
+        assert_eq!(
+            observed.decide(Some(&lease("me", "2", 15)), "me", now, OWN),
+            Step::Renew
+        );
     }
 
     #[test]
@@ -416,7 +444,11 @@ mod tests {
         };
         assert_eq!(at(0, &held), Step::Wait);
         assert_eq!(at(14, &held), Step::Wait);
-        assert_eq!(at(14, &lease("other", "2", 15)), Step::Wait, "a renewal starts the count afresh");
+        assert_eq!(
+            at(14, &lease("other", "2", 15)),
+            Step::Wait,
+            "a renewal starts the count afresh"
+        );
         assert_eq!(at(28, &lease("other", "2", 15)), Step::Wait);
         assert_eq!(at(29, &lease("other", "2", 15)), Step::Take);
     }
@@ -427,8 +459,14 @@ mod tests {
         let start = Instant::now();
         let held = lease("other", "1", 60);
         observed.decide(Some(&held), "me", start, OWN);
-        assert_eq!(observed.decide(Some(&held), "me", start + Duration::from_secs(59), OWN), Step::Wait);
-        assert_eq!(observed.decide(Some(&held), "me", start + Duration::from_secs(60), OWN), Step::Take);
+        assert_eq!(
+            observed.decide(Some(&held), "me", start + Duration::from_secs(59), OWN),
+            Step::Wait
+        );
+        assert_eq!(
+            observed.decide(Some(&held), "me", start + Duration::from_secs(60), OWN),
+            Step::Take
+        );
     }
 
     #[test]
@@ -436,17 +474,30 @@ mod tests {
         let times = LeaseTimes::default();
         let now = Timestamp::from_second(100).unwrap();
         let taken = written(Some(&lease("other", "7", 15)), "ns", "me", times, now);
-        assert_eq!(taken.metadata.resource_version.as_deref(), Some("7"), "guards the write");
+        assert_eq!(
+            taken.metadata.resource_version.as_deref(),
+            Some("7"),
+            "guards the write"
+        );
         let spec = taken.spec.clone().unwrap();
-        assert_eq!((spec.lease_transitions, spec.acquire_time), (Some(5), Some(MicroTime(now))));
+        assert_eq!(
+            (spec.lease_transitions, spec.acquire_time),
+            (Some(5), Some(MicroTime(now)))
+        );
 
         let later = Timestamp::from_second(102).unwrap();
         let renewed = written(Some(&taken), "ns", "me", times, later).spec.unwrap();
-        assert_eq!((renewed.lease_transitions, renewed.acquire_time), (Some(5), Some(MicroTime(now))));
+        assert_eq!(
+            (renewed.lease_transitions, renewed.acquire_time),
+            (Some(5), Some(MicroTime(now)))
+        );
         assert_eq!(renewed.renew_time, Some(MicroTime(later)));
 
         let released = written(Some(&taken), "ns", "", times, later).spec.unwrap();
-        assert_eq!((released.holder_identity.as_deref(), released.lease_transitions), (Some(""), Some(5)));
+        assert_eq!(
+            (released.holder_identity.as_deref(), released.lease_transitions),
+            (Some(""), Some(5))
+        );
     }
 
     #[test]

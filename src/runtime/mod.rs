@@ -5,11 +5,11 @@ pub mod client;
 pub mod clock;
 pub mod events;
 pub mod health;
+pub mod http;
 pub mod lease;
 pub mod metrics;
-pub mod telemetry;
 pub mod ops;
-pub mod http;
+pub mod telemetry;
 pub mod watch;
 
 pub use backoff::Backoffs;

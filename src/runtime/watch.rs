@@ -133,9 +133,9 @@ impl Watches {
                 Some(Ok(event)) => event,
             };
             let mut tell = |change: Change<K>| {
-                listeners
-                    .iter_mut()
-                    .for_each(|listener| listener.changed(&change))
+                for listener in &mut listeners {
+                    listener.changed(&change);
+                }
             };
             let set_aside = |object: InvalidObject| {
                 invalid.inc();

@@ -195,7 +195,7 @@ async fn bodies_are_checked_before_anything_is_done() {
 async fn what_the_status_or_an_administrator_forbids_is_refused() {
     let cluster = shared().await;
     let tenant = Tenant::with(cluster.plane, &cluster.operator, "err-state", |spec| {
-        spec.instance_quota = Some(1)
+        spec.instance_quota = Some(1);
     })
     .await;
     let id = create(&tenant, "web").await;
@@ -286,7 +286,7 @@ async fn if_match_holds_for_changes_deletes_and_actions() {
 async fn a_key_that_is_used_up_waits() {
     let cluster = shared().await;
     let tenant = Tenant::with(cluster.plane, &cluster.operator, "err-rate", |spec| {
-        spec.rate_limit_per_hour = Some(5)
+        spec.rate_limit_per_hour = Some(5);
     })
     .await;
     let mut remaining = Vec::new();

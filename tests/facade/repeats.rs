@@ -15,7 +15,7 @@ async fn a_create_with_a_key_is_done_once() {
     let cluster = shared().await;
     // The repetition must find its instance although the quota is used up by it.
     let tenant = Tenant::with(cluster.plane, &cluster.operator, "idem-create", |spec| {
-        spec.instance_quota = Some(1)
+        spec.instance_quota = Some(1);
     })
     .await;
     let headers = [("Idempotency-Key", "first")];
@@ -56,8 +56,8 @@ async fn a_create_with_a_key_is_done_once() {
                     .into_iter()
                     .filter(|f| f != "example.com/held")
                     .collect();
-                let patch = Patch::Merge(json!({ "metadata": { "finalizers": rest, "resourceVersion": object.metadata.resource_version } }));
-                let _ = tenant.instances().patch(&id, &PatchParams::default(), &patch).await;
+                let freed = Patch::Merge(json!({ "metadata": { "finalizers": rest, "resourceVersion": object.metadata.resource_version } }));
+                let _ = tenant.instances().patch(&id, &PatchParams::default(), &freed).await;
                 return false;
             }
             true

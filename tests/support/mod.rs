@@ -103,10 +103,6 @@ impl Operator {
         self.daemon.stop(Duration::from_secs(30)).await
     }
 
-    pub fn pid(&self) -> u32 {
-        self.daemon.pid()
-    }
-
     /// The value of a metric, summed over the label sets that contain `labels`.
     pub async fn metric(&self, name: &str, labels: &str) -> f64 {
         let page = reqwest::get(format!("{}/metrics", self.metrics_url))
@@ -123,7 +119,7 @@ impl Operator {
 }
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
-pub async fn install(plane: &ControlPlane) {
+pub fn install(plane: &ControlPlane) {
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
         .output()
@@ -208,7 +204,7 @@ pub async fn shared() -> &'static Cluster {
     SHARED
         .get_or_init(|| async {
             let plane = control_plane::shared().await.unwrap();
-            install(plane).await;
+            install(plane);
             let operator = Operator::start(plane, &["run", "--provisioning-seconds", "0.5"]).await;
             Cluster { plane, operator }
         })
@@ -218,7 +214,7 @@ pub async fn shared() -> &'static Cluster {
 /// A control plane of the test's own, with everything installed but no operator.
 pub async fn own_plane() -> ControlPlane {
     let plane = ControlPlane::options().audit_log().start().await.unwrap();
-    install(&plane).await;
+    install(&plane);
     plane
 }
 
@@ -318,7 +314,7 @@ impl Tenant {
         let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;
         match found {
             Ok(found) => found.unwrap().unwrap(),
-            Err(_) => panic!(
+            Err(tokio::time::error::Elapsed { .. }) => panic!(
                 "waited in vain for {what}: {:#?}",
                 self.instances().get_opt(name).await
             ),

@@ -112,7 +112,7 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str) {
     use std::io::Write as _;
     let text = format!(
         "\n\
-         API      {}/v1\n\
+         API      {}\n\
          API key  {key}\n\
          export KUBECONFIG={}\n\
          \n\

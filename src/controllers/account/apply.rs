@@ -12,10 +12,7 @@ use k8s_openapi::{
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
-    runtime::{
-        controller::Action,
-        events::{Event, EventType},
-    },
+    runtime::controller::Action,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -34,10 +31,10 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// How soon to look again at a namespace that is on its way out; it takes about 5 s.
 const LOOK_AGAIN_SOON: Duration = Duration::from_secs(3);
+/// How soon to look again whether Kubernetes has counted a new quota; it takes some tenths of a second.
+const QUOTA_POLL: Duration = Duration::from_millis(500);
 /// Objects listed at once.
 const PAGE: u32 = 500;
-/// How long an Event may hold up a reconcile.
-const EVENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Names what an API call was for.
 trait Doing<T> {
@@ -78,13 +75,18 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Acti
     let claimants = shared.claims.lock().of(&work.namespace);
     match decide::claim(account, &shared.deps.namespace, &claimants, view.as_ref()) {
         Claim::Refused(refusal) => {
-            let again = if refusal.passes { LOOK_AGAIN_SOON } else { LOOK_AGAIN };
+            let again = if refusal.passes {
+                LOOK_AGAIN_SOON
+            } else {
+                LOOK_AGAIN
+            };
             let reason = refusal.reason;
             let message = refusal.message.clone();
             let changed = work.write_status(account, &Outcome::Refused(refusal)).await?;
             if changed {
-                work.event(account, EventType::Warning, reason, "ClaimNamespace", message)
-                    .await;
+                shared
+                    .events
+                    .publish(account, true, reason, "ClaimNamespace", &message);
             }
             Ok(Action::requeue(again))
         }
@@ -111,6 +113,12 @@ enum Start {
     Repair,
     Made,
     Adopted,
+}
+
+/// Whether instances can be counted against the quota, or there is none. Until they can, the API server refuses them all.
+enum Quota {
+    Counts,
+    DoesNotCountYet,
 }
 
 struct Work<'a> {
@@ -141,21 +149,22 @@ impl Work<'_> {
             account = self.add_finalizer(&account).await?;
         }
         let made = self.ensure_namespace(&account, start).await;
-        let children = match &made {
+        let adopted = start == Start::Adopted;
+        // What was its own stays so, even if a repair fails.
+        let owned = (made.is_ok() || start != Start::Create).then_some(adopted);
+        let children = match made {
             Ok(()) => self.ensure_children(&account).await,
-            Err(_) => Ok(()),
+            Err(error) => Err(error),
         };
-        let owns = made.is_ok();
-        let outcome = match made.and(children) {
-            Ok(()) => Outcome::Ready {
-                adopted: start == Start::Adopted,
-            },
+        let outcome = match children {
+            Ok(Quota::Counts) => Outcome::Ready { adopted },
+            Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
             Err(error) => {
                 // Worth telling only what the API server says itself; all else passes.
-                let AccountError::Call { source, .. } = &error;
-                if source.status().is_some() && !source.is_conflict() {
-                    let message = error.to_string();
-                    self.write_status(&account, &Outcome::Failed { owns, message })
+                let AccountError::Call { doing, source } = &error;
+                if let Some(status) = source.status().filter(|_| !source.is_conflict()) {
+                    let message = format!("cannot {doing}: {}", status.message);
+                    self.write_status(&account, &Outcome::Failed { owned, message })
                         .await?;
                 }
                 return Err(error);
@@ -163,12 +172,15 @@ impl Work<'_> {
         };
         let was_owned = account.owned_namespace().is_some();
         self.write_status(&account, &outcome).await?;
-        if start == Start::Adopted && !was_owned {
+        if adopted && !was_owned {
             let note = format!("adopted namespace {}", self.namespace);
-            self.event(&account, EventType::Normal, "NamespaceAdopted", "ClaimNamespace", note)
-                .await;
+            let events = &self.shared.events;
+            events.publish(&account, false, "NamespaceAdopted", "ClaimNamespace", &note);
         }
-        Ok(resync())
+        Ok(match outcome {
+            Outcome::QuotaPending { .. } => Action::requeue(QUOTA_POLL),
+            _ => resync(),
+        })
     }
 
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {
@@ -186,8 +198,8 @@ impl Work<'_> {
                     .doing("create the namespace")
                     .await?;
                 let note = format!("created namespace {}", self.namespace);
-                self.event(account, EventType::Normal, "NamespaceCreated", "ClaimNamespace", note)
-                    .await;
+                let events = &self.shared.events;
+                events.publish(account, false, "NamespaceCreated", "ClaimNamespace", &note);
             }
             Start::Repair => {
                 self.apply(self.all(), &wanted, "label the namespace").await?;
@@ -196,7 +208,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    async fn ensure_children(&self, account: &Account) -> Result<(), AccountError> {
+    async fn ensure_children(&self, account: &Account) -> Result<Quota, AccountError> {
         let deps = &self.shared.deps;
         let bindings = self.inside::<RoleBinding>();
         let wanted = children::role_binding(account, &deps.namespace, &deps.service_account);
@@ -208,36 +220,58 @@ impl Work<'_> {
             && is.role_ref != wanted.role_ref
         {
             // What a binding grants cannot be changed.
-            self.delete(&bindings, children::BINDING_NAME, "delete the RoleBinding that grants something else")
-                .await?;
+            self.delete(
+                &bindings,
+                children::BINDING_NAME,
+                "delete the RoleBinding that grants something else",
+            )
+            .await?;
         }
         if !is.is_some_and(|is| children::binding_matches(&is, &wanted)) {
             self.apply(bindings, &wanted, "apply the RoleBinding").await?;
         }
 
+        self.ensure_quota(account).await
+    }
+
+    async fn ensure_quota(&self, account: &Account) -> Result<Quota, AccountError> {
         let quotas = self.inside::<ResourceQuota>();
         let is = quotas
             .get_opt(children::QUOTA_NAME)
             .doing("read the ResourceQuota")
             .await?;
-        match (children::quota(account), is) {
-            (Some(wanted), is) => {
-                let limit = account.spec.instance_quota.unwrap_or_default();
-                if !is
-                    .as_ref()
-                    .is_some_and(|is| children::quota_matches(is, &wanted, limit))
-                {
-                    if is.is_some_and(|is| !children::limits_to(&is, limit)) {
-                        // Scopes cannot be changed, and other limits are not ours to merge with.
-                        self.delete_quota(&quotas).await?;
-                    }
-                    self.apply(quotas, &wanted, "apply the ResourceQuota").await?;
+        let (Some(wanted), Some(limit)) = (children::quota(account), account.spec.instance_quota) else {
+            if is.is_some_and(|is| is.labels().contains_key(ACCOUNT_LABEL)) {
+                self.delete_quota(&quotas).await?;
+            }
+            return Ok(Quota::Counts);
+        };
+        let is = match is {
+            Some(is) if children::quota_matches(&is, &wanted, limit) => {
+                let now = self.shared.deps.clock.now();
+                if children::quota_is_stuck(&is, limit, now) {
+                    tracing::info!(
+                        namespace = self.namespace,
+                        "makes a quota anew that has never been counted"
+                    );
+                    self.delete_quota(&quotas).await?;
+                    self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+                } else {
+                    is
                 }
             }
-            (None, Some(is)) if is.labels().contains_key(ACCOUNT_LABEL) => self.delete_quota(&quotas).await?,
-            (None, _) => {}
-        }
-        Ok(())
+            Some(is) if !children::limits_to(&is, limit) && children::has_more(&is) => {
+                // Scopes cannot be changed, and other limits are not ours to merge with.
+                self.delete_quota(&quotas).await?;
+                self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+            }
+            _ => self.apply(quotas, &wanted, "apply the ResourceQuota").await?,
+        };
+        Ok(if children::quota_counts(&is, limit) {
+            Quota::Counts
+        } else {
+            Quota::DoesNotCountYet
+        })
     }
 
     async fn delete_quota(&self, quotas: &Api<ResourceQuota>) -> Result<(), AccountError> {
@@ -245,15 +279,14 @@ impl Work<'_> {
             .await
     }
 
-    async fn apply<K>(&self, api: Api<K>, wanted: &K, doing: &'static str) -> Result<(), AccountError>
+    async fn apply<K>(&self, api: Api<K>, wanted: &K, doing: &'static str) -> Result<K, AccountError>
     where
         K: Resource + Clone + Debug + Serialize + DeserializeOwned,
     {
         let parameters = PatchParams::apply(CONTROLLER).force();
         api.patch(&wanted.name_any(), &parameters, &Patch::Apply(wanted))
             .doing(doing)
-            .await?;
-        Ok(())
+            .await
     }
 
     async fn add_finalizer(&self, account: &Account) -> Result<Account, AccountError> {
@@ -302,10 +335,13 @@ impl Work<'_> {
             let contents = [self.contents::<Instance>(("instance", "instances")).await?];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
-                let outcome = Outcome::HeldBack { in_the_way };
+                let outcome = Outcome::HeldBack {
+                    adopted: !made_by_operator,
+                    in_the_way,
+                };
                 if self.write_status(account, &outcome).await? {
-                    self.event(account, EventType::Warning, "DeletionHeldBack", "Delete", note)
-                        .await;
+                    let events = &self.shared.events;
+                    events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
                 return Ok(Action::requeue(LOOK_AGAIN));
             }
@@ -328,7 +364,10 @@ impl Work<'_> {
     /// Asked of the API server itself: a watch may be behind, and a namespace takes along what is in it.
     async fn contents<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
     where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
     {
         let list = self
             .inside::<K>()
@@ -407,8 +446,8 @@ impl Work<'_> {
             .as_ref()
             .and_then(|s| conditions::find(&s.conditions, conditions::READY))
             .map(|c| (c.reason.clone(), c.message.clone()));
-        let reason_now =
-            conditions::find(&status.conditions, conditions::READY).map(|c| (c.reason.clone(), c.message.clone()));
+        let reason_now = conditions::find(&status.conditions, conditions::READY)
+            .map(|c| (c.reason.clone(), c.message.clone()));
         let mut written = Account::new(&account.name_any(), account.spec.clone());
         written.metadata.uid.clone_from(&account.metadata.uid);
         written
@@ -432,31 +471,6 @@ impl Work<'_> {
                 ..
             }) if status.is_not_found() => Ok(false),
             Err(error) => Err(error),
-        }
-    }
-
-    /// Tells people. Never fails a reconcile.
-    async fn event(
-        &self,
-        account: &Account,
-        type_: EventType,
-        reason: &'static str,
-        action: &'static str,
-        note: String,
-    ) {
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note.chars().take(900).collect()),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        let reference = account.object_ref(&());
-        let published = self.shared.recorder.publish(&event, &reference);
-        match tokio::time::timeout(EVENT_TIMEOUT, published).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, reason, "cannot publish a Kubernetes Event"),
-            Err(_) => tracing::warn!(reason, "the API server does not take a Kubernetes Event in time"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, ResourceQuota, ResourceQuotaSpec},
@@ -73,7 +74,11 @@ pub(super) fn quota(account: &Account) -> Option<ResourceQuota> {
 }
 
 /// What lets the operator touch Secrets in this namespace.
-pub(super) fn role_binding(account: &Account, operator_namespace: &str, service_account: &str) -> RoleBinding {
+pub(super) fn role_binding(
+    account: &Account,
+    operator_namespace: &str,
+    service_account: &str,
+) -> RoleBinding {
     RoleBinding {
         metadata: metadata(account, BINDING_NAME),
         role_ref: RoleRef {
@@ -109,7 +114,43 @@ pub(super) fn limits_to(quota: &ResourceQuota, limit: i32) -> bool {
         .map(|(key, value)| (key.as_str(), value.0.as_str()))
         .collect::<Vec<_>>();
     // A scope would take instances out of it.
-    only == [(INSTANCES, limit.to_string().as_str())] && spec.scopes.is_none() && spec.scope_selector.is_none()
+    only == [(INSTANCES, limit.to_string().as_str())]
+        && spec.scopes.is_none()
+        && spec.scope_selector.is_none()
+}
+
+/// Whether the quota says more than how many instances there may be.
+pub(super) fn has_more(quota: &ResourceQuota) -> bool {
+    quota.spec.as_ref().is_some_and(|spec| {
+        spec.scopes.is_some()
+            || spec.scope_selector.is_some()
+            || spec.hard.iter().flatten().any(|(key, _)| key != INSTANCES)
+    })
+}
+
+/// Whether Kubernetes has counted what there is against `limit`. Until then it refuses every Instance.
+pub(super) fn quota_counts(quota: &ResourceQuota, limit: i32) -> bool {
+    let Some(status) = &quota.status else { return false };
+    let get =
+        |map: &Option<BTreeMap<String, Quantity>>| map.as_ref().and_then(|map| map.get(INSTANCES).cloned());
+    get(&status.hard) == Some(Quantity(limit.to_string())) && get(&status.used).is_some()
+}
+
+/// How long Kubernetes normally takes to count, with much room.
+const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
+
+/// Whether the quota has never been counted although it is old enough. kube-controller-manager learns of new kinds every
+/// 30 s, and looks again at a quota that it could not count only after 5 minutes, but at a new one at once.
+pub(super) fn quota_is_stuck(quota: &ResourceQuota, limit: i32, now: Timestamp) -> bool {
+    let created = quota.metadata.creation_timestamp.as_ref();
+    let never_counted = quota
+        .status
+        .as_ref()
+        .and_then(|status| status.used.as_ref())
+        .is_none_or(|used| !used.contains_key(INSTANCES));
+    never_counted
+        && !quota_counts(quota, limit)
+        && created.is_some_and(|created| now.duration_since(created.0) > COUNTED_WITHIN)
 }
 
 /// Whether the quota is as it should be.
@@ -126,6 +167,8 @@ pub(super) fn binding_matches(is: &RoleBinding, wanted: &RoleBinding) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::{api::core::v1::ResourceQuotaStatus, apimachinery::pkg::apis::meta::v1::Time};
+
     use super::super::decide::tests::account;
     use super::*;
 
@@ -142,6 +185,34 @@ mod tests {
         let mut unlabelled = wanted.clone();
         unlabelled.metadata.labels = None;
         assert!(!quota_matches(&unlabelled, &wanted, 3));
+    }
+
+    #[test]
+    fn a_quota_counts_once_kubernetes_has_counted_and_is_stuck_if_it_never_does() {
+        let mut ada = account("ada", "shop", 1);
+        ada.spec.instance_quota = Some(3);
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut is = quota(&ada).unwrap();
+        is.metadata.creation_timestamp = Some(Time(at(100)));
+        assert!(!quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(104)) && quota_is_stuck(&is, 3, at(111)));
+        let counts = |n: &str| Some(BTreeMap::from([(INSTANCES.to_owned(), Quantity(n.to_owned()))]));
+        is.status = Some(ResourceQuotaStatus {
+            hard: counts("3"),
+            used: None,
+        });
+        assert!(
+            quota_is_stuck(&is, 3, at(111)),
+            "a limit without a count is what a kind not yet known gives"
+        );
+        is.status = Some(ResourceQuotaStatus {
+            hard: counts("3"),
+            used: counts("0"),
+        });
+        assert!(quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(999)));
+        assert!(
+            !quota_counts(&is, 4) && !quota_is_stuck(&is, 4, at(999)),
+            "a new limit is on its way"
+        );
     }
 
     #[test]

@@ -54,7 +54,11 @@ impl Claims {
                 let known = self.by_account.get(&name).is_some_and(|(_, claimant)| {
                     Some(claimant.uid.as_str()) == account.metadata.uid.as_deref()
                 });
-                let mut affected = if known { BTreeSet::new() } else { self.remove(&name) };
+                let mut affected = if known {
+                    BTreeSet::new()
+                } else {
+                    self.remove(&name)
+                };
                 if known {
                     self.remove(&name);
                 }
@@ -99,7 +103,8 @@ impl Claims {
             .entry(namespace.clone())
             .or_default()
             .insert(claimant.clone());
-        self.by_account.insert(claimant.name.clone(), (namespace, claimant));
+        self.by_account
+            .insert(claimant.name.clone(), (namespace, claimant));
     }
 
     /// Returns those that still want what the removed one wanted.
@@ -130,27 +135,30 @@ mod tests {
 
     #[test]
     fn the_older_comes_first_and_its_end_wakes_the_other() {
-        let mut claims = Claims::default();
-        let (older, younger) = (Arc::new(account("z", "shop", 1)), Arc::new(account("a", "shop", 2)));
-        assert_eq!(names(&claims.changed(&Change::Applied(younger.clone()))), ["a"]);
-        assert_eq!(names(&claims.changed(&Change::Applied(older.clone()))), ["a", "z"]);
-        let order: Vec<_> = claims.of("shop").into_iter().map(|c| c.name).collect();
-        assert_eq!(order, ["z", "a"]);
+        let mut known = Claims::default();
+        let (older, younger) = (
+            Arc::new(account("z", "shop", 1)),
+            Arc::new(account("a", "shop", 2)),
+        );
+        assert_eq!(names(&known.changed(&Change::Applied(younger.clone()))), ["a"]);
+        assert_eq!(names(&known.changed(&Change::Applied(older.clone()))), ["a", "z"]);
+        let ranked: Vec<_> = known.of("shop").into_iter().map(|c| c.name).collect();
+        assert_eq!(ranked, ["z", "a"]);
         assert_eq!(
-            names(&claims.changed(&Change::Applied(older.clone()))),
+            names(&known.changed(&Change::Applied(older.clone()))),
             ["z"],
             "a change of one does not concern the other"
         );
-        assert_eq!(names(&claims.changed(&Change::Deleted(older))), ["a"]);
-        assert!(claims.changed(&Change::Deleted(younger)).is_empty());
-        assert!(claims.by_namespace.is_empty() && claims.by_account.is_empty());
+        assert_eq!(names(&known.changed(&Change::Deleted(older))), ["a"]);
+        assert!(known.changed(&Change::Deleted(younger)).is_empty());
+        assert!(known.by_namespace.is_empty() && known.by_account.is_empty());
     }
 
     #[test]
     fn a_new_list_replaces_all_that_was_known() {
-        let mut claims = Claims::default();
-        claims.changed(&Change::Applied(Arc::new(account("gone", "shop", 1))));
-        claims.changed(&Change::Replaced(vec![Arc::new(account("new", "shop", 2))]));
-        assert_eq!(claims.of("shop").len(), 1);
+        let mut known = Claims::default();
+        known.changed(&Change::Applied(Arc::new(account("gone", "shop", 1))));
+        known.changed(&Change::Replaced(vec![Arc::new(account("new", "shop", 2))]));
+        assert_eq!(known.of("shop").len(), 1);
     }
 }

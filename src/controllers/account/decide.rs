@@ -197,7 +197,11 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
         .map(|contents| {
             let mut names = contents.names.clone();
             names.sort_unstable();
-            let more = if contents.count > MAX_NAMES as u64 { ", …" } else { "" };
+            let more = if contents.count > MAX_NAMES as u64 {
+                ", …"
+            } else {
+                ""
+            };
             names.truncate(MAX_NAMES);
             let (one, many) = contents.words;
             let word = if contents.count == 1 { one } else { many };
@@ -214,21 +218,131 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
 pub(super) enum Outcome {
     /// All is as the spec says.
     Ready { adopted: bool },
+    /// All is there, but Kubernetes has not counted yet what the quota limits.
+    QuotaPending { adopted: bool },
     /// No namespace (now).
     Refused(Refusal),
-    /// The namespace is the Account's, but something in it could not be made.
-    Failed { owns: bool, message: String },
+    /// Something could not be made. `owned` if the namespace at least is the Account's: whether it was adopted.
+    Failed { owned: Option<bool>, message: String },
     /// Being deleted, and held back by what is in the namespace.
-    HeldBack { in_the_way: String },
+    HeldBack { adopted: bool, in_the_way: String },
+}
+
+/// What an outcome means for the conditions.
+struct Summary {
+    ready: bool,
+    reason: &'static str,
+    message: String,
+    next: Next,
+    /// Whether the namespace is the Account's, and whether it was adopted; `None`: as the summary says, it is not.
+    owned: Option<bool>,
+}
+
+/// How it goes on.
+enum Next {
+    /// Nothing to do.
+    Idle,
+    /// By itself.
+    Works,
+    /// Not before somebody changes something.
+    Stalled,
+}
+
+impl Outcome {
+    fn summary(&self, wanted: &str) -> Summary {
+        match self {
+            Self::Ready { adopted } => Summary {
+                ready: true,
+                reason: "AccountReady",
+                message: format!("namespace {wanted} is ready"),
+                next: Next::Idle,
+                owned: Some(*adopted),
+            },
+            Self::QuotaPending { adopted } => Summary {
+                ready: false,
+                reason: "QuotaPending",
+                message:
+                    "Kubernetes has not counted yet what the quota limits, and refuses instances until it has"
+                        .to_owned(),
+                next: Next::Works,
+                owned: Some(*adopted),
+            },
+            Self::Refused(refusal) => Summary {
+                ready: false,
+                reason: refusal.reason,
+                message: refusal.message.clone(),
+                next: if refusal.passes {
+                    Next::Works
+                } else {
+                    Next::Stalled
+                },
+                owned: None,
+            },
+            Self::Failed { owned, message } => Summary {
+                ready: false,
+                reason: "ApiServerRefused",
+                message: message.clone(),
+                next: Next::Works,
+                owned: *owned,
+            },
+            Self::HeldBack { adopted, in_the_way } => Summary {
+                ready: false,
+                reason: "DeletionHeldBack",
+                message: format!("cannot be deleted yet: {in_the_way}"),
+                next: Next::Stalled,
+                // What is in the namespace is still looked after.
+                owned: Some(*adopted),
+            },
+        }
+    }
 }
 
 /// The status that says so. Equal to the old one if nothing has changed.
 pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
-    let old = account.status.clone().unwrap_or_default();
-    let generation = account.metadata.generation;
     let wanted = account.wanted_namespace();
-    let mut conditions = old.conditions;
-    let mut set = |type_, status, reason: &str, message: String| {
+    let generation = account.metadata.generation;
+    let Summary {
+        ready,
+        reason,
+        message,
+        next,
+        owned,
+    } = outcome.summary(wanted);
+    let (works, stalled) = (matches!(next, Next::Works), matches!(next, Next::Stalled));
+    let either = |is: bool, otherwise: &str| if is { message.clone() } else { otherwise.to_owned() };
+    let (namespace_reason, namespace_message) = match owned {
+        Some(true) => (
+            "NamespaceAdopted",
+            format!("namespace {wanted} is this account's, adopted"),
+        ),
+        Some(false) => (
+            "NamespaceCreated",
+            format!("namespace {wanted} is this account's, made by the operator"),
+        ),
+        None => (reason, message.clone()),
+    };
+    let all = [
+        (READY, ready, reason, message.clone()),
+        (RECONCILING, works, reason, either(works, "nothing is under way")),
+        (
+            STALLED,
+            stalled,
+            reason,
+            either(stalled, "nobody has to do anything"),
+        ),
+        (
+            NAMESPACE_READY,
+            owned.is_some(),
+            namespace_reason,
+            namespace_message,
+        ),
+    ];
+    let mut conditions = account
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    for (type_, status, reason, message) in all {
         let desired = Desired {
             type_,
             status: Some(status),
@@ -236,55 +350,12 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
             message,
         };
         conditions::set(&mut conditions, desired, generation, now);
-    };
-    let idle = || "nothing is under way".to_owned();
-    let owns = match outcome {
-        Outcome::Ready { adopted } => {
-            let how = if *adopted { "adopted" } else { "made by the operator" };
-            set(READY, true, "AccountReady", format!("namespace {wanted} is ready"));
-            set(RECONCILING, false, "AccountReady", idle());
-            set(STALLED, false, "AccountReady", "nothing is in the way".to_owned());
-            let reason = if *adopted { "NamespaceAdopted" } else { "NamespaceCreated" };
-            set(NAMESPACE_READY, true, reason, format!("namespace {wanted} is this account's, {how}"));
-            true
-        }
-        Outcome::Refused(Refusal {
-            reason,
-            message,
-            passes,
-        }) => {
-            set(READY, false, reason, message.clone());
-            set(RECONCILING, *passes, reason, if *passes { message.clone() } else { idle() });
-            set(
-                STALLED,
-                !*passes,
-                reason,
-                if *passes { "this passes by itself".to_owned() } else { message.clone() },
-            );
-            set(NAMESPACE_READY, false, reason, message.clone());
-            false
-        }
-        Outcome::Failed { owns, message } => {
-            set(READY, false, "ApiServerRefused", message.clone());
-            set(RECONCILING, true, "ApiServerRefused", "will be tried again".to_owned());
-            set(STALLED, false, "ApiServerRefused", "will be tried again".to_owned());
-            if !owns {
-                set(NAMESPACE_READY, false, "ApiServerRefused", message.clone());
-            }
-            *owns
-        }
-        Outcome::HeldBack { in_the_way } => {
-            let message = format!("cannot be deleted yet: {in_the_way}");
-            set(READY, false, "DeletionHeldBack", message.clone());
-            set(RECONCILING, false, "DeletionHeldBack", "waits for the namespace to be emptied".to_owned());
-            set(STALLED, true, "DeletionHeldBack", message);
-            // NamespaceReady stays as it is: what is in the namespace is still looked after.
-            old.namespace.is_some()
-        }
-    };
+    }
     AccountStatus {
-        id: Some(ids::account_id(account.metadata.uid.as_deref().unwrap_or_default())),
-        namespace: owns.then(|| wanted.to_owned()),
+        id: Some(ids::account_id(
+            account.metadata.uid.as_deref().unwrap_or_default(),
+        )),
+        namespace: owned.is_some().then(|| wanted.to_owned()),
         observed_generation: generation,
         conditions,
     }
@@ -348,7 +419,11 @@ pub(super) mod tests {
         assert_eq!(claim(&older, "sys", &claimants, None), Claim::Create);
         let refused = claim(&younger, "sys", &claimants, None);
         assert_eq!(reason(&refused), "NamespaceTaken");
-        assert_eq!(claim(&younger, "sys", &claimants[1..], None), Claim::Create, "takes over");
+        assert_eq!(
+            claim(&younger, "sys", &claimants[1..], None),
+            Claim::Create,
+            "takes over"
+        );
     }
 
     #[test]
@@ -360,16 +435,25 @@ pub(super) mod tests {
         };
         assert_eq!(refusal.reason, "NamespaceNotOwned");
         assert!(
-            refusal.message.ends_with("kubectl label namespace shop stellage.dev/account=ada"),
+            refusal
+                .message
+                .ends_with("kubectl label namespace shop stellage.dev/account=ada"),
             "{}",
             refusal.message
         );
         let labelled = view(Some("ada"), None);
-        assert_eq!(claim(&ada, "sys", &me, Some(&labelled)), Claim::Own { adopted: true });
+        assert_eq!(
+            claim(&ada, "sys", &me, Some(&labelled)),
+            Claim::Own { adopted: true }
+        );
         let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(Some("bob"), None))) else {
             panic!("must be refused");
         };
-        assert!(refusal.message.ends_with("stellage.dev/account=ada --overwrite"), "{}", refusal.message);
+        assert!(
+            refusal.message.ends_with("stellage.dev/account=ada --overwrite"),
+            "{}",
+            refusal.message
+        );
     }
 
     #[test]
@@ -380,15 +464,24 @@ pub(super) mod tests {
         claimants.sort();
         assert_eq!(claimants[0].name, "a");
         let made = view(Some("b"), Some("uid-b"));
-        assert_eq!(claim(&first, "sys", &claimants, Some(&made)), Claim::Own { adopted: false });
-        assert_eq!(reason(&claim(&second, "sys", &claimants, Some(&made))), "NamespaceTaken");
+        assert_eq!(
+            claim(&first, "sys", &claimants, Some(&made)),
+            Claim::Own { adopted: false }
+        );
+        assert_eq!(
+            reason(&claim(&second, "sys", &claimants, Some(&made))),
+            "NamespaceTaken"
+        );
     }
 
     #[test]
     fn a_label_that_was_taken_off_a_namespace_of_ours_is_put_back() {
         let ada = account("ada", "shop", 1);
         let me = [Claimant::of(&ada)];
-        assert_eq!(claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))), Claim::Relabel);
+        assert_eq!(
+            claim(&ada, "sys", &me, Some(&view(None, Some("uid-ada")))),
+            Claim::Relabel
+        );
         let another = claim(&ada, "sys", &me, Some(&view(None, Some("uid-bob"))));
         assert_eq!(reason(&another), "NamespaceNotOwned");
     }
@@ -412,7 +505,10 @@ pub(super) mod tests {
             let ada = account("ada", namespace, 1);
             let me = [Claimant::of(&ada)];
             let labelled = view(Some("ada"), None);
-            assert_eq!(reason(&claim(&ada, "sys", &me, Some(&labelled))), "NamespaceReserved");
+            assert_eq!(
+                reason(&claim(&ada, "sys", &me, Some(&labelled))),
+                "NamespaceReserved"
+            );
             assert_eq!(removal(&ada, "sys", Some(&labelled)), Removal::Release);
         }
     }
@@ -421,7 +517,11 @@ pub(super) mod tests {
     fn a_deleted_account_takes_along_only_what_is_its_own() {
         let ada = account("ada", "shop", 1);
         assert_eq!(removal(&ada, "sys", None), Removal::Release);
-        for foreign in [view(None, None), view(Some("bob"), None), view(Some("bob"), Some("uid-ada"))] {
+        for foreign in [
+            view(None, None),
+            view(Some("bob"), None),
+            view(Some("bob"), Some("uid-ada")),
+        ] {
             assert_eq!(removal(&ada, "sys", Some(&foreign)), Removal::Release);
         }
         let made_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
@@ -460,17 +560,22 @@ pub(super) mod tests {
         let outcomes = [
             Outcome::Ready { adopted: true },
             Outcome::HeldBack {
+                adopted: false,
                 in_the_way: "1 instance: a".into(),
             },
             Outcome::Failed {
-                owns: true,
+                owned: Some(false),
                 message: "no".into(),
             },
         ];
         for outcome in outcomes {
             let mut ada = account("ada", "shop", 1);
             ada.status = Some(status(&ada, &outcome, at(10)));
-            assert_eq!(ada.status.clone(), Some(status(&ada, &outcome, at(99))), "{outcome:?}");
+            assert_eq!(
+                ada.status.clone(),
+                Some(status(&ada, &outcome, at(99))),
+                "{outcome:?}"
+            );
         }
     }
 
@@ -478,14 +583,21 @@ pub(super) mod tests {
     fn an_account_that_is_held_back_keeps_its_namespace_until_it_goes() {
         let mut ada = owning("ada", "shop", 1);
         let held = Outcome::HeldBack {
+            adopted: false,
             in_the_way: "1 instance: a; delete it first".into(),
         };
         ada.status = Some(status(&ada, &held, at(20)));
         assert_eq!(ada.owned_namespace(), Some("shop"));
         let conditions = &ada.status.as_ref().unwrap().conditions;
         let ready = find(conditions, READY).unwrap();
-        assert_eq!((ready.status.as_str(), ready.observed_generation), ("False", Some(1)));
-        assert_eq!(ready.message, "cannot be deleted yet: 1 instance: a; delete it first");
+        assert_eq!(
+            (ready.status.as_str(), ready.observed_generation),
+            ("False", Some(1))
+        );
+        assert_eq!(
+            ready.message,
+            "cannot be deleted yet: 1 instance: a; delete it first"
+        );
     }
 
     #[test]

@@ -34,7 +34,10 @@ impl AccountDirectory {
 
     /// Has to hear of every change of the watch of Accounts. `owner_changed` is told of every namespace that has got
     /// another owner, its first, or none; the directory already answers accordingly. It must not block.
-    pub fn listener(&self, mut owner_changed: impl FnMut(&str) + Send + 'static) -> Box<dyn Listener<Account>> {
+    pub fn listener(
+        &self,
+        mut owner_changed: impl FnMut(&str) + Send + 'static,
+    ) -> Box<dyn Listener<Account>> {
         let index = self.index.clone();
         Box::new(move |change: &Change<Account>| {
             // The lock is free again before anybody is told, as they will ask.
@@ -163,7 +166,11 @@ mod tests {
         let take = || std::mem::take(&mut *told.lock());
 
         listener.changed(&Change::Applied(Arc::new(account("ada", "shop", 1))));
-        assert_eq!((name_of(&directory, "shop"), take().len()), (None, 0), "wanting is not owning");
+        assert_eq!(
+            (name_of(&directory, "shop"), take().len()),
+            (None, 0),
+            "wanting is not owning"
+        );
 
         listener.changed(&Change::Applied(Arc::new(owning("ada", "shop", 1))));
         assert_eq!(name_of(&directory, "shop").as_deref(), Some("ada"));
@@ -171,7 +178,11 @@ mod tests {
 
         listener.changed(&Change::Applied(Arc::new(owning("ada", "shop", 1))));
         listener.changed(&Change::Applied(Arc::new(owning("bob", "shop", 2))));
-        assert_eq!(name_of(&directory, "shop").as_deref(), Some("ada"), "the older wins");
+        assert_eq!(
+            name_of(&directory, "shop").as_deref(),
+            Some("ada"),
+            "the older wins"
+        );
         assert!(take().is_empty());
 
         listener.changed(&Change::Deleted(Arc::new(owning("ada", "shop", 1))));

@@ -22,7 +22,6 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{
         controller::{self, Action, Controller},
-        events::{Recorder, Reporter},
         reflector::{ObjectRef, Store},
         watcher,
     },
@@ -39,6 +38,7 @@ use crate::{
     runtime::{
         Backoffs, Clock, Metrics,
         client::CallError,
+        events::Events,
         metrics::{KindLabels, ReconcileLabels},
         watch::{Change, Listener, Watches},
     },
@@ -46,7 +46,7 @@ use crate::{
 
 pub use directory::AccountDirectory;
 
-/// Name under which this controller writes and reports.
+/// Name under which this controller writes.
 const CONTROLLER: &str = "stellage-account-controller";
 /// Accounts reconciled at the same time. Each costs a few short calls, and accounts come and go slowly.
 const CONCURRENCY: u16 = 8;
@@ -104,7 +104,7 @@ pub struct AccountController {
 
 struct Shared {
     deps: Deps,
-    recorder: Recorder,
+    events: Events,
     claims: Mutex<Claims>,
     /// Where to ask for a reconcile; none while another replica leads, so that nothing piles up.
     queue: Mutex<Option<mpsc::UnboundedSender<ObjectRef<Account>>>>,
@@ -114,15 +114,11 @@ struct Shared {
 }
 
 impl AccountController {
-    /// A controller that has seen nothing yet.
+    /// A controller that has seen nothing yet. Needs a runtime, for the task that writes its Events.
     pub fn new(deps: Deps) -> Self {
-        let reporter = Reporter {
-            controller: CONTROLLER.to_owned(),
-            instance: Some(deps.identity.clone()),
-        };
         Self {
             shared: Arc::new(Shared {
-                recorder: Recorder::new(deps.client.clone(), reporter),
+                events: Events::new(deps.client.clone(), "account-controller", &deps.identity),
                 deps,
                 claims: Mutex::default(),
                 queue: Mutex::default(),
@@ -177,7 +173,8 @@ impl AccountController {
             return;
         }
         for account in accounts.state() {
-            self.shared.enqueue(account.metadata.name.as_deref().unwrap_or_default());
+            self.shared
+                .enqueue(account.metadata.name.as_deref().unwrap_or_default());
         }
         let requests = futures::stream::poll_fn(move |cx| queue.poll_recv(cx));
         Controller::for_shared_stream(futures::stream::pending(), accounts)
@@ -192,7 +189,9 @@ impl AccountController {
             .for_each(|outcome| async move {
                 match outcome {
                     // Logged where they happen, or an Account that was gone before its turn came.
-                    Ok(_) | Err(controller::Error::ReconcilerFailed(..) | controller::Error::ObjectNotFound(_)) => {}
+                    Ok(_)
+                    | Err(controller::Error::ReconcilerFailed(..) | controller::Error::ObjectNotFound(_)) => {
+                    }
                     Err(error) => tracing::error!(%error, "the account controller's queue failed"),
                 }
             })
@@ -214,11 +213,13 @@ impl AccountController {
         let shared = self.shared.clone();
         watches.spawn_selected::<PartialObjectMeta<RoleBinding>>(
             labelled.clone(),
-            vec![Box::new(move |change: &Change<PartialObjectMeta<RoleBinding>>| {
-                if let Change::Applied(object) | Change::Deleted(object) = change {
-                    shared.enqueue_claimants(object.metadata.namespace.as_deref().unwrap_or_default());
-                }
-            })],
+            vec![Box::new(
+                move |change: &Change<PartialObjectMeta<RoleBinding>>| {
+                    if let Change::Applied(object) | Change::Deleted(object) = change {
+                        shared.enqueue_claimants(object.metadata.namespace.as_deref().unwrap_or_default());
+                    }
+                },
+            )],
         );
         let shared = self.shared.clone();
         watches.spawn_selected::<ResourceQuota>(
@@ -270,9 +271,7 @@ fn uid(account: &Account) -> String {
 }
 
 async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action, AccountError> {
-    let labels = KindLabels {
-        kind: "Account",
-    };
+    let labels = KindLabels { kind: "Account" };
     let metrics = shared.deps.metrics.clone();
     let depth = metrics.queue_depth.get_or_create_owned(&labels);
     depth.inc();
@@ -293,8 +292,12 @@ async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action,
         .inc();
     match &outcome {
         Ok(_) => shared.backoffs.reset(&uid(&account)),
-        Err(error) if error.is_stale() => tracing::debug!(account = ?account.meta().name, %error, "decided on an old version"),
-        Err(error) => tracing::warn!(account = ?account.meta().name, %error, "reconcile failed, will be tried again"),
+        Err(error) if error.is_stale() => {
+            tracing::debug!(account = ?account.meta().name, %error, "decided on an old version");
+        }
+        Err(error) => {
+            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed, will be tried again");
+        }
     }
     outcome
 }

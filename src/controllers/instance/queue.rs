@@ -3,7 +3,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{Stream, stream};
-use kube::{core::error_boundary::InvalidObject, runtime::reflector::{ObjectRef, Store}};
+use kube::{
+    core::error_boundary::InvalidObject,
+    runtime::reflector::{ObjectRef, Store},
+};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -12,7 +15,8 @@ use crate::{
     runtime::watch::{Change, Listener, revision},
 };
 
-type GoneHook = Box<dyn FnMut(&Instance) + Send>;
+/// Told the UID of an instance that is gone.
+type GoneHook = Box<dyn FnMut(&str) + Send>;
 
 /// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
 /// queues nothing. Cheap to clone.
@@ -28,13 +32,13 @@ struct Inner {
     store: Option<Store<Instance>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
     written: HashMap<String, Arc<Instance>>,
-    gone: Vec<GoneHook>,
+    gone: Option<GoneHook>,
 }
 
 impl InstanceQueue {
-    /// Calls `hook` for every instance that is gone.
-    pub fn on_gone(&self, hook: impl FnMut(&Instance) + Send + 'static) {
-        self.inner.lock().gone.push(Box::new(hook));
+    /// Calls `hook` with the UID of every instance that is gone from now on.
+    pub(super) fn on_gone(&self, hook: impl FnMut(&str) + Send + 'static) {
+        self.inner.lock().gone = Some(Box::new(hook));
     }
 
     /// Starts queueing, beginning with all that is in the store.
@@ -80,9 +84,14 @@ impl InstanceQueue {
     /// The newer of what the watch shows by now and what was written. `shown` may have waited for its turn a while.
     pub(super) fn freshest(&self, shown: Arc<Instance>) -> Arc<Instance> {
         let mut inner = self.inner.lock();
-        let current = inner.store.as_ref().and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
+        let current = inner
+            .store
+            .as_ref()
+            .and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
         let shown = current.unwrap_or(shown);
-        let Some(uid) = shown.metadata.uid.as_deref() else { return shown };
+        let Some(uid) = shown.metadata.uid.as_deref() else {
+            return shown;
+        };
         match inner.written.get(uid) {
             Some(written) if revision(&**written) > revision(&*shown) => Arc::clone(written),
             Some(_) => {
@@ -113,8 +122,10 @@ impl Inner {
     fn gone(&mut self, instance: &Instance) {
         if let Some(uid) = instance.metadata.uid.as_deref() {
             self.written.remove(uid);
+            if let Some(hook) = &mut self.gone {
+                hook(uid);
+            }
         }
-        self.gone.iter_mut().for_each(|hook| hook(instance));
     }
 }
 

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use kube::{
-    Api, Resource as _,
-    api::{Patch, PatchParams},
+    Api,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
     runtime::controller::Action,
 };
 use serde_json::json;
@@ -110,7 +110,6 @@ impl<P: Provider> Reconciler<P> {
         let mut instance = self.queue.freshest(instance);
         for _ in 0..MAX_STEPS {
             if instance.is_deleting() && !instance.has_finalizer() {
-                self.backoffs.reset(uid(&instance));
                 return Ok(Action::await_change());
             }
             let gate = self.gate(&instance);
@@ -292,9 +291,14 @@ impl<P: Provider> Reconciler<P> {
             Err(ReconcileError::Call(error)) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
-        self.controller.provider.release(uid(instance));
-        self.backoffs.reset(uid(instance));
+        self.forget(uid(instance));
         Ok(())
+    }
+
+    /// Drops what is kept about an instance that is gone, whoever took it away.
+    pub(super) fn forget(&self, uid: &str) {
+        self.controller.provider.release(uid);
+        self.backoffs.reset(uid);
     }
 
     async fn patch_finalizers(
@@ -315,22 +319,38 @@ impl<P: Provider> Reconciler<P> {
         Ok(self.remember(written))
     }
 
-    /// Writes the status whole, with the version that it was decided on: a stale decision is refused, not applied.
+    /// Writes the status whole, with the version that it was decided on: a stale decision is refused, not applied. A PUT
+    /// costs the API server less than server-side apply does, and says the same where one writer owns all of it.
     async fn write_status(
         &self,
         instance: &Instance,
         status: &InstanceStatus,
     ) -> Result<Arc<Instance>, ReconcileError> {
-        let patch = json!({
-            "apiVersion": Instance::api_version(&()),
-            "kind": Instance::kind(&()),
-            "metadata": { "name": name(instance), "uid": instance.metadata.uid, "resourceVersion": instance.metadata.resource_version },
-            "status": status,
-        });
+        let ObjectMeta {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            ..
+        } = instance.metadata.clone();
+        let object = Instance {
+            metadata: ObjectMeta {
+                name,
+                namespace,
+                uid,
+                resource_version,
+                ..ObjectMeta::default()
+            },
+            spec: instance.spec.clone(),
+            status: Some(status.clone()),
+        };
+        let params = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         let _permit = self.writes.acquire().await;
         let api = self.api(instance);
-        let params = PatchParams::apply(FIELD_MANAGER).force();
-        let written = bounded(api.patch_status(name(instance), &params, &Patch::Apply(&patch))).await?;
+        let written = bounded(api.replace_status(self::name(instance), &params, &object)).await?;
         Ok(self.remember(written))
     }
 

@@ -1,0 +1,152 @@
+//! The client that (d) is measured beside: as cheap as one can be.
+//!
+//! It has as many connections for creating as those over which (d) applies its instances, and as many for the rest as the
+//! operator has writes under way at most. It creates the same manifests; its other writes are merge patches of one number
+//! of the status. It reads nothing and decides nothing, has the machine to itself, and the operator's identity.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use tokio::{
+    sync::{Mutex, mpsc},
+    task::JoinSet,
+};
+
+use crate::{
+    Result,
+    census::Writes,
+    cluster::Cluster,
+    load::{Extent, Load, Requests},
+    objects, say,
+    sizes::Sizes,
+    wire::Target,
+};
+
+/// Connections that create instances, here and in (d).
+pub const CREATORS: usize = 32;
+/// Connections that patch them: the default of `--write-concurrency`.
+const WRITERS: usize = 16;
+/// Where its instances are: a namespace of nobody.
+const NOBODYS: &str = "nobodys";
+
+/// What the bare client did in one turn.
+#[derive(Clone, Copy)]
+pub struct Turn {
+    /// How many.
+    pub writes: u64,
+    /// In what time.
+    pub took: Duration,
+}
+
+/// Does the writes, and deletes what was made.
+pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn> {
+    static TURNS: AtomicU64 = AtomicU64::new(0);
+    let turn = TURNS.fetch_add(1, Ordering::Relaxed);
+    let count = sizes.converging;
+    say(&format!(
+        "a bare client's turn: {count} creations and {patches} patches each"
+    ));
+    if turn == 0 {
+        let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
+        let body = Some(("application/json", namespace.as_str()));
+        cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
+    }
+    let prefix = format!("bare{turn}");
+    let before = Writes::count(&cluster.admin).await?;
+    let begun = Instant::now();
+    write(cluster, &prefix, count, patches).await?;
+    let took = begun.elapsed();
+    let writes = (Writes::count(&cluster.admin).await? - before).instances;
+    say(&format!("  {took:.1?}: {writes} writes"));
+    let delete = Load {
+        target: cluster.admin.clone(),
+        connections: CREATORS,
+        requests: objects::delete(&cluster.admin, NOBODYS, &prefix),
+        status: 200,
+        extent: Extent::Count(count),
+    };
+    delete.run().await?;
+    Ok(Turn { writes, took })
+}
+
+async fn write(cluster: &Cluster, prefix: &str, count: u64, patches: u64) -> Result<()> {
+    let (created, waiting) = mpsc::unbounded_channel();
+    let waiting = Arc::new(Mutex::new(waiting));
+    let next = Arc::new(AtomicU64::new(0));
+    let creations = objects::create(&cluster.operator, NOBODYS, prefix);
+    let mut tasks = JoinSet::new();
+    for _ in 0..CREATORS {
+        let numbers = std::iter::repeat_with({
+            let next = Arc::clone(&next);
+            move || next.fetch_add(1, Ordering::Relaxed)
+        });
+        let numbers = numbers.take_while(move |n| *n < count);
+        let creations = Arc::clone(&creations);
+        tasks.spawn(create(
+            cluster.operator.clone(),
+            numbers,
+            creations,
+            created.clone(),
+        ));
+    }
+    drop(created);
+    for _ in 0..WRITERS {
+        let (waiting, prefix) = (Arc::clone(&waiting), prefix.to_owned());
+        tasks.spawn(patch(cluster.operator.clone(), waiting, prefix, patches));
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// Creates instances until their numbers are used up, and passes those on.
+async fn create(
+    target: Target,
+    numbers: impl Iterator<Item = u64>,
+    creations: Arc<Requests>,
+    created: mpsc::UnboundedSender<u64>,
+) -> Result<()> {
+    let mut connection = target.connect().await?;
+    let mut request = Vec::new();
+    for n in numbers {
+        request.clear();
+        creations(n, &mut request);
+        let status = connection.exchange(&request).await?;
+        if status != 201 {
+            return Err(format!("a creation was answered with {status}").into());
+        }
+        created.send(n)?;
+    }
+    Ok(())
+}
+
+/// Patches what is created until nothing is any more.
+async fn patch(
+    target: Target,
+    created: Arc<Mutex<mpsc::UnboundedReceiver<u64>>>,
+    prefix: String,
+    patches: u64,
+) -> Result<()> {
+    let mut connection = target.connect().await?;
+    loop {
+        let next = created.lock().await.recv().await;
+        let Some(n) = next else { return Ok(()) };
+        let path = format!("{}/status?fieldManager=bench", objects::path(NOBODYS, &prefix, n));
+        for step in 1..=patches {
+            // A different number each time: a patch that changes nothing is no write.
+            let body = json!({ "status": { "observedGeneration": step } }).to_string();
+            let body = Some(("application/merge-patch+json", body.as_str()));
+            let status = connection.exchange(&target.request("PATCH", &path, body)).await?;
+            if status != 200 {
+                return Err(format!("a patch was answered with {status}").into());
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! (e): memory and processor time of `stellage run`. Each number of instances is measured twice: of a fresh process that
+//! found them there, and of one that has brought them to run, since an allocator does not return all that it once used.
+
+use std::time::Instant;
+
+use crate::{
+    Result,
+    processes::{processor_time, resident_mib},
+    product::Product,
+    say,
+    sizes::Sizes,
+    table::{Aim, Table},
+};
+
+/// Resident MiB of a process that has been left alone for a while.
+pub async fn settled(product: &Product, sizes: &Sizes) -> Result<f64> {
+    tokio::time::sleep(sizes.settling).await;
+    let resident = resident_mib(product.pid)?;
+    say(&format!("resident memory: {resident:.1} MiB"));
+    Ok(resident)
+}
+
+/// The share of one core that a process uses while nothing happens.
+pub async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
+    say(&format!("idle for {} s", sizes.idle.as_secs()));
+    let (before, begun) = (processor_time(product.pid)?, Instant::now());
+    tokio::time::sleep(sizes.idle).await;
+    let used = processor_time(product.pid)? - before;
+    Ok(used / begun.elapsed().as_secs_f64())
+}
+
+/// The lines of (e).
+pub fn report(
+    table: &mut Table,
+    sizes: &Sizes,
+    empty: f64,
+    [small_fresh, small_after]: [f64; 2],
+    [large_fresh, large_after]: [f64; 2],
+    idle: f64,
+) {
+    let Sizes { small, large, .. } = sizes;
+    let made = large - small;
+    let mut memory = |what: &str, resident: f64, aim| {
+        table.value(what, resident, &format!("{resident:.1} MiB"), aim);
+    };
+    let aim = Some(Aim::AtMost(64.0));
+    memory("(e) resident, 0 instances", empty, None);
+    memory(
+        &format!("    {small} instances, fresh process"),
+        small_fresh,
+        None,
+    );
+    memory(
+        &format!("    {small} instances, having created them"),
+        small_after,
+        None,
+    );
+    memory(&format!("    {large} instances, fresh process"), large_fresh, aim);
+    memory(
+        &format!("    {large} instances, having created {made} of them"),
+        large_after,
+        aim,
+    );
+    let seconds = sizes.idle.as_secs();
+    let what = format!("    processor while idle at {large} instances, over {seconds} s");
+    table.value(&what, idle, &format!("{:.2} % of a core", idle * 100.0), None);
+}

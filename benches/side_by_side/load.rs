@@ -1,0 +1,187 @@
+//! The load: a closed loop of a fixed number of kept-alive connections, each of which sends its next request when its last
+//! one is answered. Two threads, one a core, with a single-threaded runtime each, so that the generator costs little beside
+//! the server that it shares the machine with, and costs the same for every server.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+use tokio::task::JoinSet;
+
+use crate::{
+    Result,
+    wire::{Connection, Target},
+};
+
+/// Connections, and so requests under way, of every measurement of (a), (b) and (c).
+pub const CONNECTIONS: usize = 16;
+
+const THREADS: usize = 2;
+
+/// Writes the n-th request of a load into an empty buffer.
+pub type Requests = dyn Fn(u64, &mut Vec<u8>) + Send + Sync;
+
+/// The same request again and again.
+pub fn same(request: Vec<u8>) -> Arc<Requests> {
+    Arc::new(move |_, buffer| buffer.extend_from_slice(&request))
+}
+
+/// For how long, or how often.
+#[derive(Clone, Copy)]
+pub enum Extent {
+    /// A while that does not count, and a while that does.
+    For {
+        /// What does not count.
+        warm_up: Duration,
+        /// What counts.
+        measured: Duration,
+    },
+    /// Requests 0 to n - 1, of which all count.
+    Count(u64),
+}
+
+/// A load to put on a server.
+#[derive(Clone)]
+pub struct Load {
+    /// The server.
+    pub target: Target,
+    /// How many connections.
+    pub connections: usize,
+    /// What is asked.
+    pub requests: Arc<Requests>,
+    /// The status that every answer must have.
+    pub status: u16,
+    /// For how long, or how often.
+    pub extent: Extent,
+}
+
+/// What came of a load.
+pub struct Measured {
+    /// Requests that were sent, in the warm-up too.
+    pub asked: u64,
+    /// Requests that were answered while it counted.
+    pub answered: u64,
+    /// How long that took.
+    pub took: Duration,
+    /// Microseconds from sending to the last byte of the answer.
+    pub latencies: Histogram<u64>,
+}
+
+impl Measured {
+    /// Requests a second.
+    pub fn rate(&self) -> f64 {
+        as_f64(self.answered) / self.took.as_secs_f64()
+    }
+
+    /// A quantile of the latencies, in milliseconds.
+    pub fn millis(&self, quantile: f64) -> f64 {
+        as_f64(self.latencies.value_at_quantile(quantile)) / 1000.0
+    }
+}
+
+/// Counts here stay far below 2^52.
+#[expect(clippy::cast_precision_loss, reason = "see above")]
+pub const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+impl Load {
+    /// Puts the load on the server.
+    pub async fn run(self) -> Result<Measured> {
+        let next = Arc::new(AtomicU64::new(0));
+        let begun = Instant::now();
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (load, next) = (self.clone(), Arc::clone(&next));
+                let connections = (thread..self.connections).step_by(THREADS).count();
+                tokio::task::spawn_blocking(move || load.on_this_thread(connections, &next, begun))
+            })
+            .collect();
+        let mut latencies = Histogram::new(3)?;
+        for thread in threads {
+            latencies.add(thread.await??)?;
+        }
+        let took = match self.extent {
+            Extent::For { measured, .. } => measured,
+            Extent::Count(_) => begun.elapsed(),
+        };
+        Ok(Measured {
+            asked: next.load(Ordering::Relaxed),
+            answered: latencies.len(),
+            took,
+            latencies,
+        })
+    }
+
+    fn on_this_thread(
+        &self,
+        connections: usize,
+        next: &Arc<AtomicU64>,
+        begun: Instant,
+    ) -> Result<Histogram<u64>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let mut tasks = JoinSet::new();
+            for _ in 0..connections {
+                let (load, next) = (self.clone(), Arc::clone(next));
+                tasks.spawn(async move { load.on_one_connection(&next, begun).await });
+            }
+            let mut all = Histogram::new(3)?;
+            while let Some(one) = tasks.join_next().await {
+                all.add(one??)?;
+            }
+            Ok(all)
+        })
+    }
+
+    async fn on_one_connection(&self, next: &AtomicU64, begun: Instant) -> Result<Histogram<u64>> {
+        let mut connection = self.target.connect().await?;
+        let mut latencies = Histogram::new(3)?;
+        let mut request = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if matches!(self.extent, Extent::Count(count) if number >= count) {
+                return Ok(latencies);
+            }
+            request.clear();
+            (self.requests)(number, &mut request);
+            let sent = Instant::now();
+            self.exchange(&mut connection, &request).await?;
+            let answered = Instant::now();
+            let counts = match self.extent {
+                Extent::Count(_) => true,
+                Extent::For { warm_up, measured } => {
+                    if answered >= begun + warm_up + measured {
+                        return Ok(latencies);
+                    }
+                    answered >= begun + warm_up
+                }
+            };
+            if counts {
+                latencies.record(u64::try_from((answered - sent).as_micros())?)?;
+            }
+        }
+    }
+
+    async fn exchange(&self, connection: &mut Connection, request: &[u8]) -> Result<()> {
+        let status = connection.exchange(request).await?;
+        if status == self.status {
+            return Ok(());
+        }
+        let line = String::from_utf8_lossy(request);
+        let line = line.lines().next().unwrap_or_default().to_owned();
+        let body = connection.body();
+        Err(format!(
+            "{line} was answered with {status}: {}",
+            String::from_utf8_lossy(&body)
+        )
+        .into())
+    }
+}

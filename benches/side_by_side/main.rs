@@ -1,0 +1,110 @@
+//! `make bench`: what Stellage costs beside what it is built on, measured in one run against the same API server on loopback.
+//!
+//! Absolute numbers say more about the machine than about the program, so each number here is a ratio of two that were
+//! taken within seconds of each other, in turns (A-B-A-B, medians), with the same load generator on the same cores:
+//!
+//! - (a), (b) reading through the facade (`reads`), beside the API server's own answer to the same question and beside an
+//!   axum handler that answers with the same bytes and does nothing for them;
+//! - (c) creating through REST (`creates`), beside posting the same objects to the API server;
+//! - (d) the time until 5,000 instances run (`convergence`), beside the time that a bare client needs for as many writes;
+//! - (e) memory and processor time of `stellage run` (`footprint`).
+//!
+//! The program under test is the shipped one with its shipped settings, but for ports, a provisioning time of 0, and an
+//! account whose rate limit is counted and never reached. The API server keeps no audit log; etcd does not sync to disk,
+//! which makes the API server faster and so the comparisons harder.
+//!
+//! Progress goes to standard error, the table to standard output. `--quick` tries the bench itself, with numbers that mean
+//! nothing.
+
+mod bare_client;
+mod bare_handler;
+mod census;
+mod cluster;
+mod convergence;
+mod creates;
+mod footprint;
+mod load;
+mod objects;
+mod processes;
+mod product;
+mod reads;
+mod sizes;
+mod table;
+mod wire;
+
+use std::time::Duration;
+
+use cluster::Cluster;
+use product::Product;
+use sizes::Sizes;
+use table::Table;
+
+/// Anything may fail here; whatever does ends the run, and the message is for the person who started it.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Whatever hangs, the run ends.
+const LONGEST: Duration = Duration::from_mins(20);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    if let Some(answers) = bare_handler::wanted() {
+        return bare_handler::serve(answers).await;
+    }
+    let sizes = if std::env::args().any(|argument| argument == "--quick") {
+        Sizes::QUICK
+    } else {
+        Sizes::FULL
+    };
+    let table = tokio::time::timeout(LONGEST, measure(&sizes)).await??;
+    println!("{table}");
+    Ok(())
+}
+
+/// Everything, in the order in which each part leaves behind what the next one needs.
+async fn measure(sizes: &Sizes) -> Result<Table> {
+    let cluster = Cluster::start().await?;
+    let mut table = Table::default();
+
+    // A cluster without instances, then the first thousand.
+    let mut product = Product::run(&cluster).await?;
+    let account = cluster.account(&product).await?;
+    let empty = footprint::settled(&product, sizes).await?;
+    let first = convergence::converge(&cluster, &product, &account, "first", sizes.small).await?;
+    let small_after = footprint::settled(&product, sizes).await?;
+    product.stop().await?;
+
+    // (d), between two runs of the bare client, while nothing else runs.
+    let patches = first.patches_each();
+    let bare_before = bare_client::turn(&cluster, patches, sizes).await?;
+    let mut product = Product::run(&cluster).await?;
+    let small_fresh = footprint::settled(&product, sizes).await?;
+    let converged = convergence::converge(&cluster, &product, &account, "converge", sizes.converging).await?;
+    let rest = sizes.large - sizes.small - sizes.converging;
+    convergence::converge(&cluster, &product, &account, "rest", rest).await?;
+    let large_after = footprint::settled(&product, sizes).await?;
+    product.stop().await?;
+    let bare_after = bare_client::turn(&cluster, patches, sizes).await?;
+
+    // (e), (a) and (b) on one fresh process with all ten thousand.
+    let mut product = Product::run(&cluster).await?;
+    let large_fresh = footprint::settled(&product, sizes).await?;
+    let idle = footprint::idle(&product, sizes).await?;
+    reads::measure(&mut table, &cluster, &product, &account, sizes).await?;
+    product.stop().await?;
+
+    // (c) last: its objects are of no use to anybody else.
+    creates::measure(&mut table, &cluster, &account, sizes).await?;
+    cluster.stop().await;
+
+    convergence::report(&mut table, &converged, &[bare_before, bare_after]);
+    let (small, large) = ([small_fresh, small_after], [large_fresh, large_after]);
+    footprint::report(&mut table, sizes, empty, small, large, idle);
+    Ok(table)
+}
+
+/// A line of progress.
+fn say(line: &str) {
+    static BEGUN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    let seconds = BEGUN.get_or_init(std::time::Instant::now).elapsed().as_secs();
+    eprintln!("[{seconds:>4} s] {line}");
+}

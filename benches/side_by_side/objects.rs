@@ -1,0 +1,54 @@
+//! The instances: their manifests and requests for them.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::{load::Requests, wire::Target};
+
+/// What a caller of REST sends to create an instance.
+pub fn rest_body() -> String {
+    let body = json!({
+        "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"],
+    });
+    body.to_string()
+}
+
+/// The n-th manifest that somebody applies.
+fn manifest(prefix: &str, n: u64) -> String {
+    let manifest = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name(prefix, n) },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"] },
+    });
+    manifest.to_string()
+}
+
+fn name(prefix: &str, n: u64) -> String {
+    format!("{prefix}-{n:05}")
+}
+
+/// Where the instances of a namespace are.
+pub fn collection(namespace: &str) -> String {
+    format!("/apis/stellage.dev/v1/namespaces/{namespace}/instances")
+}
+
+/// The n-th of many.
+pub fn path(namespace: &str, prefix: &str, n: u64) -> String {
+    format!("{}/{}", collection(namespace), name(prefix, n))
+}
+
+/// Creates the n-th instance.
+pub fn create(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
+    let (target, prefix) = (target.clone(), prefix.to_owned());
+    let path = format!("{}?fieldManager=bench", collection(namespace));
+    Arc::new(move |n, buffer| {
+        let body = manifest(&prefix, n);
+        *buffer = target.request("POST", &path, Some(("application/json", &body)));
+    })
+}
+
+/// Deletes the n-th instance.
+pub fn delete(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
+    let (target, namespace, prefix) = (target.clone(), namespace.to_owned(), prefix.to_owned());
+    Arc::new(move |n, buffer| *buffer = target.request("DELETE", &path(&namespace, &prefix, n), None))
+}

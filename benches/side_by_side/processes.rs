@@ -1,0 +1,33 @@
+//! What a process uses, from /proc.
+
+use crate::Result;
+
+/// Of the times in /proc/PID/stat: USER_HZ, which is 100 on every architecture that this runs on.
+const TICKS_A_SECOND: f64 = 100.0;
+
+/// Resident memory in MiB (VmRSS).
+pub fn resident_mib(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib: f64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"))
+        .ok_or("no VmRSS")?
+        .trim()
+        .parse()?;
+    Ok(kib / 1024.0)
+}
+
+/// Seconds of processor time since the start, user and system together.
+pub fn processor_time(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is the name in parentheses, which may hold anything.
+    let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
+    let mut fields = fields.split_ascii_whitespace().skip(11);
+    let mut ticks = || -> Result<f64> { Ok(fields.next().ok_or("no times")?.parse()?) };
+    Ok((ticks()? + ticks()?) / TICKS_A_SECOND)
+}
+
+/// Processor time of several processes together.
+pub fn processor_time_of(pids: &[u32]) -> Result<f64> {
+    pids.iter().map(|pid| processor_time(*pid)).sum()
+}

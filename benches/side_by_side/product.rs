@@ -1,0 +1,114 @@
+//! The program under test: the built `stellage`, started as a user would.
+
+use std::{
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use control_plane::{Daemon, Identity};
+use serde_json::Value;
+
+use crate::{Result, cluster::Cluster, wire::Target};
+
+/// The binary under test.
+pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+/// How long it may take to serve: it lists everything first.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long it may take to end.
+const GRACE: Duration = Duration::from_secs(30);
+const POLL_EVERY: Duration = Duration::from_millis(20);
+
+/// A running `stellage`.
+pub struct Product {
+    daemon: Daemon,
+    url: String,
+    /// Its process id.
+    pub pid: u32,
+}
+
+impl Product {
+    /// `stellage run` whose servers are ready at once.
+    pub async fn run(cluster: &Cluster) -> Result<Self> {
+        Self::start(cluster, "run").await
+    }
+
+    /// `stellage api`: the facade without controllers.
+    pub async fn api(cluster: &Cluster) -> Result<Self> {
+        Self::start(cluster, "api").await
+    }
+
+    async fn start(cluster: &Cluster, subcommand: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let ready_file = cluster.plane.folder().join(format!("{name}.json"));
+        let mut command = Command::new(STELLAGE);
+        command
+            .args([
+                subcommand,
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics-listen",
+                "127.0.0.1:0",
+            ])
+            .args(["--provisioning-seconds", "0", "--ready-file"])
+            .arg(&ready_file)
+            .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
+            .env_remove("RUST_LOG");
+        let log = cluster.plane.folder().join(format!("{name}.log"));
+        let daemon = Daemon::spawn(&name, command, cluster.plane.group(), &log)?;
+        let mut product = Self {
+            pid: daemon.pid(),
+            daemon,
+            url: String::new(),
+        };
+        product.url = product
+            .until(PATIENCE, "stellage to serve", async || {
+                let Ok(text) = std::fs::read(&ready_file) else {
+                    return Ok(None);
+                };
+                // It may be half written.
+                let ready: Option<Value> = serde_json::from_slice(&text).ok();
+                Ok(ready.and_then(|ready| Some(ready["url"].as_str()?.to_owned())))
+            })
+            .await?;
+        Ok(product)
+    }
+
+    /// The facade, with an account's key.
+    pub fn facade(&self, key: &str) -> Result<Target> {
+        Target::plain(&self.url, key)
+    }
+
+    /// Waits until `look` finds something; an error after `patience`, with the end of the log.
+    pub async fn until<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut look: impl AsyncFnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = look().await? {
+                return Ok(found);
+            }
+            if begun.elapsed() > patience {
+                let waited = format!("was waited for in vain: {what}");
+                return Err(self.daemon.error(waited).into());
+            }
+            tokio::time::sleep(POLL_EVERY).await;
+        }
+    }
+
+    /// SIGTERM; an error unless it then ends well.
+    pub async fn stop(&mut self) -> Result<()> {
+        match self.daemon.stop(GRACE).await {
+            Some(status) if status.success() => Ok(()),
+            status => Err(self
+                .daemon
+                .error(format!("did not end well after SIGTERM: {status:?}"))
+                .into()),
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! Accounts and keys: what `kubectl apply` and `kubectl delete` of an Account do, and the administrator's commands.
+
+use std::collections::BTreeMap;
+
+use control_plane::Identity;
+use k8s_openapi::api::{
+    core::v1::{Namespace, ResourceQuota},
+    rbac::v1::RoleBinding,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use stellage::resources::{
+    Account, AccountSpec, ApiKey, Instance,
+    conditions::{self, READY, STALLED},
+};
+
+use crate::support::{self, eventually};
+
+/// What a test of accounts works with.
+struct Accounts {
+    client: Client,
+    api: Api<Account>,
+    namespaces: Api<Namespace>,
+}
+
+impl Accounts {
+    async fn new() -> Self {
+        let client = support::shared()
+            .await
+            .plane
+            .client(Identity::Admin)
+            .await
+            .unwrap();
+        Self {
+            api: Api::all(client.clone()),
+            namespaces: Api::all(client.clone()),
+            client,
+        }
+    }
+
+    async fn apply(&self, name: &str, change: impl FnOnce(&mut AccountSpec)) -> Account {
+        let mut account: Account = serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account",
+            "metadata": { "name": name }, "spec": { "email": format!("{name}@example.com") },
+        }))
+        .unwrap();
+        change(&mut account.spec);
+        self.api.create(&PostParams::default(), &account).await.unwrap()
+    }
+
+    /// Waits until a condition of an Account is `True` or `False` for the given reason.
+    async fn wait_for(&self, name: &str, type_: &str, status: &str, reason: &str) -> Account {
+        eventually(
+            &format!("{type_}={status} ({reason}) of account {name}"),
+            async || self.api.get_opt(name).await.unwrap(),
+            |account| {
+                account
+                    .as_ref()
+                    .and_then(|account| condition(account, type_))
+                    .is_some_and(|condition| condition.0 == status && condition.1 == reason)
+            },
+        )
+        .await
+        .unwrap()
+    }
+
+    async fn wait_until_ready(&self, name: &str) -> Account {
+        self.wait_for(name, READY, "True", "AccountReady").await
+    }
+
+    async fn delete(&self, name: &str) {
+        self.api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    async fn wait_until_gone(&self, name: &str) {
+        eventually(
+            &format!("account {name} to go"),
+            async || self.api.get_opt(name).await.unwrap(),
+            Option::is_none,
+        )
+        .await;
+    }
+
+    async fn make_namespace(&self, name: &str, label: Option<&str>) {
+        let labels =
+            label.map(|account| BTreeMap::from([("stellage.dev/account".to_owned(), account.to_owned())]));
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                labels,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        self.namespaces
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap();
+    }
+
+    fn inside<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+/// Status, reason and message of a condition.
+fn condition(account: &Account, type_: &str) -> Option<(String, String, String)> {
+    let condition = conditions::find(&account.status.as_ref()?.conditions, type_)?;
+    Some((
+        condition.status.clone(),
+        condition.reason.clone(),
+        condition.message.clone(),
+    ))
+}
+
+fn instance(name: &str) -> Instance {
+    Instance::new(name, support::spec())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_decided() {
+    let test = Accounts::new().await;
+    test.apply("acc-full", |spec| spec.instance_quota = Some(2)).await;
+    let account = test.wait_until_ready("acc-full").await;
+    let status = account.status.clone().unwrap();
+    assert!(status.id.as_deref().unwrap().starts_with("usr_"));
+    assert_eq!(status.namespace.as_deref(), Some("acc-full"));
+    assert_eq!(status.observed_generation, account.metadata.generation);
+    assert!(
+        status
+            .conditions
+            .iter()
+            .all(|c| c.observed_generation == account.metadata.generation)
+    );
+
+    let namespace = test.namespaces.get("acc-full").await.unwrap();
+    assert_eq!(namespace.labels()["stellage.dev/account"], "acc-full");
+    assert_eq!(namespace.labels()["app.kubernetes.io/managed-by"], "stellage");
+    assert_eq!(
+        namespace.annotations()["stellage.dev/made-for-account"],
+        account.uid().unwrap()
+    );
+    let bindings = test.inside::<RoleBinding>("acc-full");
+    let binding = bindings.get("stellage-operator").await.unwrap();
+    assert_eq!(binding.role_ref.name, "stellage-account");
+    assert_eq!(
+        binding.subjects.as_ref().unwrap()[0].namespace.as_deref(),
+        Some("stellage-system")
+    );
+
+    // Drift is repaired.
+    let quotas = test.inside::<ResourceQuota>("acc-full");
+    bindings
+        .delete("stellage-operator", &DeleteParams::default())
+        .await
+        .unwrap();
+    let more = json!({ "spec": { "hard": { "count/instances.stellage.dev": "99" } } });
+    quotas
+        .patch("stellage", &PatchParams::default(), &Patch::Merge(more))
+        .await
+        .unwrap();
+    let unlabel = json!({ "metadata": { "labels": { "stellage.dev/account": null } } });
+    test.namespaces
+        .patch("acc-full", &PatchParams::default(), &Patch::Merge(unlabel))
+        .await
+        .unwrap();
+    eventually(
+        "the binding, the quota and the label to be back",
+        async || {
+            let limit = quotas
+                .get_opt("stellage")
+                .await
+                .unwrap()
+                .and_then(|quota| quota.spec?.hard?.remove("count/instances.stellage.dev"))
+                .map(|quantity| quantity.0);
+            let namespace = test.namespaces.get("acc-full").await.unwrap();
+            let label = namespace.labels().get("stellage.dev/account").cloned();
+            (
+                bindings.get_opt("stellage-operator").await.unwrap().is_some(),
+                limit,
+                label,
+            )
+        },
+        |(binding, limit, label)| {
+            *binding && limit.as_deref() == Some("2") && label.as_deref() == Some("acc-full")
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
+    let test = Accounts::new().await;
+    test.apply("acc-quota", |spec| spec.instance_quota = Some(1))
+        .await;
+    test.wait_until_ready("acc-quota").await;
+    let instances = test.inside::<Instance>("acc-quota");
+    // Ready means ready: the very first one is accepted.
+    instances
+        .create(&PostParams::default(), &instance("one"))
+        .await
+        .unwrap();
+    let refused = instances
+        .create(&PostParams::default(), &instance("two"))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("exceeded quota: stellage"), "{refused}");
+
+    let unset = json!({ "spec": { "instanceQuota": null } });
+    test.api
+        .patch("acc-quota", &PatchParams::default(), &Patch::Merge(unset))
+        .await
+        .unwrap();
+    let quotas = test.inside::<ResourceQuota>("acc-quota");
+    eventually(
+        "the quota to go",
+        async || quotas.get_opt("stellage").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    eventually(
+        "another instance to be accepted",
+        async || {
+            instances
+                .create(&PostParams::default(), &instance("two"))
+                .await
+                .map(|_| ())
+        },
+        Result::is_ok,
+    )
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when_the_account_goes() {
+    let test = Accounts::new().await;
+    test.make_namespace("acc-theirs", None).await;
+    test.apply("acc-adopts", |spec| {
+        spec.namespace = Some("acc-theirs".into());
+        spec.instance_quota = Some(5);
+    })
+    .await;
+    let refused = test
+        .wait_for("acc-adopts", "NamespaceReady", "False", "NamespaceNotOwned")
+        .await;
+    let (_, _, message) = condition(&refused, STALLED).unwrap();
+    let command = "kubectl label namespace acc-theirs stellage.dev/account=acc-adopts";
+    assert!(message.contains(command), "{message}");
+    assert_eq!(condition(&refused, STALLED).unwrap().0, "True");
+    assert_eq!(refused.status.unwrap().namespace, None);
+    assert!(
+        test.inside::<RoleBinding>("acc-theirs")
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+
+    // Exactly what the message says.
+    let plane = support::shared().await.plane;
+    let arguments: Vec<&str> = command.split(' ').skip(1).collect();
+    support::kubectl(plane, &arguments, None).unwrap();
+    let adopted = test.wait_until_ready("acc-adopts").await;
+    assert_eq!(
+        condition(&adopted, "NamespaceReady").unwrap().1,
+        "NamespaceAdopted"
+    );
+
+    test.delete("acc-adopts").await;
+    test.wait_until_gone("acc-adopts").await;
+    let namespace = test.namespaces.get("acc-theirs").await.unwrap();
+    assert!(namespace.metadata.deletion_timestamp.is_none());
+    assert!(!namespace.labels().contains_key("stellage.dev/account"));
+    assert!(
+        test.inside::<RoleBinding>("acc-theirs")
+            .get_opt("stellage-operator")
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(
+        test.inside::<ResourceQuota>("acc-theirs")
+            .get_opt("stellage")
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_accounts_that_want_one_namespace_the_older_has_it_and_the_other_takes_over() {
+    let test = Accounts::new().await;
+    let want = |spec: &mut AccountSpec| spec.namespace = Some("acc-shared".into());
+    test.apply("acc-older", want).await;
+    test.wait_until_ready("acc-older").await;
+    test.apply("acc-younger", want).await;
+    let refused = test
+        .wait_for("acc-younger", "NamespaceReady", "False", "NamespaceTaken")
+        .await;
+    let (_, _, message) = condition(&refused, READY).unwrap();
+    assert!(message.contains("belongs to Account acc-older"), "{message}");
+
+    test.delete("acc-older").await;
+    test.wait_until_gone("acc-older").await;
+    let owner = test.wait_until_ready("acc-younger").await;
+    assert_eq!(owner.owned_namespace(), Some("acc-shared"));
+    let namespace = test.namespaces.get("acc-shared").await.unwrap();
+    assert_eq!(namespace.labels()["stellage.dev/account"], "acc-younger");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_account_is_deleted_without_touching_the_namespace_that_it_wanted() {
+    let test = Accounts::new().await;
+    test.make_namespace("acc-foreign", None).await;
+    let wants = [
+        ("acc-wants-foreign", "acc-foreign", "NamespaceNotOwned"),
+        ("acc-wants-ours", "stellage-system", "NamespaceReserved"),
+    ];
+    for (name, namespace, reason) in wants {
+        test.apply(name, |spec| spec.namespace = Some(namespace.into()))
+            .await;
+        test.wait_for(name, "NamespaceReady", "False", reason).await;
+        test.delete(name).await;
+        test.wait_until_gone(name).await;
+        let namespace = test.namespaces.get(namespace).await.unwrap();
+        assert!(namespace.metadata.deletion_timestamp.is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_waits_for_the_instances_and_then_takes_namespace_and_keys_along() {
+    let test = Accounts::new().await;
+    test.apply("acc-full-house", |_| {}).await;
+    test.wait_until_ready("acc-full-house").await;
+    let plane = support::shared().await.plane;
+    support::new_key(plane, "acc-full-house", "read");
+    let instances = test.inside::<Instance>("acc-full-house");
+    for name in ["c", "a", "b"] {
+        instances
+            .create(&PostParams::default(), &instance(name))
+            .await
+            .unwrap();
+    }
+    test.delete("acc-full-house").await;
+    let held = test
+        .wait_for("acc-full-house", READY, "False", "DeletionHeldBack")
+        .await;
+    let (_, _, message) = condition(&held, READY).unwrap();
+    assert_eq!(
+        message,
+        "cannot be deleted yet: 3 instances: a, b, c; delete them first"
+    );
+    assert_eq!(
+        held.owned_namespace(),
+        Some("acc-full-house"),
+        "still looked after"
+    );
+    let keys = test.inside::<ApiKey>("acc-full-house");
+    assert_eq!(
+        keys.list(&ListParams::default()).await.unwrap().items.len(),
+        1,
+        "keys still work"
+    );
+
+    for name in ["a", "b", "c"] {
+        instances.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    test.wait_until_gone("acc-full-house").await;
+    eventually(
+        "the namespace to go",
+        async || {
+            test.namespaces
+                .get_opt("acc-full-house")
+                .await
+                .unwrap()
+                .map(|n| n.status)
+        },
+        Option::is_none,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_while_nothing_changes() {
+    let test = Accounts::new().await;
+    test.apply("acc-quiet", |spec| spec.instance_quota = Some(3))
+        .await;
+    let ready = test.wait_until_ready("acc-quiet").await;
+    // Something that makes the controller look, but is not its business.
+    let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });
+    let annotated = test
+        .api
+        .patch("acc-quiet", &PatchParams::default(), &Patch::Merge(annotate))
+        .await
+        .unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let later = test.api.get("acc-quiet").await.unwrap();
+    assert_eq!(later.resource_version(), annotated.resource_version());
+    assert_eq!(later.status, ready.status);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_may_touch_secrets_in_accounts_namespaces_and_nowhere_else() {
+    let test = Accounts::new().await;
+    test.apply("acc-rights", |_| {}).await;
+    test.wait_until_ready("acc-rights").await;
+    let plane = support::shared().await.plane;
+    let may = |verb: &str, resource: &str, namespace: &str| {
+        let operator = Identity::Operator.user();
+        let answer = support::kubectl(
+            plane,
+            &["auth", "can-i", verb, resource, "--as", operator, "-n", namespace],
+            None,
+        );
+        answer.is_ok()
+    };
+    for verb in ["get", "list", "watch", "create", "update", "patch", "delete"] {
+        assert!(may(verb, "secrets", "acc-rights"), "{verb}");
+        assert!(
+            !may(verb, "secrets", "kube-system") && !may(verb, "secrets", "stellage-system"),
+            "{verb}"
+        );
+    }
+    for (verb, resource) in [
+        ("create", "clusterrolebindings"),
+        ("update", "clusterroles"),
+        ("escalate", "clusterroles"),
+        ("create", "accounts"),
+        ("delete", "accounts"),
+        ("create", "apikeys"),
+        ("get", "pods"),
+        ("create", "pods"),
+        ("impersonate", "users"),
+        ("update", "leases"),
+    ] {
+        assert!(!may(verb, resource, "default"), "{verb} {resource}");
+    }
+    // Binding anything else is an escalation, and refused.
+    let operator = plane.client(Identity::Operator).await.unwrap();
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": "greedy" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "stellage", "namespace": "stellage-system" }],
+    }))
+    .unwrap();
+    let refused = Api::<RoleBinding>::namespaced(operator, "acc-rights")
+        .create(&PostParams::default(), &binding)
+        .await
+        .unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("attempting to grant RBAC permissions"),
+        "{refused}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn administrators_make_accounts_and_keys_with_the_command() {
+    let test = Accounts::new().await;
+    let plane = support::shared().await.plane;
+    let stellage = |arguments: &[&str]| support::stellage(plane, arguments);
+    let json_of =
+        |arguments: &[&str]| -> Value { serde_json::from_str(&stellage(arguments).unwrap()).unwrap() };
+
+    let made = json_of(&[
+        "account",
+        "create",
+        "acc-cli",
+        "--email",
+        "ada@example.com",
+        "--instance-quota",
+        "7",
+        "--timeout",
+        "90s",
+        "--output",
+        "json",
+    ]);
+    assert_eq!(
+        (&made["ready"], &made["namespace"]),
+        (&json!(true), &json!("acc-cli"))
+    );
+    assert!(made["id"].as_str().unwrap().starts_with("usr_"));
+    let again = stellage(&["account", "create", "acc-cli", "--email", "ada@example.com"]).unwrap_err();
+    assert!(
+        again.contains("already exists") && again.contains("account show acc-cli"),
+        "{again}"
+    );
+    let wrong = stellage(&["account", "create", "acc-wrong", "--email", "nobody"]).unwrap_err();
+    assert!(
+        wrong.contains("spec.email") && wrong.contains("must be an e-mail address"),
+        "{wrong}"
+    );
+    assert!(stellage(&["account", "list"]).unwrap().contains("acc-cli"));
+    assert!(
+        stellage(&["account", "show", "acc-cli"])
+            .unwrap()
+            .contains("ada@example.com")
+    );
+    let unknown = stellage(&["account", "show", "acc-nobody"]).unwrap_err();
+    assert!(unknown.contains("there is no account acc-nobody"), "{unknown}");
+
+    // Text: the key alone on stdout.
+    let key = stellage(&["key", "create", "--account", "acc-cli", "--scope", "read"]).unwrap();
+    let key = key.trim_end();
+    assert!(key.starts_with("stl_") && key.len() == 47, "{key}");
+    let made = json_of(&[
+        "key",
+        "create",
+        "--account",
+        "acc-cli",
+        "--name",
+        "ci",
+        "--expires",
+        "90d",
+        "--output",
+        "json",
+    ]);
+    assert_eq!(
+        (&made["name"], &made["account"], &made["scope"]),
+        (&json!("ci"), &json!("acc-cli"), &json!("write"))
+    );
+    assert!(made["expires_at"].as_str().unwrap().ends_with('Z'));
+    let stored = test.inside::<ApiKey>("acc-cli").get("ci").await.unwrap();
+    let secret = made["key"].as_str().unwrap();
+    assert_eq!(stored.spec.last_characters.as_deref(), Some(&secret[43..]));
+    assert!(
+        !serde_json::to_string(&stored).unwrap().contains(secret),
+        "only the digest is kept"
+    );
+    let forever = json_of(&[
+        "key",
+        "create",
+        "--account",
+        "acc-cli",
+        "--name",
+        "forever",
+        "--output",
+        "json",
+    ]);
+    assert_eq!(forever["expires_at"], Value::Null);
+
+    let listed = json_of(&["key", "list", "--account", "acc-cli", "--output", "json"]);
+    assert_eq!(listed.as_array().unwrap().len(), 3);
+    assert!(
+        listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|key| key["account"] == "acc-cli" && key["key"].is_null())
+    );
+    let twice = stellage(&["key", "create", "--account", "acc-cli", "--name", "ci"]).unwrap_err();
+    assert!(twice.contains("already has a key ci"), "{twice}");
+    stellage(&["key", "revoke", "ci", "--account", "acc-cli"]).unwrap();
+    assert!(
+        test.inside::<ApiKey>("acc-cli")
+            .get_opt("ci")
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let gone = stellage(&["key", "revoke", "ci", "--account", "acc-cli"]).unwrap_err();
+    assert!(gone.contains("has no key ci"), "{gone}");
+    for past in ["2020-01-01T00:00:00Z", "soon", "0d"] {
+        let refused = stellage(&["key", "create", "--account", "acc-cli", "--expires", past]).unwrap_err();
+        assert!(refused.contains("must be"), "{refused}");
+    }
+    let nobody = stellage(&["key", "create", "--account", "acc-nobody"]).unwrap_err();
+    assert!(nobody.contains("account create acc-nobody"), "{nobody}");
+}
