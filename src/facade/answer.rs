@@ -61,10 +61,18 @@ pub fn single(
     message: Option<String>,
 ) -> Result<Response, ApiError> {
     let mut response = json(status, &Single { data, message }, 768)?;
-    if let Some(etag) = precondition::etag(&shown.instance) {
-        response.headers_mut().insert(header::ETAG, etag);
-    }
+    response
+        .headers_mut()
+        .insert(header::ETAG, precondition::etag(&shown.instance));
     Ok(response)
+}
+
+/// The plain detail of an instance.
+pub fn rendered(shown: &Shown) -> Response {
+    let rendered = shown.detail();
+    let mut response = bytes_of(StatusCode::OK, rendered.body.clone());
+    response.headers_mut().insert(header::ETAG, rendered.etag.clone());
+    response
 }
 
 /// An answer with all about one instance.

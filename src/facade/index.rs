@@ -7,11 +7,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use bytes::Bytes;
+use http::HeaderValue;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use parking_lot::RwLock;
 
-use super::{id::InstanceId, progress::Progress, view::ListItem};
+use super::{
+    id::InstanceId,
+    precondition,
+    progress::Progress,
+    view::{InstanceView, ListItem, Single},
+};
 use crate::{
     lifecycle::project,
     resources::{Instance, InstanceState, Plan},
@@ -31,6 +38,17 @@ pub struct Shown {
     pub plan: Plan,
     /// How a list shows it, once one has.
     item: OnceLock<Box<[u8]>>,
+    /// How its detail is answered, once it was asked for: clients that wait poll it.
+    detail: OnceLock<Box<Rendered>>,
+}
+
+/// An answer that is made once for each version of an object.
+#[derive(Debug)]
+pub struct Rendered {
+    /// The body.
+    pub body: Bytes,
+    /// Its `ETag`.
+    pub etag: HeaderValue,
 }
 
 /// Oldest first, and among those of one second the greater id first: read backwards, newest first, then id. The last part
@@ -48,7 +66,22 @@ impl Shown {
             plan: status.plan.unwrap_or(instance.spec.plan),
             instance,
             item: OnceLock::new(),
+            detail: OnceLock::new(),
         }
+    }
+
+    /// How its detail is answered, without metrics and message.
+    pub fn detail(&self) -> &Rendered {
+        self.detail.get_or_init(|| {
+            let body = Single {
+                data: InstanceView::of(self, None),
+                message: None,
+            };
+            Box::new(Rendered {
+                body: serde_json::to_vec(&body).unwrap_or_default().into(),
+                etag: precondition::etag(&self.instance),
+            })
+        })
     }
 
     /// How a list shows it, as JSON: made once for each version of the object that is listed at all.

@@ -166,12 +166,16 @@ pub async fn detail(
 ) -> Result<Response, ApiError> {
     let include_metrics = parameters.include_metrics()?;
     let shown = app.find(caller.namespace(), id).await?;
-    let metrics = if include_metrics {
-        Some(app.metrics_of(&shown).await)
-    } else {
-        None
-    };
-    answer::single(StatusCode::OK, &shown, InstanceView::of(&shown, metrics), None)
+    if !include_metrics {
+        return Ok(answer::rendered(&shown));
+    }
+    let metrics = app.metrics_of(&shown).await;
+    answer::single(
+        StatusCode::OK,
+        &shown,
+        InstanceView::of(&shown, Some(metrics)),
+        None,
+    )
 }
 
 /// Changes an instance

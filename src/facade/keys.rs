@@ -116,7 +116,11 @@ impl Keys {
 
     /// Whose request this is. 401 if the key is missing, malformed, unknown or expired; 503 until keys and accounts have
     /// been read for the first time.
-    pub fn authenticate(&self, headers: &HeaderMap, now: Timestamp) -> Result<Credential, ApiError> {
+    pub fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        now: impl FnOnce() -> Timestamp,
+    ) -> Result<Credential, ApiError> {
         let digest = KeyDigest::from(Sha256::digest(bearer(headers)?.as_bytes()));
         let tables = self.0.read();
         if !(tables.keys_listed && tables.accounts_listed) {
@@ -175,9 +179,9 @@ impl Keys {
 }
 
 impl Tables {
-    fn find(&self, digest: &KeyDigest, now: Timestamp) -> Option<Credential> {
+    fn find(&self, digest: &KeyDigest, now: impl FnOnce() -> Timestamp) -> Option<Credential> {
         let key = self.by_digest.get(digest)?.first()?;
-        if !bool::from(key.digest.ct_eq(digest)) || key.expires_at.is_some_and(|end| end <= now) {
+        if !bool::from(key.digest.ct_eq(digest)) || key.expires_at.is_some_and(|end| end <= now()) {
             return None;
         }
         let tenant = self.by_namespace.get(&key.namespace)?.first()?;
@@ -327,7 +331,7 @@ mod tests {
     fn ask_at(keys: &Keys, authorization: &str, now: &str) -> Result<Credential, ApiError> {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, authorization.parse().unwrap());
-        keys.authenticate(&headers, now.parse().unwrap())
+        keys.authenticate(&headers, || now.parse().unwrap())
     }
 
     fn refusal(answer: Result<Credential, ApiError>) -> String {
@@ -354,7 +358,7 @@ mod tests {
         }
         assert!(refusal(ask(&keys, &format!("Bearer {}", "x".repeat(600)))).contains("malformed"));
         assert!(refusal(ask(&keys, "Bearer other")).contains("not valid"));
-        let missing = keys.authenticate(&HeaderMap::new(), NOW.parse().unwrap());
+        let missing = keys.authenticate(&HeaderMap::new(), || NOW.parse().unwrap());
         assert!(refusal(missing).contains("missing"));
     }
 

@@ -36,7 +36,12 @@ pub struct Target(pub Option<InstanceId>);
 
 impl Target {
     fn of(uri: &Uri) -> Self {
-        Self(uri.path().split('/').nth(3).and_then(InstanceId::parse))
+        let segment = uri.path().as_bytes().split(|byte| *byte == b'/').nth(3);
+        Self(
+            segment
+                .and_then(|text| str::from_utf8(text).ok())
+                .and_then(InstanceId::parse),
+        )
     }
 }
 

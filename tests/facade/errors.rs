@@ -193,11 +193,8 @@ async fn bodies_are_checked_before_anything_is_done() {
 
 #[tokio::test]
 async fn what_the_status_or_an_administrator_forbids_is_refused() {
-    let cluster = shared().await;
-    let tenant = Tenant::with(cluster.plane, &cluster.operator, "err-state", |spec| {
-        spec.instance_quota = Some(1);
-    })
-    .await;
+    let tenant = Tenant::new("err-state").await;
+    super::limit_instances(&tenant, 1).await;
     let id = create(&tenant, "web").await;
     let path = format!("/v1/instances/{id}");
     let over = eventually(

@@ -7,11 +7,16 @@ mod lifecycle;
 mod repeats;
 mod visibility;
 
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
 use reqwest::Method;
 use serde_json::{Value, json};
+use stellage::resources::{Account, conditions};
 
-use self::contract::{call, expect};
-use crate::support::{Answer, Tenant, eventually};
+use self::contract::expect;
+use crate::support::{Tenant, eventually};
 
 /// A minimal request.
 fn order(name: &str) -> Value {
@@ -20,22 +25,37 @@ fn order(name: &str) -> Value {
 
 /// Creates an instance and returns its id.
 async fn create(tenant: &Tenant, name: &str) -> String {
-    first(tenant, &order(name), &[]).await.json()["data"]["id"]
-        .as_str()
-        .unwrap()
-        .to_owned()
-}
-
-/// Creates the first instance of an account: Kubernetes may not have counted its quota yet.
-async fn first(tenant: &Tenant, body: &Value, headers: &[(&str, &str)]) -> Answer {
-    let answer = eventually(
-        "the quota to be counted",
-        async || call(tenant, Method::POST, "/v1/instances", Some(body), headers).await,
-        |answer| answer.status != 503,
+    let answer = expect(
+        tenant,
+        201,
+        Method::POST,
+        "/v1/instances",
+        Some(&order(name)),
+        &[],
     )
     .await;
-    assert_eq!(answer.status, 201, "{answer:?}");
-    answer
+    answer.json()["data"]["id"].as_str().unwrap().to_owned()
+}
+
+/// Gives an account a quota, and waits until Kubernetes counts it: where the CRDs are new, that takes half a minute.
+async fn limit_instances(tenant: &Tenant, quota: i32) {
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let change = Patch::Merge(json!({ "spec": { "instanceQuota": quota } }));
+    let name = &tenant.namespace;
+    accounts
+        .patch(name, &PatchParams::default(), &change)
+        .await
+        .unwrap();
+    eventually(
+        "the quota to be counted",
+        async || accounts.get(name).await.unwrap(),
+        |account| {
+            let status = account.status.clone().unwrap_or_default();
+            status.observed_generation == account.metadata.generation
+                && conditions::is_true(&status.conditions, conditions::READY)
+        },
+    )
+    .await;
 }
 
 /// Waits until REST shows a status.

@@ -8,20 +8,17 @@ use super::{
     contract::{code, expect},
     create, order, wait_for,
 };
-use crate::support::{Tenant, eventually, shared};
+use crate::support::{Tenant, eventually};
 
 #[tokio::test]
 async fn a_create_with_a_key_is_done_once() {
-    let cluster = shared().await;
+    let tenant = Tenant::new("idem-create").await;
     // The repetition must find its instance although the quota is used up by it.
-    let tenant = Tenant::with(cluster.plane, &cluster.operator, "idem-create", |spec| {
-        spec.instance_quota = Some(1);
-    })
-    .await;
+    super::limit_instances(&tenant, 1).await;
     let headers = [("Idempotency-Key", "first")];
     let path = "/v1/instances";
     let body = order("web");
-    let first = super::first(&tenant, &body, &headers).await;
+    let first = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
     assert!(first.headers.get("idempotency-replayed").is_none());
     let id = first.json()["data"]["id"].as_str().unwrap().to_owned();
     wait_for(&tenant, &id, "running").await;
