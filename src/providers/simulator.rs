@@ -176,10 +176,16 @@ impl Simulator {
             return seen;
         }
         let hangs = fault == Some("stop-hangs") && operation.kind == OperationKind::Stop && !operation.forced;
+        // Whatever is asked of a server that was never made takes as long as making it.
+        let takes = if needs_making && !made {
+            OperationKind::Create
+        } else {
+            operation.kind
+        };
         let left = if operation.forced {
             Duration::ZERO
         } else {
-            self.left(operation, now)
+            self.left(takes, operation, now)
         };
         if hangs {
             return seen;
@@ -200,10 +206,10 @@ impl Simulator {
     }
 
     /// Time until an operation is done; the whole of it if the clock went back.
-    fn left(&self, operation: &Operation, now: Timestamp) -> Duration {
+    fn left(&self, takes: OperationKind, operation: &Operation, now: Timestamp) -> Duration {
         let elapsed = now.duration_since(operation.started_at).max(SignedDuration::ZERO);
         self.timings
-            .duration(operation.kind)
+            .duration(takes)
             .saturating_sub(Duration::try_from(elapsed).unwrap_or_default())
     }
 }

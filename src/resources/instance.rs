@@ -236,6 +236,8 @@ pub struct Operation {
         json_path = ".status.ipv6Address",
         priority = 1
     ),
+    validation = Rule::new("has(self.spec.name) || size(self.metadata.name) <= 63")
+        .message("metadata.name is also the instance's name, so it must be at most 63 characters; or set spec.name"),
     selectable = ".spec.region",
     selectable = ".status.state"
 )]

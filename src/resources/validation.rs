@@ -124,6 +124,13 @@ pub fn ssh_key(value: &str) -> Result<(), &'static str> {
 mod tests {
     use super::*;
 
+    const OTHER_KEYS: [&str; 4] = [
+        "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBJeyxv7vFirwP2PRWKEGGhsXi6a0BRrclt2P+THAoG/HhUyKgiABWml23b+OGHk5y/7FfBM6rB7OxeZbBRbFbIE= test@example.com",
+        "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBJ6jt8yZc0tbDgKakqiQDI6La+/VZQAEK+Op27JWxGJJ3QVbVUdY1s/t38Ggb+DwW1XQKFfSITGYj1tvAOHwDqPTqXVbywVPEE5uBbIGaPZDdwPoDc0zmquKc+Fu7A752Q== test@example.com",
+        "ecdsa-sha2-nistp521 AAAAE2VjZHNhLXNoYTItbmlzdHA1MjEAAAAIbmlzdHA1MjEAAACFBAEVYaf2dWm8z/c7TCuUOf4hRsv2PApq07PcwOIey0UGBPRh1DLDHrN5oiJFV6MLJO8pqbhzGM6RRGC/jqe6gO7noQAWdIJaWwur4+zXejvwanjGyVfGY94n3ZuM9KqV6OpVS5zRWpx8Ubexw9IigmBGC7smpmmVJdDzn+lV5q0S8gPycw== test@example.com",
+        "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABAQDfi1Q4ZzoDvIle9/7L+xoVSkzt7eFBnj3FYa5yxfJ1fE/Soi5WLjZOiC2NYjsHMTBv9ZVa1GUBlZQ4yU88YGjLcGZ3cqHmZmHKJFf/sCNoy4fEX+CG7c+I+va/Kg4XpuP7Uy/Fs/6+psFJ5+xg87LxZ/QNL6sUZyHLKZfL1KxEGz5uXZxQyD8+pomg6rjMt6CI/b4uosjPGYh1ukm7Qbh4C2cevELo4zwSD7ULsqupzxy4BNOpV4/xIzrxsndgWM467pFiHwj8MFIocouTefSj+zZqivFA6zLGGxjGS9p1mjoFnaNzjAdpMjmRpKuz5u4Ej45jM1MwxWtDkc9EPX2l test@example.com",
+    ];
+
     #[test]
     fn names_follow_the_decided_rule() {
         for good in ["a", "web-1", "Web.example.com", &"x".repeat(63)] {
@@ -180,6 +187,9 @@ mod tests {
     fn ssh_keys_are_really_decoded() {
         let ed25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";
         assert_eq!(ssh_key(ed25519), Ok(()));
+        for other in OTHER_KEYS {
+            assert_eq!(ssh_key(other), Ok(()), "{other}");
+        }
         assert!(ssh_key("ssh-ed25519 AAAA").is_err());
         assert!(
             ssh_key(&ed25519.replace("ssh-ed25519", "ssh-rsa")).is_err(),

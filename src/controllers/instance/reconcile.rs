@@ -13,7 +13,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{InstanceController, queue::InstanceQueue};
 use crate::{
-    lifecycle::{Gate, Seen, decide},
+    lifecycle::{Gate, Seen, decide, project},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{Instance, InstanceStatus, instance::FINALIZER, validation},
     runtime::{
@@ -120,6 +120,12 @@ impl<P: Provider> Reconciler<P> {
                 Asked::Later(delay) => return Ok(Action::requeue(delay)),
                 asked => asked,
             };
+            // What was asked may have taken its time. A spec that changed meanwhile is decided on as it is now; the answer
+            // still belongs to the status, which nobody else writes.
+            let fresh = self.queue.freshest(Arc::clone(&instance));
+            if fresh.status == instance.status {
+                instance = fresh;
+            }
             let now = self.controller.clock.now();
             let decision = decide(&instance, &gate, asked.seen(), now, &self.controller.timings);
             if decision.finished {
@@ -222,6 +228,9 @@ impl<P: Provider> Reconciler<P> {
                 Addresses::default()
             });
         }
+        if self.has_something_to_take_on(instance) {
+            return Asked::Nothing(Addresses::default());
+        }
         let _suspect = if self.backoffs.has_failed(uid(instance)) {
             match self.suspects.try_acquire() {
                 Ok(permit) => Some(permit),
@@ -254,6 +263,16 @@ impl<P: Provider> Reconciler<P> {
                 Asked::Failure(error)
             }
         }
+    }
+
+    /// Whether the spec asks for an operation that is not in the status yet: it is written down before the provider is
+    /// asked for it, and shows at once even if the provider hangs.
+    fn has_something_to_take_on(&self, instance: &Instance) -> bool {
+        let asked_for = project(instance, self.controller.clock.now()).operation;
+        instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.operation != asked_for)
     }
 
     async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
