@@ -18,7 +18,7 @@ pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 /// Longest key.
 const MAX_KEY: usize = 255;
 /// Actions remembered for each instance; the oldest are forgotten first.
-const MAX_REMEMBERED: usize = 32;
+const MAX_REMEMBERED: usize = 256;
 
 /// The key of a request, if it has one: 1 to 255 visible ASCII characters, else 422.
 pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {

@@ -191,6 +191,7 @@ impl Machine<'_> {
         match &observation.progress {
             Progress::Done if operation.kind == OperationKind::Delete => {
                 self.status.state = Some(InstanceState::Deleting);
+                self.retry |= observation.power.is_some();
                 return observation.power.is_none();
             }
             Progress::Done => self.complete(&operation),
@@ -307,6 +308,7 @@ impl Machine<'_> {
 
     fn check_deadline(&mut self, operation: &Operation) -> bool {
         let overdue = elapsed(operation, self.now) >= self.timings.deadline();
+        self.retry |= overdue;
         if overdue && operation.kind != OperationKind::Delete {
             let minutes = self.timings.deadline().as_secs() / 60;
             let message = format!(

@@ -18,7 +18,7 @@ impl Timings {
     /// Times for a provisioning time in seconds, which must be finite and not negative.
     pub fn for_provisioning(seconds: f64) -> Self {
         // An operation is overdue after 15 minutes (decisions, section 3), but never before it can be done.
-        let deadline = Duration::from_secs_f64(seconds.mul_add(2.0, 0.0).max(900.0));
+        let deadline = Duration::from_secs_f64((seconds * 2.0).max(900.0));
         Self {
             scale: seconds / DEFAULT_PROVISIONING_SECONDS,
             deadline,

@@ -243,6 +243,10 @@ impl Provider for Simulator {
         let status = instance.status.as_ref();
         let uid = instance.metadata.uid.as_deref().unwrap_or_default();
         let known = status.and_then(|s| s.ip_address.clone());
+        if known.is_some() && !self.leases.lock().by_uid.contains_key(uid) {
+            // Written by another replica, or while the object did not parse.
+            self.adopt(instance);
+        }
         Addresses {
             // `None` once the range is used up; the instance gets one when another goes.
             ipv4: known.or_else(|| self.lease(uid).map(|ip| ip.to_string())),

@@ -68,7 +68,7 @@ pub struct Metrics {
     pub reconciles: Family<ReconcileLabels, Counter>,
     /// Seconds that a reconcile took.
     pub reconcile_seconds: Family<KindLabels, Histogram>,
-    /// Reconciles under way or waiting for a slot.
+    /// Reconciles under way, among them those that wait for a slot to write.
     pub queue_depth: Family<KindLabels, Gauge>,
     /// Errors of watches.
     pub watch_errors: Family<KindLabels, Counter>,
@@ -125,7 +125,7 @@ impl Metrics {
         );
         registry.register(
             "reconcile_queue_depth",
-            "Reconciles under way or waiting",
+            "Reconciles under way",
             metrics.queue_depth.clone(),
         );
         registry.register("watch_errors", "Errors of watches", metrics.watch_errors.clone());

@@ -23,10 +23,10 @@ use super::{Health, Metrics, metrics::KindLabels};
 
 /// Load balancers cut idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
 const SERVER_TIMEOUT_SECONDS: u32 = 200;
-/// First delay after a watch failed; it doubles from there, and an answer resets it.
+/// First delay after a watch failed; it doubles from there.
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest delay after a watch failed: how long the world may look older than it is once the API server is back.
-const MAX_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// What happened to the objects of a watch.
 #[derive(Clone, Debug)]
@@ -144,7 +144,10 @@ impl Watches {
                 Arc::new(object)
             };
             match event {
-                Event::Init => writer.apply_watcher_event(&Event::Init),
+                Event::Init => {
+                    unreadable.clear();
+                    writer.apply_watcher_event(&Event::Init);
+                }
                 Event::InitApply(DeserializeGuard(Ok(mut object))) => {
                     prune(object.meta_mut());
                     writer.apply_watcher_event(&Event::InitApply(object));

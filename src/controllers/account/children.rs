@@ -111,12 +111,10 @@ pub(super) fn limits_to(quota: &ResourceQuota, limit: i32) -> bool {
     let Some(spec) = &quota.spec else { return false };
     let hard = spec.hard.iter().flatten();
     let only = hard
-        .map(|(key, value)| (key.as_str(), value.0.as_str()))
+        .map(|(key, value)| (key.as_str(), count(value)))
         .collect::<Vec<_>>();
     // A scope would take instances out of it.
-    only == [(INSTANCES, limit.to_string().as_str())]
-        && spec.scopes.is_none()
-        && spec.scope_selector.is_none()
+    only == [(INSTANCES, Some(i64::from(limit)))] && spec.scopes.is_none() && spec.scope_selector.is_none()
 }
 
 /// Whether the quota says more than how many instances there may be.
@@ -133,7 +131,19 @@ pub(super) fn quota_counts(quota: &ResourceQuota, limit: i32) -> bool {
     let Some(status) = &quota.status else { return false };
     let get =
         |map: &Option<BTreeMap<String, Quantity>>| map.as_ref().and_then(|map| map.get(INSTANCES).cloned());
-    get(&status.hard) == Some(Quantity(limit.to_string())) && get(&status.used).is_some()
+    get(&status.hard).as_ref().and_then(count) == Some(i64::from(limit)) && get(&status.used).is_some()
+}
+
+/// A whole number as Kubernetes writes it: 1000 comes back as `1k`.
+fn count(quantity: &Quantity) -> Option<i64> {
+    let text = quantity.0.as_str();
+    let (digits, factor) = match text.char_indices().last()? {
+        (end, 'k') => (&text[..end], 1_000),
+        (end, 'M') => (&text[..end], 1_000_000),
+        (end, 'G') => (&text[..end], 1_000_000_000),
+        _ => (text, 1),
+    };
+    digits.parse::<i64>().ok()?.checked_mul(factor)
 }
 
 /// How long Kubernetes normally takes to count, with much room.

@@ -79,12 +79,6 @@ impl<P: Provider> InstanceController<P> {
             queue,
             controller: self,
         });
-        let forgetful = Arc::downgrade(&reconciler);
-        reconciler.queue.on_gone(move |uid| {
-            if let Some(reconciler) = forgetful.upgrade() {
-                reconciler.forget(uid);
-            }
-        });
         let concurrency = reconciler.controller.concurrency;
         Controller::for_shared_stream(triggers, store)
             .with_config(controller::Config::default().concurrency(concurrency))

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{Stream, stream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     core::error_boundary::InvalidObject,
     runtime::reflector::{ObjectRef, Store},
@@ -14,9 +15,6 @@ use crate::{
     resources::Instance,
     runtime::watch::{Change, Listener, revision},
 };
-
-/// Told the UID of an instance that is gone.
-type GoneHook = Box<dyn FnMut(&str) + Send>;
 
 /// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
 /// queues nothing. Cheap to clone.
@@ -32,15 +30,11 @@ struct Inner {
     store: Option<Store<Instance>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
     written: HashMap<String, Arc<Instance>>,
-    gone: Option<GoneHook>,
+    /// Objects that do not parse, by namespace and name: they may have come before the queue was opened.
+    unreadable_objects: HashMap<(Option<String>, Option<String>), Arc<InvalidObject>>,
 }
 
 impl InstanceQueue {
-    /// Calls `hook` with the UID of every instance that is gone from now on.
-    pub(super) fn on_gone(&self, hook: impl FnMut(&str) + Send + 'static) {
-        self.inner.lock().gone = Some(Box::new(hook));
-    }
-
     /// Starts queueing, beginning with all that is in the store.
     pub(super) fn open(
         &self,
@@ -56,6 +50,9 @@ impl InstanceQueue {
             let _ = triggers.send(instance);
         }
         inner.triggers = Some(triggers);
+        for object in inner.unreadable_objects.values() {
+            let _ = complain.send(Arc::clone(object));
+        }
         inner.unreadable = Some(complain);
         inner.store = Some(store.clone());
         let stream = stream::unfold(pending, |mut pending| async {
@@ -122,11 +119,12 @@ impl Inner {
     fn gone(&mut self, instance: &Instance) {
         if let Some(uid) = instance.metadata.uid.as_deref() {
             self.written.remove(uid);
-            if let Some(hook) = &mut self.gone {
-                hook(uid);
-            }
         }
     }
+}
+
+fn place(metadata: &ObjectMeta) -> (Option<String>, Option<String>) {
+    (metadata.namespace.clone(), metadata.name.clone())
 }
 
 impl Listener<Instance> for InstanceQueue {
@@ -134,6 +132,9 @@ impl Listener<Instance> for InstanceQueue {
         let mut inner = self.inner.lock();
         match change {
             Change::Replaced(all) => {
+                // What was deleted meanwhile is not told. Writes are guarded, so forgetting ours costs a conflict at worst.
+                inner.written.clear();
+                inner.unreadable_objects.clear();
                 if let Some(triggers) = &inner.triggers {
                     for instance in all {
                         let _ = triggers.send(Arc::clone(instance));
@@ -141,6 +142,9 @@ impl Listener<Instance> for InstanceQueue {
                 }
             }
             Change::Applied(instance) => {
+                if !inner.unreadable_objects.is_empty() {
+                    inner.unreadable_objects.remove(&place(&instance.metadata));
+                }
                 if !inner.is_echo(instance)
                     && let Some(triggers) = &inner.triggers
                 {
@@ -149,6 +153,9 @@ impl Listener<Instance> for InstanceQueue {
             }
             Change::Deleted(instance) => inner.gone(instance),
             Change::Unreadable(object) => {
+                inner
+                    .unreadable_objects
+                    .insert(place(&object.metadata), Arc::clone(object));
                 if let Some(unreadable) = &inner.unreadable {
                     let _ = unreadable.send(Arc::clone(object));
                 }

@@ -15,7 +15,7 @@ use super::{InstanceController, queue::InstanceQueue};
 use crate::{
     lifecycle::{Gate, Seen, decide, project},
     providers::{Addresses, Observation, Provider, ProviderError},
-    resources::{Instance, InstanceStatus, instance::FINALIZER, validation},
+    resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
         backoff::Backoffs,
         client::{CallError, bounded},
@@ -93,6 +93,10 @@ pub(super) fn on_error<P: Provider>(
     reconciler: Arc<Reconciler<P>>,
 ) -> Action {
     let ReconcileError::Call(call) = &**error;
+    if call.is_not_found() {
+        reconciler.backoffs.reset(uid(&instance));
+        return Action::await_change();
+    }
     if call.is_conflict() {
         return Action::requeue(AFTER_CONFLICT);
     }
@@ -231,7 +235,7 @@ impl<P: Provider> Reconciler<P> {
         if self.has_something_to_take_on(instance) {
             return Asked::Nothing(Addresses::default());
         }
-        let _suspect = if self.backoffs.has_failed(uid(instance)) {
+        let _suspect = if self.is_suspect(instance) {
             match self.suspects.try_acquire() {
                 Ok(permit) => Some(permit),
                 Err(_) => return Asked::Later(self.backoffs.pause()),
@@ -275,6 +279,18 @@ impl<P: Provider> Reconciler<P> {
             .is_some_and(|status| status.operation != asked_for)
     }
 
+    /// Whether the provider's last call for this instance failed, as far as this process or the status knows.
+    fn is_suspect(&self, instance: &Instance) -> bool {
+        let conditions = instance
+            .status
+            .as_ref()
+            .map(|status| status.conditions.as_slice())
+            .unwrap_or_default();
+        let ready = conditions::find(conditions, conditions::READY);
+        self.backoffs.has_failed(uid(instance))
+            || ready.is_some_and(|ready| ready.reason.starts_with("Provider"))
+    }
+
     async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
         let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
         self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect())
@@ -310,14 +326,9 @@ impl<P: Provider> Reconciler<P> {
             Err(ReconcileError::Call(error)) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
-        self.forget(uid(instance));
+        self.controller.provider.release(uid(instance));
+        self.backoffs.reset(uid(instance));
         Ok(())
-    }
-
-    /// Drops what is kept about an instance that is gone, whoever took it away.
-    pub(super) fn forget(&self, uid: &str) {
-        self.controller.provider.release(uid);
-        self.backoffs.reset(uid);
     }
 
     async fn patch_finalizers(
