@@ -45,7 +45,7 @@ async fn run_line_of_readme(line: &str, key: &str) -> String {
 #[tokio::test]
 async fn the_examples_run_as_the_readme_says() {
     run_line_of_readme("kubectl apply -f examples/account.yaml", "").await;
-    run_line_of_readme("kubectl wait --for=condition=Ready account/ada", "").await;
+    run_line_of_readme("kubectl wait --for=condition=Ready account/ada --timeout=2m", "").await;
     run_line_of_readme("kubectl apply -f examples/instance.yaml", "").await;
     run_line_of_readme(
         "kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m",

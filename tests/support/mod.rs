@@ -282,13 +282,19 @@ impl Tenant {
             .expect("account in time")
             .unwrap();
         let key = new_key(plane, name, "write");
-        Self {
+        let mut tenant = Self {
             namespace: name.to_owned(),
-            key,
+            key: new_key(plane, name, "read"),
             kube,
             url: operator.url.clone(),
             http: reqwest::Client::new(),
-        }
+        };
+        // The facade learns of keys through its watch, in the order in which they were made: once it knows another that
+        // was made later, it knows this one, and its rate limit is untouched.
+        let answer = async || tenant.call(Method::GET, "/v1/plans", None).await.status;
+        eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
+        tenant.key = key;
+        tenant
     }
 
     pub fn instances(&self) -> Api<Instance> {
