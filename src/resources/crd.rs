@@ -18,6 +18,14 @@ pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
     crd
 }
 
+/// Makes the status an ordinary field, so that one write sets spec and status.
+pub(super) fn without_subresources(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    for version in &mut crd.spec.versions {
+        version.subresources = None;
+    }
+    crd
+}
+
 fn polish_schema(schema: &mut JSONSchemaProps) {
     // It only repeats the kind.
     schema.title = None;
@@ -110,10 +118,35 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 3] = [
+        let expected: [(&str, &[&str]); 5] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
+            (
+                "Webhook",
+                &[
+                    "URL",
+                    "Active",
+                    "Healthy",
+                    "Pending",
+                    "Last-Success",
+                    "Disabled-Since",
+                    "Why",
+                    "Age",
+                ],
+            ),
+            (
+                "Delivery",
+                &[
+                    "Event",
+                    "Webhook",
+                    "Phase",
+                    "Attempts",
+                    "Next-Attempt",
+                    "Last-Status",
+                    "Age",
+                ],
+            ),
         ];
         assert_eq!(columns.len(), expected.len());
         for ((kind, shown), (expected_kind, expected)) in columns.iter().zip(expected) {

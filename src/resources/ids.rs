@@ -22,10 +22,56 @@ pub fn account_id(uid: &str) -> String {
     format!("usr_{}", derived_suffix(uid.as_bytes()))
 }
 
+/// The id of a Webhook: `wh_` and the suffix of its name if that has the form `wh-<16 of [a-z0-9]>`, else one derived from
+/// its UID.
+pub fn webhook_id(name: &str, uid: &str) -> String {
+    match name.strip_prefix("wh-").filter(|suffix| is_suffix(suffix)) {
+        Some(suffix) => format!("wh_{suffix}"),
+        None => format!("wh_{}", derived_suffix(uid.as_bytes())),
+    }
+}
+
+/// The name of the object that a webhook's id is of if it was made through REST; `None` for what is no id.
+pub fn webhook_name(id: &str) -> Option<String> {
+    let suffix = id.strip_prefix("wh_").filter(|suffix| is_suffix(suffix))?;
+    Some(format!("wh-{suffix}"))
+}
+
+/// The id of an event: a function of the UID of the object that it is about and the number of the transition, so that a
+/// transition recorded twice is one event.
+pub fn event_id(uid: &str, sequence: i64) -> String {
+    format!("evt_{}", derived_suffix(format!("{uid}\n{sequence}").as_bytes()))
+}
+
+/// The name of the Delivery of an event to a webhook: the same event never has two for the same webhook.
+pub fn delivery_name(webhook_uid: &str, event_id: &str) -> String {
+    format!(
+        "dlv-{}",
+        derived_suffix(format!("{webhook_uid}\n{event_id}").as_bytes())
+    )
+}
+
+/// The id of a Delivery: its name with `dlv_` for `dlv-`.
+pub fn delivery_id(name: &str) -> String {
+    match name.strip_prefix("dlv-") {
+        Some(suffix) => format!("dlv_{suffix}"),
+        None => name.to_owned(),
+    }
+}
+
+/// The name of the object with a delivery's id; `None` for what is no id.
+pub fn delivery_name_of(id: &str) -> Option<String> {
+    let suffix = id.strip_prefix("dlv_").filter(|suffix| is_suffix(suffix))?;
+    Some(format!("dlv-{suffix}"))
+}
+
+fn is_suffix(text: &str) -> bool {
+    text.len() == SUFFIX && text.bytes().all(|b| ALPHABET.contains(&b))
+}
+
 /// Whether `name` has the form `i-<16 of [a-z0-9]>`.
 pub fn is_instance_id(name: &str) -> bool {
-    name.strip_prefix("i-")
-        .is_some_and(|suffix| suffix.len() == SUFFIX && suffix.bytes().all(|b| ALPHABET.contains(&b)))
+    name.strip_prefix("i-").is_some_and(is_suffix)
 }
 
 /// A fresh random instance id (about 82 bits).
@@ -74,6 +120,32 @@ mod tests {
             assert_eq!(id, instance_id("another", "5d3c9d6e-0000-4000-8000-000000000001"));
             assert_ne!(id, instance_id(name, "5d3c9d6e-0000-4000-8000-000000000002"));
         }
+    }
+
+    #[test]
+    fn webhooks_and_deliveries_are_found_by_their_ids() {
+        assert_eq!(webhook_id("wh-abcdefgh01234567", "uid"), "wh_abcdefgh01234567");
+        let derived = webhook_id("orders", "uid");
+        assert!(derived.starts_with("wh_") && derived == webhook_id("other", "uid"));
+        assert_eq!(
+            webhook_name("wh_abcdefgh01234567").as_deref(),
+            Some("wh-abcdefgh01234567")
+        );
+        assert_eq!(webhook_name("wh_short"), None);
+        let name = delivery_name("uid", "evt_1");
+        assert_ne!(name, delivery_name("uid", "evt_2"));
+        assert_eq!(
+            delivery_name_of(&delivery_id(&name)).as_deref(),
+            Some(name.as_str())
+        );
+        assert_eq!(delivery_name_of("dlv-abcdefgh01234567"), None);
+    }
+
+    #[test]
+    fn an_event_is_named_by_object_and_transition() {
+        assert_eq!(event_id("uid", 1), event_id("uid", 1));
+        assert_ne!(event_id("uid", 1), event_id("uid", 2));
+        assert_ne!(event_id("uid", 1), event_id("other", 1));
     }
 
     #[test]

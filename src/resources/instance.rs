@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{conditions, ids, times};
+use crate::events::OutboxEntry;
 
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
@@ -408,6 +409,20 @@ pub struct InstanceStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub updated_at: Option<Timestamp>,
 
+    /// The power state that events last told of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced_power: Option<PowerState>,
+
+    /// Number of the last event.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub event_sequence: i64,
+
+    /// Events that are on their way to the webhooks of the account. Each is written together with the change that it tells
+    /// of, and goes once every webhook has it, or a Delivery for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outbox: Vec<OutboxEntry>,
+
     /// What the provider keeps about this server; nobody else reads it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub provider_state: BTreeMap<String, String>,
@@ -416,6 +431,11 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 impl Instance {

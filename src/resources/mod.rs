@@ -9,17 +9,21 @@ pub mod account;
 pub mod api_key;
 pub mod conditions;
 mod crd;
+pub mod delivery;
 pub mod ids;
 pub mod instance;
-mod times;
+pub(crate) mod times;
 pub mod validation;
+pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
+pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
     PowerState,
 };
+pub use webhook::{DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -33,9 +37,15 @@ pub const ACCOUNT_LABEL: &str = "stellage.dev/account";
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    [Account::crd(), ApiKey::crd(), Instance::crd()]
-        .map(crd::polish)
-        .into()
+    [
+        Account::crd(),
+        ApiKey::crd(),
+        Instance::crd(),
+        Webhook::crd(),
+        crd::without_subresources(Delivery::crd()),
+    ]
+    .map(crd::polish)
+    .into()
 }
 
 /// The admission policy that makes `spec.deletionProtection` hold for every client: a

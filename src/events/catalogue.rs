@@ -1,0 +1,1 @@
+//! What every type of event looks like: an example and a JSON Schema.

@@ -1,0 +1,206 @@
+//! `Delivery`: one event for one webhook, with the exact bytes to send and every attempt.
+//!
+//! A record, like the core Event kind: no status subresource, so that one write can create it with its first outcome.
+
+use jiff::Timestamp;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ids, times};
+use crate::events::EventType;
+
+/// Label with the name of the Webhook.
+pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
+/// Label with the [`DeliveryPhase`] in lower case, for finding deliveries.
+pub const PHASE_LABEL: &str = "stellage.dev/phase";
+/// Label with the type of the event.
+pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
+/// Label, `true`, on what is delivered or exhausted: the controller does not look at it any more. Taking the label away
+/// sends the delivery again.
+pub const FINISHED_LABEL: &str = "stellage.dev/finished";
+/// Annotation with the time at which a delivery was delivered or exhausted; it is kept for a while from then on.
+pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
+
+/// Most attempts that are kept: those of the longest schedule. Of a delivery that is sent again and again the oldest go.
+pub const MAX_ATTEMPTS_KEPT: usize = 21;
+/// Most bytes of an answer's body that are kept (decisions, section 5).
+pub const MAX_RESPONSE_BYTES: usize = 4096;
+
+/// Where a delivery is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum DeliveryPhase {
+    /// Waits for its next attempt.
+    Pending,
+    /// Kept until its webhook can be sent to again.
+    Held,
+    /// Answered with 2xx.
+    Delivered,
+    /// Its last retry failed, or the receiver said 410.
+    Exhausted,
+}
+
+impl DeliveryPhase {
+    /// Every phase.
+    pub const ALL: [Self; 4] = [Self::Pending, Self::Held, Self::Delivered, Self::Exhausted];
+
+    /// The phase as REST and [`PHASE_LABEL`] spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Held => "held",
+            Self::Delivered => "delivered",
+            Self::Exhausted => "exhausted",
+        }
+    }
+
+    /// Whether nothing is sent any more unless somebody asks for it.
+    pub const fn is_finished(self) -> bool {
+        matches!(self, Self::Delivered | Self::Exhausted)
+    }
+}
+
+/// One POST, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// When it began.
+    #[schemars(schema_with = "times::time")]
+    pub at: Timestamp,
+    /// How long it took, in milliseconds.
+    #[schemars(extend("format" = "int64"))]
+    pub duration_ms: i64,
+    /// Status code of the answer, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub status_code: Option<i32>,
+    /// Why it failed; absent for a success.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The beginning of the answer's body, at most 4 KiB of it, not decompressed; what is not UTF-8 is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<String>,
+}
+
+/// What is sent, and to whom.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "Delivery",
+    plural = "deliveries",
+    shortname = "dlv",
+    category = "stellage",
+    namespaced,
+    status = "DeliveryStatus",
+    derive = "PartialEq",
+    doc = "One event for one webhook: the exact bytes to send, and every attempt. Made by the operator. To send a finished one again, take its label away: kubectl label delivery NAME stellage.dev/finished-",
+    printcolumn(name = "Event", type_ = "string", json_path = ".spec.eventType"),
+    printcolumn(name = "Webhook", type_ = "string", json_path = ".spec.webhook"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Attempts", type_ = "integer", json_path = ".status.attemptCount"),
+    printcolumn(name = "Next-Attempt", type_ = "string", json_path = ".status.nextAttemptAt"),
+    printcolumn(name = "Last-Status", type_ = "integer", json_path = ".status.lastStatusCode"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Event-ID",
+        type_ = "string",
+        json_path = ".spec.eventId",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Error",
+        type_ = "string",
+        json_path = ".status.lastError",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: the bytes of an event are the same in every attempt"))]
+pub struct DeliverySpec {
+    /// Name of the Webhook, in the same namespace.
+    #[schemars(length(max = 63))]
+    pub webhook: String,
+    /// Event identifier, `evt_…`.
+    #[schemars(length(max = 64))]
+    pub event_id: String,
+    /// Type of the event.
+    pub event_type: EventType,
+    /// When the event happened.
+    #[schemars(schema_with = "times::time")]
+    pub event_created_at: Timestamp,
+    /// Number of the event among those of its object.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub sequence: i64,
+    /// The body, byte for byte.
+    #[schemars(length(max = 65536))]
+    pub body: String,
+    /// Sent once and never again, because somebody tries the receiver out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub test: bool,
+}
+
+/// What came of it.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryStatus {
+    /// Where the delivery is.
+    pub phase: DeliveryPhase,
+    /// Attempts in all.
+    #[serde(default)]
+    #[schemars(extend("format" = "int32"))]
+    pub attempt_count: i32,
+    /// Retries that the schedule has given so far. Sending again begins a new ladder, with 0.
+    #[serde(default)]
+    #[schemars(extend("format" = "int32"))]
+    pub retries: i32,
+    /// When the next attempt is due, while the phase is Pending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub next_attempt_at: Option<Timestamp>,
+    /// Status code of the last answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub last_status_code: Option<i32>,
+    /// Why the last attempt failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// The attempts, oldest first; the last 21 are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
+}
+
+impl DeliveryStatus {
+    /// A delivery that was not tried yet.
+    pub const fn new(phase: DeliveryPhase, next_attempt_at: Option<Timestamp>) -> Self {
+        Self {
+            phase,
+            attempt_count: 0,
+            retries: 0,
+            next_attempt_at,
+            last_status_code: None,
+            last_error: None,
+            attempts: Vec::new(),
+        }
+    }
+}
+
+impl Delivery {
+    /// The public id, `dlv_…`, a pure function of the name.
+    pub fn id(&self) -> String {
+        ids::delivery_id(self.metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// Whether the controller is done with it: finished, and nobody took the label away to have it sent again.
+    pub fn is_finished(&self) -> bool {
+        self.metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key(FINISHED_LABEL))
+            && self
+                .status
+                .as_ref()
+                .is_some_and(|status| status.phase.is_finished())
+    }
+}

@@ -1,0 +1,287 @@
+//! `Webhook`: one receiver of an account's events.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::{conditions, ids, times};
+use crate::events::EventType;
+
+/// Webhooks that an account may have unless it says otherwise (decisions, section 1).
+pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
+
+/// Most characters of a signing secret (decisions, section 5).
+pub const MAX_SECRET_CHARACTERS: usize = 255;
+
+/// Key of the Secret with the signing secret, unless `spec.secretRef.key` names another.
+pub const SECRET_KEY: &str = "secret";
+/// Key of the Secret with the signing secret before the last rotation, while that still signs too.
+pub const PREVIOUS_SECRET_KEY: &str = "previous-secret";
+/// Key of the Secret with the RFC 3339 time up to which the previous secret signs too.
+pub const PREVIOUS_EXPIRES_KEY: &str = "previous-expires-at";
+
+/// Condition of a [`Webhook`]: the signing secret is there and can be used.
+pub const SECRET_READY: &str = "SecretReady";
+/// Condition of a [`Webhook`]: True while its last delivery succeeded, or none was tried; False since one failed.
+pub const HEALTHY: &str = "Healthy";
+
+/// Where the signing secret is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Name of a Secret in the same namespace.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Key in it. Its value is the signing secret: 1 to 255 characters. While a rotation overlaps, the keys
+    /// `previous-secret` and `previous-expires-at` (RFC 3339) beside it make the old one sign too.
+    #[serde(default = "default_key")]
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+fn default_key() -> String {
+    SECRET_KEY.to_owned()
+}
+
+/// Where events of the account are sent, and which.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "Webhook",
+    plural = "webhooks",
+    shortname = "wh",
+    category = "stellage",
+    namespaced,
+    status = "WebhookStatus",
+    derive = "PartialEq",
+    doc = "One receiver of the events of the account whose namespace it is in. Any change of its spec enables it again after it was disabled.",
+    printcolumn(name = "URL", type_ = "string", json_path = ".spec.url"),
+    printcolumn(name = "Active", type_ = "boolean", json_path = ".spec.active"),
+    printcolumn(
+        name = "Healthy",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Healthy')].status"
+    ),
+    printcolumn(name = "Pending", type_ = "integer", json_path = ".status.pending"),
+    printcolumn(name = "Last-Success", type_ = "date", json_path = ".status.lastSuccessAt"),
+    printcolumn(name = "Disabled-Since", type_ = "date", json_path = ".status.disabled.at"),
+    printcolumn(name = "Why", type_ = "string", json_path = ".status.disabled.reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
+    printcolumn(name = "Events", type_ = "string", json_path = ".spec.events", priority = 1),
+    printcolumn(name = "Held", type_ = "integer", json_path = ".status.held", priority = 1),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
+        priority = 1
+    ),
+    validation = Rule::new("size(self.metadata.name) <= 63")
+        .message("metadata.name must be at most 63 characters: it is the value of a label on the webhook's deliveries")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookSpec {
+    /// HTTPS URL that events are POSTed to. No user name, no password, no fragment. Addresses of the cluster and of private
+    /// networks are refused, whatever name leads to them.
+    #[schemars(length(max = 2048))]
+    #[x_kube(validation = Rule::new("self.startsWith('https://')").message("must begin with https://"))]
+    #[x_kube(validation = Rule::new("isURL(self) && url(self).getHost() != ''").message("must be a URL with a host, such as https://hooks.example.com/stellage"))]
+    #[x_kube(validation = Rule::new("!self.matches('^https://[^/?#]*@')").message("must not have a user name or password: deliveries are signed, the secret is in spec.secretRef"))]
+    #[x_kube(validation = Rule::new("!self.contains('#')").message("must not have a fragment (#…): it would never be sent"))]
+    #[x_kube(validation = Rule::new("!self.matches('^https://([^/?#]*[.])?(localhost|svc|cluster[.]local|internal)[.]?(:[0-9]*)?([/?].*)?$')").message("must not lead into the cluster: the receiver has to be reachable from outside"))]
+    pub url: String,
+
+    /// Types of events to send, at least one.
+    #[schemars(schema_with = "event_types")]
+    pub events: Vec<EventType>,
+
+    /// The Secret, in the same namespace, with the signing secret.
+    pub secret_ref: SecretReference,
+
+    /// Whether events are recorded and sent. While it is false nothing is recorded: what happens meanwhile is never sent.
+    #[serde(default = "yes")]
+    pub active: bool,
+
+    /// Set to a new RFC 3339 time to enable the webhook again after it was disabled, without changing anything else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_rfc3339")]
+    pub enable_requested_at: Option<String>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+fn event_types(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "minItems": 1, "maxItems": 8, "x-kubernetes-list-type": "set",
+        "items": {
+            "type": "string", "description": "One type of events.",
+            "enum": EventType::ALL.map(EventType::as_str),
+        }
+    })
+}
+
+/// Why a webhook was disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum DisableReason {
+    /// The last retry of a delivery failed.
+    RetriesExhausted,
+    /// The receiver answered 410 Gone.
+    Gone,
+}
+
+impl DisableReason {
+    /// The reason as the status spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RetriesExhausted => "RetriesExhausted",
+            Self::Gone => "Gone",
+        }
+    }
+}
+
+/// A webhook that was disabled: since when, why, and by which delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Disabled {
+    /// Since when.
+    #[schemars(schema_with = "times::time")]
+    pub at: Timestamp,
+    /// Why, as one word.
+    pub reason: DisableReason,
+    /// Why, in words for people.
+    pub message: String,
+    /// Name of the Delivery that failed for good.
+    pub delivery: String,
+    /// Its event.
+    pub event_id: String,
+    /// The generation of the spec that was disabled: any other is enabled.
+    #[schemars(extend("format" = "int64"))]
+    pub generation: i64,
+    /// When the account holder was told by e-mail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub notified_at: Option<Timestamp>,
+    /// Why the e-mail could not be sent yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notification_error: Option<String>,
+}
+
+/// How a webhook fares.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookStatus {
+    /// Public identifier, `wh_…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub observed_generation: Option<i64>,
+
+    /// Set while the webhook is disabled: nothing is sent, and its events are held. Any change of the spec ends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disabled: Option<Disabled>,
+
+    /// Deliveries that wait for an attempt.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub pending: i64,
+
+    /// Deliveries that are held until the webhook can be sent to again.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub held: i64,
+
+    /// Deliveries that succeeded, since the webhook was created. Written at most every ten seconds.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub delivered: i64,
+
+    /// Attempts that failed, since the webhook was created.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub failed_attempts: i64,
+
+    /// Held deliveries that were given up because there were too many.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub dropped: i64,
+
+    /// When a delivery last succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub last_success_at: Option<Timestamp>,
+
+    /// When an attempt last failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub last_failure_at: Option<Timestamp>,
+
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
+
+    /// While a rotation overlaps: up to when deliveries are signed with the previous secret too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub previous_secret_expires_at: Option<Timestamp>,
+
+    /// Ready, Healthy, SecretReady.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions::schema")]
+    pub conditions: Vec<Condition>,
+}
+
+impl Webhook {
+    /// The public id, a pure function of the object (decisions, section 2).
+    pub fn id(&self) -> String {
+        ids::webhook_id(
+            self.metadata.name.as_deref().unwrap_or_default(),
+            self.metadata.uid.as_deref().unwrap_or_default(),
+        )
+    }
+
+    /// When the object was created.
+    pub fn created_at(&self) -> Timestamp {
+        self.metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+    }
+
+    /// Whether the object is being deleted.
+    pub fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The disablement that holds for the spec as it is now, if one does.
+    pub fn disabled(&self) -> Option<&Disabled> {
+        self.status
+            .as_ref()?
+            .disabled
+            .as_ref()
+            .filter(|disabled| Some(disabled.generation) == self.metadata.generation)
+    }
+
+    /// Whether events are sent, as REST shows it: wanted, and not disabled.
+    pub fn is_active(&self) -> bool {
+        self.spec.active && self.disabled().is_none()
+    }
+
+    /// Whether it wants events of this type.
+    pub fn wants(&self, event_type: EventType) -> bool {
+        self.spec.events.contains(&event_type)
+    }
+}
