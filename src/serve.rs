@@ -262,7 +262,8 @@ impl Controllers {
         let controller = InstanceController {
             client: client.clone(),
             provider: Arc::new(simulator),
-            owns_namespace: Arc::new(move |namespace| directory.account_of(namespace).is_some()),
+            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            outbox: crate::controllers::webhook::Outbox,
             catalogue: self.common.catalogue(),
             timings,
             clock: self.clock,

@@ -2,3 +2,4 @@
 
 pub mod account;
 pub mod instance;
+pub mod webhook;

@@ -10,12 +10,29 @@ use super::{
     timings::Timings,
 };
 use crate::{
+    events::{
+        EventType, OutboxEntry,
+        payload::{User, instance_event},
+    },
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState},
 };
 
 /// How far ahead of the clock an operation may seem to have begun: replicas' clocks differ a little.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
+
+/// How long an event that every webhook has stays in the outbox for the next status update to take it along (decisions,
+/// section 5).
+const OUTBOX_LINGER: Duration = Duration::from_secs(10);
+
+/// Who is told of events, and which of them every webhook has.
+#[derive(Clone, Copy)]
+pub struct Audience<'a> {
+    /// The account holder; without one nobody is told.
+    pub user: Option<&'a User>,
+    /// Whether nothing is left to do for the outbox entry with this id.
+    pub is_settled: &'a dyn Fn(&str) -> bool,
+}
 
 /// Whether the instance may be worked on at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,17 +87,20 @@ pub fn decide(
     instance: &Instance,
     gate: &Gate,
     seen: Seen<'_>,
+    audience: Audience<'_>,
     now: Timestamp,
     timings: &Timings,
 ) -> Decision {
     let before = instance.status.clone().unwrap_or_default();
     let mut machine = Machine {
         instance,
+        user: audience.user,
         now,
         timings,
         status: before.clone(),
         trouble: None,
         off_cause: None,
+        started: false,
         retry: false,
     };
     let mut recheck_after = None;
@@ -89,12 +109,21 @@ pub fn decide(
         Seen::NotAsked(addresses) => machine.learn_addresses(addresses),
         Seen::Observed(observation) => {
             recheck_after = observation.recheck_after;
-            finished = machine.observe(observation);
+            if machine.observe(observation) {
+                finished = machine.announce_deletion(audience.is_settled);
+                // Whoever settles its last event says so; this is for when that gets lost.
+                recheck_after = Some(Duration::from_secs(1));
+            } else {
+                machine.announce_power(&before);
+            }
         }
         Seen::Failed(error) => machine.provider_failed(error),
     }
     if *gate == Gate::Open || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
+    }
+    if before.state.is_none() && machine.status.state.is_some() && !instance.is_deleting() {
+        machine.announce(EventType::InstanceCreated);
     }
     let Machine {
         mut status,
@@ -109,6 +138,11 @@ pub fn decide(
         status.updated_at = Some(milliseconds(now));
     }
     let notes = summary::notes(&before, &status, trouble.as_ref(), off_cause);
+    if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
+        && !finished
+    {
+        recheck_after = Some(recheck_after.map_or(wait, |at: Duration| at.min(wait)));
+    }
     for (op, limit) in status
         .operation
         .iter()
@@ -126,6 +160,34 @@ pub fn decide(
         retry,
         finished,
     }
+}
+
+/// Takes settled events out, together with another change or once they have lingered. Returns when to look again. Those of
+/// a server that is gone stay: they go with the object.
+fn clear_outbox(
+    status: &mut InstanceStatus,
+    before: &InstanceStatus,
+    is_settled: &dyn Fn(&str) -> bool,
+    now: Timestamp,
+) -> Option<Duration> {
+    let is_last = |entry: &OutboxEntry| entry.event_type == EventType::InstanceDeleted;
+    if status.outbox.is_empty() || status.outbox.iter().any(is_last) {
+        return None;
+    }
+    let lingered = |entry: &OutboxEntry| {
+        // An entry from the future: the clock went back.
+        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(OUTBOX_LINGER);
+        OUTBOX_LINGER.saturating_sub(age)
+    };
+    let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
+    if status != before || status.outbox.iter().any(overdue) {
+        let is_new = |entry: &OutboxEntry| entry.sequence > before.event_sequence;
+        status
+            .outbox
+            .retain(|entry| is_new(entry) || !is_settled(&entry.id));
+    }
+    let waits = status.outbox.iter().map(lingered).min()?;
+    Some(waits.max(Duration::from_secs(1)))
 }
 
 /// The moments at which an operation needs another look, counted from its start.
@@ -161,11 +223,14 @@ pub(super) struct Trouble {
 
 struct Machine<'a> {
     instance: &'a Instance,
+    user: Option<&'a User>,
     now: Timestamp,
     timings: &'a Timings,
     status: InstanceStatus,
     trouble: Option<Trouble>,
     off_cause: Option<OffCause>,
+    /// The server was off, or was power-cycled, and is on.
+    started: bool,
     retry: bool,
 }
 
@@ -234,6 +299,7 @@ impl Machine<'_> {
             Some(Power::On) => {
                 if self.status.power != Some(PowerState::Running) {
                     self.status.started_at = Some(milliseconds(self.now));
+                    self.started = true;
                 }
                 self.status.power = Some(PowerState::Running);
                 self.status.state = Some(InstanceState::Running);
@@ -273,6 +339,51 @@ impl Machine<'_> {
         }
     }
 
+    /// Puts an event into the outbox, as the status is at this moment.
+    fn announce(&mut self, event_type: EventType) {
+        let Some(user) = self.user else { return };
+        self.status.event_sequence += 1;
+        let (sequence, now) = (self.status.event_sequence, milliseconds(self.now));
+        let entry = instance_event(self.instance, &self.status, event_type, user, sequence, now);
+        self.status.outbox.push(entry);
+    }
+
+    /// Started: a server that was off, or was power-cycled, is on. Stopped: one that was on is off for good, so not when it
+    /// died and is being started again (decisions, section 3).
+    fn announce_power(&mut self, before: &InstanceStatus) {
+        let announced = self.status.announced_power.or(before.power);
+        let operation = self.status.operation.as_ref();
+        let stays_off =
+            operation.is_none_or(|op| op.ends_in == PowerState::Stopped && op.kind != OperationKind::Delete);
+        if self.started {
+            self.status.announced_power = Some(PowerState::Running);
+            self.announce(EventType::InstanceStarted);
+        } else if self.status.power == Some(PowerState::Stopped)
+            && announced == Some(PowerState::Running)
+            && stays_off
+        {
+            self.status.announced_power = Some(PowerState::Stopped);
+            self.announce(EventType::InstanceStopped);
+        }
+    }
+
+    /// The server is gone. Returns whether that is told to everybody; what was never announced needs no end.
+    fn announce_deletion(&mut self, is_settled: &dyn Fn(&str) -> bool) -> bool {
+        let was_announced = self.status.event_sequence > 0 || self.status.provisioned_at.is_some();
+        if self.user.is_none() || !was_announced {
+            return true;
+        }
+        let outbox = &self.status.outbox;
+        if outbox
+            .iter()
+            .any(|entry| entry.event_type == EventType::InstanceDeleted)
+        {
+            return outbox.iter().all(|entry| is_settled(&entry.id));
+        }
+        self.announce(EventType::InstanceDeleted);
+        false
+    }
+
     fn complete(&mut self, operation: &Operation) {
         let status = &mut self.status;
         status.operation = None;
@@ -283,6 +394,7 @@ impl Machine<'_> {
         });
         if operation.ends_in == PowerState::Running {
             status.started_at = Some(milliseconds(self.now));
+            self.started = true;
         }
         if !matches!(operation.kind, OperationKind::Stop | OperationKind::PowerOff) {
             status

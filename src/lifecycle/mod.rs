@@ -15,6 +15,6 @@ mod tests;
 pub mod timings;
 
 pub use actions::Action;
-pub use decide::{Decision, Gate, Note, Seen, decide};
+pub use decide::{Audience, Decision, Gate, Note, Seen, decide};
 pub use requests::{project, take_on};
 pub use timings::Timings;

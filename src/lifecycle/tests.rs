@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-use super::{Action, Gate, Seen, Timings, decide, project};
+use super::{Action, Audience, Gate, Seen, Timings, decide, project};
 use crate::{
+    events::{OutboxEntry, payload::User},
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
@@ -57,6 +58,9 @@ struct World {
     now: Timestamp,
     writes: u32,
     gone: bool,
+    user: User,
+    /// What was told, in the order of the writes.
+    events: Vec<OutboxEntry>,
 }
 
 impl World {
@@ -74,7 +78,29 @@ impl World {
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             writes: 0,
             gone: false,
+            user: User {
+                id: "usr_1".into(),
+                email: "ada@example.com".into(),
+            },
+            events: Vec::new(),
         }
+    }
+
+    fn audience(&self) -> Audience<'_> {
+        Audience {
+            user: Some(&self.user),
+            is_settled: &|_| true,
+        }
+    }
+
+    /// The events since the last call.
+    fn told(&mut self, since: &mut usize) -> Vec<&'static str> {
+        let new = self.events[*since..]
+            .iter()
+            .map(|event| event.event_type.as_str());
+        let new = new.map(|name| name.strip_prefix("instance.").unwrap()).collect();
+        *since = self.events.len();
+        new
     }
 
     fn status(&self) -> InstanceStatus {
@@ -201,7 +227,14 @@ impl World {
             Some(Err(error)) => Seen::Failed(error),
         };
         let timings = Timings::for_provisioning(TIMINGS);
-        let decision = decide(&seen_instance, &Gate::Open, seen, self.now, &timings);
+        let decision = decide(
+            &seen_instance,
+            &Gate::Open,
+            seen,
+            self.audience(),
+            self.now,
+            &timings,
+        );
         if crash {
             return;
         }
@@ -220,6 +253,19 @@ impl World {
                 &decision.status,
                 answer.as_ref().and_then(|a| a.as_ref().ok()),
             );
+            for entry in &decision.status.outbox {
+                if entry.sequence > self.status().event_sequence {
+                    assert_eq!(
+                        entry.sequence,
+                        self.events.len() as i64 + 1,
+                        "an event is missing"
+                    );
+                    self.events.push(entry.clone());
+                } else {
+                    let told = &self.events[usize::try_from(entry.sequence - 1).unwrap()];
+                    assert_eq!(told, entry, "an event has two bodies");
+                }
+            }
             self.stale = self.instance.clone();
             self.instance.status = Some(decision.status);
             self.writes += 1;
@@ -345,6 +391,187 @@ fn every_operation_takes_the_decided_path() {
             (Some(Plan::Business), Some(80))
         );
     }
+}
+
+#[test]
+fn every_operation_tells_the_decided_events() {
+    let plan = |change| {
+        move |world: &mut World| {
+            world.edit(|spec| {
+                spec.plan = Plan::Business;
+                spec.plan_change = change;
+            });
+        }
+    };
+    let act = |action| move |world: &mut World| world.act(action);
+    let delete = |world: &mut World| world.delete();
+    let shut_down = |world: &mut World| {
+        world.server.on = false;
+        world.server.exit = Some(OffCause::GuestShutdown);
+    };
+    let crash = |world: &mut World| {
+        world.server.on = false;
+        world.server.exit = Some(OffCause::Crashed);
+    };
+    type Step = Box<dyn Fn(&mut World)>;
+    let cases: Vec<(&str, World, Step, &[&str])> = vec![
+        (
+            "create",
+            World::new(spec()),
+            Box::new(|_| {}),
+            &["created", "started"],
+        ),
+        (
+            "start",
+            World::stopped(),
+            Box::new(act(Action::Start)),
+            &["started"],
+        ),
+        (
+            "stop",
+            World::running(),
+            Box::new(act(Action::Stop)),
+            &["stopped"],
+        ),
+        (
+            "poweroff",
+            World::running(),
+            Box::new(act(Action::PowerOff)),
+            &["stopped"],
+        ),
+        (
+            "reboot",
+            World::running(),
+            Box::new(act(Action::Reboot)),
+            &["started"],
+        ),
+        (
+            "rebuild on",
+            World::running(),
+            Box::new(act(Action::Rebuild)),
+            &["started"],
+        ),
+        (
+            "rebuild off",
+            World::stopped(),
+            Box::new(act(Action::Rebuild)),
+            &[],
+        ),
+        (
+            "plan on",
+            World::running(),
+            Box::new(plan(PlanChange::Immediate)),
+            &["started"],
+        ),
+        (
+            "plan off",
+            World::stopped(),
+            Box::new(plan(PlanChange::Immediate)),
+            &[],
+        ),
+        (
+            "plan pending",
+            World::running(),
+            Box::new(plan(PlanChange::OnReboot)),
+            &[],
+        ),
+        ("delete on", World::running(), Box::new(delete), &["deleted"]),
+        ("delete off", World::stopped(), Box::new(delete), &["deleted"]),
+        (
+            "guest shutdown",
+            World::running(),
+            Box::new(shut_down),
+            &["stopped"],
+        ),
+        ("crash", World::running(), Box::new(crash), &["started"]),
+    ];
+    for (name, mut world, step, expected) in cases {
+        let mut told = 0;
+        world.told(&mut told);
+        if name == "create" {
+            told = 0;
+        }
+        step(&mut world);
+        world.settle();
+        assert_eq!(world.told(&mut told), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_and_is_stopped_before_it_is_up_again_is_told_stopped() {
+    let mut world = World::running();
+    let mut told = world.events.len();
+    world.server.on = false;
+    world.server.exit = Some(OffCause::Crashed);
+    world.pass(false, false);
+    world.act(Action::PowerOff);
+    world.settle();
+    assert_eq!(world.told(&mut told), ["stopped"]);
+}
+
+#[test]
+fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_last_is() {
+    let mut world = World::running();
+    world.delete();
+    world.settle();
+    let last = world.events.last().unwrap().clone();
+    assert!(world.gone && last.event_type.as_str() == "instance.deleted");
+    let mut instance = world.instance.clone();
+    instance.status.as_mut().unwrap().outbox = vec![last];
+    let observation = Observation {
+        addresses: Addresses::default(),
+        power: None,
+        progress: Progress::Done,
+        recheck_after: None,
+        state: BTreeMap::new(),
+    };
+    for settled in [false, true] {
+        let decision = decide(
+            &instance,
+            &Gate::Open,
+            Seen::Observed(&observation),
+            Audience {
+                user: Some(&world.user),
+                is_settled: &|_| settled,
+            },
+            world.now,
+            &Timings::default(),
+        );
+        assert_eq!(decision.finished, settled);
+        assert_eq!(decision.status.outbox.len(), 1);
+    }
+    let mut world = World::new(spec());
+    world.pass(false, false);
+    let decide_with = |world: &World, settled: bool, later: i64| {
+        let audience = Audience {
+            user: Some(&world.user),
+            is_settled: &|_| settled,
+        };
+        let now = world.now + SignedDuration::from_secs(later);
+        let busy = Observation {
+            addresses: Addresses {
+                ipv4: Some("198.18.0.7".into()),
+                ipv6: None,
+            },
+            power: None,
+            progress: Progress::Busy,
+            recheck_after: None,
+            state: BTreeMap::new(),
+        };
+        let decision = decide(
+            &world.instance,
+            &Gate::Open,
+            Seen::Observed(&busy),
+            audience,
+            now,
+            &Timings::default(),
+        );
+        decision.status.outbox.len()
+    };
+    // The address is news, so the settled event goes along.
+    assert_eq!(decide_with(&world, false, 1), 1);
+    assert_eq!(decide_with(&world, true, 1), 0);
+    world.pass(false, false);
 }
 
 #[test]
@@ -546,6 +773,7 @@ fn a_closed_gate_starts_nothing_and_says_why() {
         &world.instance,
         &gate,
         Seen::NotAsked(&none),
+        world.audience(),
         world.now,
         &Timings::default(),
     );

@@ -9,7 +9,8 @@ use parking_lot::RwLock;
 
 use super::claims::Claimant;
 use crate::{
-    resources::Account,
+    events::payload::User,
+    resources::{Account, ids},
     runtime::watch::{Change, Listener},
 };
 
@@ -30,6 +31,15 @@ impl AccountDirectory {
     /// The Account that `namespace` belongs to. It may be on its way out: what is in the namespace is still its own.
     pub fn account_of(&self, namespace: &str) -> Option<Arc<Account>> {
         self.index.read().owner(namespace).cloned()
+    }
+
+    /// The holder of that Account, as events show them.
+    pub fn holder_of(&self, namespace: &str) -> Option<User> {
+        let account = self.account_of(namespace)?;
+        Some(User {
+            id: ids::account_id(account.metadata.uid.as_deref().unwrap_or_default()),
+            email: account.spec.email.clone(),
+        })
     }
 
     /// Has to hear of every change of the watch of Accounts. `owner_changed` is told of every namespace that has got

@@ -22,16 +22,18 @@ use tokio_util::sync::CancellationToken;
 pub use queue::InstanceQueue;
 use reconcile::Reconciler;
 
+use super::webhook::Outbox;
 use crate::{
     catalogue::Catalogue,
+    events::payload::User,
     lifecycle::Timings,
     providers::Provider,
     resources::Instance,
     runtime::{Clock, Metrics, backoff::Backoffs, events::Events},
 };
 
-/// Whether a namespace belongs to an Account.
-pub type OwnsNamespace = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+/// The account holder that a namespace belongs to.
+pub type HolderOf = Arc<dyn Fn(&str) -> Option<User> + Send + Sync>;
 
 /// What the controller works with.
 pub struct InstanceController<P> {
@@ -39,8 +41,10 @@ pub struct InstanceController<P> {
     pub client: Client,
     /// Makes servers real.
     pub provider: Arc<P>,
-    /// Whether a namespace belongs to an Account.
-    pub owns_namespace: OwnsNamespace,
+    /// The account holder that a namespace belongs to.
+    pub holder_of: HolderOf,
+    /// Takes events on their way.
+    pub outbox: Outbox,
     /// Regions and images that can be had.
     pub catalogue: Catalogue,
     /// Times of the lifecycle.

@@ -13,7 +13,8 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{InstanceController, queue::InstanceQueue};
 use crate::{
-    lifecycle::{Gate, Seen, decide, project},
+    events::payload::User,
+    lifecycle::{Audience, Gate, Seen, decide, project},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
@@ -34,6 +35,12 @@ const MAX_STEPS: usize = 6;
 /// How soon to look again after a write was refused because the object had changed. Its new version comes through the
 /// watch, usually sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+
+/// Events of one instance that may be on their way before it is held back. Each has some 500 bytes, and an object of etcd
+/// at most 1.5 MiB.
+const MAX_OUTBOX: usize = 32;
+/// How soon to look again at an instance that is held back.
+const CONGESTED: Duration = Duration::from_secs(1);
 
 /// Why a pass ended early.
 #[derive(Debug, Error)]
@@ -116,7 +123,11 @@ impl<P: Provider> Reconciler<P> {
             if instance.is_deleting() && !instance.has_finalizer() {
                 return Ok(Action::await_change());
             }
-            let gate = self.gate(&instance);
+            if self.is_congested(&instance) {
+                return Ok(Action::requeue(CONGESTED));
+            }
+            let holder = self.holder_of(&instance);
+            let gate = self.gate(&instance, holder.as_ref());
             if gate == Gate::Open && !instance.has_finalizer() {
                 instance = self.add_finalizer(&instance).await?;
             }
@@ -131,7 +142,12 @@ impl<P: Provider> Reconciler<P> {
                 instance = fresh;
             }
             let now = self.controller.clock.now();
-            let decision = decide(&instance, &gate, asked.seen(), now, &self.controller.timings);
+            let audience = Audience {
+                user: holder.as_ref(),
+                is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
+            };
+            let timings = &self.controller.timings;
+            let decision = decide(&instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
                 self.finish(&instance).await?;
                 return Ok(Action::await_change());
@@ -139,6 +155,7 @@ impl<P: Provider> Reconciler<P> {
             let unchanged = instance.status.as_ref() == Some(&decision.status);
             if !unchanged {
                 instance = self.write_status(&instance, &decision.status).await?;
+                self.controller.outbox.recorded(&instance);
                 for note in &decision.notes {
                     let action = decision
                         .status
@@ -167,10 +184,22 @@ impl<P: Provider> Reconciler<P> {
         Ok(Action::requeue(Duration::ZERO))
     }
 
+    fn holder_of(&self, instance: &Instance) -> Option<User> {
+        (self.controller.holder_of)(instance.metadata.namespace.as_deref().unwrap_or_default())
+    }
+
+    /// Whether so many of its events are still on their way that nothing more shall happen to it: they cannot be written
+    /// down elsewhere, or the API server does not keep up.
+    fn is_congested(&self, instance: &Instance) -> bool {
+        let outbox = instance.status.iter().flat_map(|status| &status.outbox);
+        let unsettled = outbox.filter(|entry| !self.controller.outbox.is_settled(&entry.id));
+        !instance.is_deleting() && unsettled.count() >= MAX_OUTBOX
+    }
+
     /// Whether the instance may be worked on.
-    fn gate(&self, instance: &Instance) -> Gate {
+    fn gate(&self, instance: &Instance, holder: Option<&User>) -> Gate {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
-        if !(self.controller.owns_namespace)(namespace) {
+        if holder.is_none() {
             return Gate::NoAccount(format!(
                 "namespace {namespace} belongs to no Account; the instance is left alone until one has spec.namespace {namespace}"
             ));
