@@ -1,0 +1,3 @@
+//! Deliveries: what a webhook is sent, and how.
+
+pub mod signature;
