@@ -2,3 +2,4 @@
 
 pub mod dispatch;
 pub mod schedule;
+pub mod signature;
