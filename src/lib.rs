@@ -6,6 +6,7 @@
 pub mod catalogue;
 pub mod cli;
 pub mod controllers;
+pub mod delivery;
 pub mod facade;
 pub mod lifecycle;
 pub mod providers;

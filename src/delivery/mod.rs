@@ -1,0 +1,14 @@
+//! Deliveries of events to receivers.
+
+mod addresses;
+pub mod attempt;
+pub mod client;
+mod connector;
+pub mod resolver;
+pub mod settings;
+pub mod target;
+
+pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
+pub use client::{ClientError, ClientSettings, ReceiverClient};
+pub use settings::ReceiverSettings;
+pub use target::{Forbidden, ReceiverUrl, TargetRules, UrlError};
