@@ -10,6 +10,7 @@
 )]
 
 mod accounts;
+mod delivery;
 mod examples;
 mod facade;
 mod instances;

@@ -1,5 +1,18 @@
 //! Delivering events: what is sent when, signed, past every guard, and again until it arrives.
 
+mod addresses;
+pub mod attempt;
+pub mod client;
+mod connector;
 pub mod dispatch;
+pub mod resolver;
 pub mod schedule;
+pub mod settings;
 pub mod signature;
+pub mod target;
+
+pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
+pub use client::{ClientError, ClientSettings, ReceiverClient};
+pub use schedule::RetrySchedule;
+pub use settings::ReceiverSettings;
+pub use target::{Forbidden, ReceiverUrl, TargetRules, UrlError};

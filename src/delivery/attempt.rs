@@ -1,0 +1,255 @@
+//! What came of an attempt, in words for the account holder: never with an address that the deliverer looked up.
+
+use std::time::Duration;
+
+use http::HeaderValue;
+use jiff::Timestamp;
+use thiserror::Error;
+
+use super::{UrlError, connector::ConnectError};
+
+/// Most of an answer's body that is kept, in bytes (decisions, section 5).
+pub const MAX_RESPONSE: usize = 4096;
+/// Longest `Location` that is quoted, in characters.
+const MAX_LOCATION: usize = 200;
+/// Longest `Retry-After` that is told apart from for ever.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// What came of one attempt to deliver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptOutcome {
+    /// When it began.
+    pub started_at: Timestamp,
+    /// How long it took, connecting and reading the answer included.
+    pub duration: Duration,
+    /// Status code of the answer, if one came.
+    pub status: Option<u16>,
+    /// The first 4 KiB of the answer's body, undecoded; what is not UTF-8 is replaced. Less if it did not come in time.
+    pub response: String,
+    /// When the receiver wants the next attempt, if it failed with a status and said so.
+    pub retry_after: Option<RetryAfter>,
+    /// Why it failed. None: it is a success.
+    pub error: Option<AttemptError>,
+}
+
+impl AttemptOutcome {
+    /// Whether the event is delivered: a 2xx status line came in time.
+    pub fn is_success(&self) -> bool {
+        self.error.is_none()
+    }
+
+    /// `success`, or the label of the error.
+    pub fn label(&self) -> &'static str {
+        self.error.as_ref().map_or("success", AttemptError::label)
+    }
+}
+
+/// The value of a `Retry-After` header (RFC 9110, section 10.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryAfter {
+    /// So long after the answer, at most a year.
+    Delay(Duration),
+    /// At this time.
+    At(Timestamp),
+}
+
+impl RetryAfter {
+    /// Reads a header's value. None: it is neither a number of seconds nor an HTTP date.
+    pub fn parse(value: &HeaderValue) -> Option<Self> {
+        let text = value.to_str().ok()?.trim();
+        if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+            let seconds = text.parse().unwrap_or(u64::MAX);
+            return Some(Self::Delay(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER)));
+        }
+        let time = httpdate::parse_http_date(text).ok()?;
+        Timestamp::try_from(time).ok().map(Self::At)
+    }
+
+    /// How long that is from `now`, the time of the answer. Zero if it is in the past.
+    pub fn delay(self, now: Timestamp) -> Duration {
+        match self {
+            Self::Delay(delay) => delay,
+            Self::At(time) => {
+                Duration::try_from(time.duration_since(now)).map_or(Duration::ZERO, |delay| delay.min(LONGEST_RETRY_AFTER))
+            }
+        }
+    }
+}
+
+/// Why an attempt failed. `Display` is for the account holder.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum AttemptError {
+    /// The URL is not one that receivers may have, or no longer.
+    #[error("the URL {0}")]
+    Url(#[from] UrlError),
+    /// The name leads to forbidden addresses alone.
+    #[error("the URL's name leads to no address that receivers may have; it must lead to a public one")]
+    ForbiddenAddress,
+    /// The name has no address.
+    #[error("the URL's name has no address in DNS")]
+    NoAddress,
+    /// The name could not be looked up.
+    #[error("the URL's name could not be looked up in DNS")]
+    Dns,
+    /// No TCP connection, for the reason given.
+    #[error("no connection to the receiver: {0}")]
+    Connect(&'static str),
+    /// No TCP connection in time.
+    #[error("no connection to the receiver within {} s", .0.as_secs_f64())]
+    ConnectTimeout(Duration),
+    /// No TLS in time.
+    #[error("the receiver did not finish the TLS handshake within {} s of the attempt's begin", .0.as_secs_f64())]
+    TlsTimeout(Duration),
+    /// The certificate has expired, or is not valid yet.
+    #[error("the receiver's certificate has expired or is not valid yet; renew it")]
+    TlsExpired,
+    /// The certificate is not from an issuer that is trusted.
+    #[error(
+        "the receiver's certificate is self-signed or from an unknown issuer; use a public certificate authority and \
+         send its intermediate certificates too"
+    )]
+    TlsUnknownIssuer,
+    /// The certificate is for other names.
+    #[error("the receiver's certificate is not for the URL's host")]
+    TlsWrongName,
+    /// Any other failure of TLS.
+    #[error("TLS with the receiver failed: {0}")]
+    Tls(String),
+    /// No status line in time.
+    #[error("the receiver did not answer within {} s", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The connection ended before the status line.
+    #[error("the receiver closed the connection before it had answered")]
+    Reset,
+    /// What came is not an HTTP answer, or one out of all bounds.
+    #[error("the receiver's answer is not HTTP, or its head is larger than allowed")]
+    Protocol,
+    /// A 3xx, which is never followed.
+    #[error("the receiver answered {status}, a redirect, which is never followed{}", .location.as_ref().map(|l| format!("; it leads to {l}")).unwrap_or_default())]
+    Redirect {
+        /// The status code.
+        status: u16,
+        /// Where it leads, cut to 200 characters.
+        location: Option<String>,
+    },
+    /// Any other status than 2xx.
+    #[error("the receiver answered {0}")]
+    Status(u16),
+}
+
+impl AttemptError {
+    /// A static label for metrics and logs.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Url(error) => error.label(),
+            Self::ForbiddenAddress => "forbidden_address",
+            Self::NoAddress | Self::Dns => "dns",
+            Self::Connect(_) => "connect",
+            Self::ConnectTimeout(_) => "connect_timeout",
+            Self::TlsTimeout(_) => "tls_timeout",
+            Self::TlsExpired => "tls_expired",
+            Self::TlsUnknownIssuer => "tls_unknown_issuer",
+            Self::TlsWrongName => "tls_wrong_name",
+            Self::Tls(_) => "tls",
+            Self::Timeout(_) => "timeout",
+            Self::Reset => "reset",
+            Self::Protocol => "protocol",
+            Self::Redirect { .. } => "redirect",
+            Self::Status(_) => "status",
+        }
+    }
+
+    /// The error of an answer with this status, if it is one.
+    pub(super) fn of_status(status: u16, location: Option<&HeaderValue>) -> Option<Self> {
+        match status {
+            200..=299 => None,
+            300..=399 => Some(Self::Redirect {
+                status,
+                location: location.map(|value| {
+                    let text = String::from_utf8_lossy(value.as_bytes());
+                    text.chars().take(MAX_LOCATION).collect()
+                }),
+            }),
+            _ => Some(Self::Status(status)),
+        }
+    }
+}
+
+impl From<&ConnectError> for AttemptError {
+    fn from(error: &ConnectError) -> Self {
+        match error {
+            ConnectError::Forbidden => Self::ForbiddenAddress,
+            ConnectError::NoAddress => Self::NoAddress,
+            ConnectError::Lookup => Self::Dns,
+            ConnectError::Tcp(reason) => Self::Connect(reason),
+            ConnectError::TcpTimeout(limit) => Self::ConnectTimeout(*limit),
+            ConnectError::TlsTimeout(limit) => Self::TlsTimeout(*limit),
+            ConnectError::Tls(error) => of_tls(error),
+            ConnectError::Closed => Self::Reset,
+            ConnectError::Flood => Self::Protocol,
+        }
+    }
+}
+
+fn of_tls(error: &rustls::Error) -> AttemptError {
+    use rustls::{CertificateError as Certificate, Error};
+    match error {
+        Error::InvalidCertificate(certificate) => match certificate {
+            Certificate::Expired
+            | Certificate::ExpiredContext { .. }
+            | Certificate::NotValidYet
+            | Certificate::NotValidYetContext { .. } => AttemptError::TlsExpired,
+            Certificate::UnknownIssuer => AttemptError::TlsUnknownIssuer,
+            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => AttemptError::TlsWrongName,
+            other => AttemptError::Tls(format!("its certificate is not valid ({other:?})")),
+        },
+        Error::InvalidMessage(_) | Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => {
+            AttemptError::Tls("what it sent is not TLS".to_owned())
+        }
+        Error::PeerIncompatible(_) => {
+            AttemptError::Tls("it offers nothing that is safe today; it needs TLS 1.2 or 1.3".to_owned())
+        }
+        Error::AlertReceived(alert) => AttemptError::Tls(format!("it answered with the alert {alert:?}")),
+        other => AttemptError::Tls(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_as_a_date() {
+        let parse = |text: &str| RetryAfter::parse(&HeaderValue::from_str(text).unwrap());
+        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
+        let seconds = |text| parse(text).map(|after| after.delay(now).as_secs());
+        assert_eq!(seconds("120"), Some(120));
+        assert_eq!(seconds(" 0 "), Some(0));
+        assert_eq!(seconds("99999999999999999999999"), Some(366 * 24 * 3600));
+        assert_eq!(seconds("Sat, 21 Nov 2026 10:01:30 GMT"), Some(90));
+        assert_eq!(seconds("Sat, 21 Nov 2020 10:01:30 GMT"), Some(0));
+        assert_eq!(seconds("Fri, 31 Dec 9998 10:01:30 GMT"), Some(366 * 24 * 3600));
+        for nonsense in ["", "-1", "1.5", "soon", "+5", "1 minute"] {
+            assert_eq!(parse(nonsense), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn only_2xx_is_a_success_and_a_redirect_names_where_it_leads() {
+        for status in [200, 201, 202, 204, 299] {
+            assert_eq!(AttemptError::of_status(status, None), None);
+        }
+        for status in [100, 101, 199, 400, 401, 404, 410, 429, 500, 503, 599, 600, 999] {
+            assert_eq!(AttemptError::of_status(status, None), Some(AttemptError::Status(status)));
+        }
+        let location = HeaderValue::from_static("https://elsewhere.example/");
+        let error = AttemptError::of_status(302, Some(&location)).unwrap();
+        assert_eq!(error.label(), "redirect");
+        assert_eq!(
+            error.to_string(),
+            "the receiver answered 302, a redirect, which is never followed; it leads to https://elsewhere.example/"
+        );
+        let long = HeaderValue::from_str(&"x".repeat(5000)).unwrap();
+        assert!(AttemptError::of_status(308, Some(&long)).unwrap().to_string().len() < 400);
+    }
+}

@@ -1,0 +1,297 @@
+//! The HTTP client of the deliveries: one attempt is one POST, whatever the receiver does.
+//!
+//! It is built on hyper-util's client rather than on reqwest, which has no bound for an HTTP/1.1 answer's head below 400 KiB
+//! and no place to meter a connection. There are no redirects, proxies, cookies or decoding to switch off here.
+//!
+//! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
+//! and what it takes to read 128 KiB and 64 bytes for each one sent.
+
+use std::{error::Error as StdError, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request,
+    header::{LOCATION, RETRY_AFTER, USER_AGENT},
+};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client, Error as HttpError, connect::capture_connection},
+    rt::{TokioExecutor, TokioTimer},
+};
+use jiff::Timestamp;
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+use thiserror::Error;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
+    attempt::MAX_RESPONSE,
+    connector::{ConnectError, Connector, find},
+    resolver::GuardedResolver,
+};
+
+/// Who calls, if the headers of the delivery do not say it.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("Stellage/", env!("CARGO_PKG_VERSION")));
+/// Largest head of an HTTP/1.1 answer, and so the most that is buffered of one, in bytes.
+const MAX_HEAD: usize = 32 * 1024;
+/// Most headers of an HTTP/1.1 answer.
+const MAX_HEADERS: usize = 100;
+/// Largest header list of an HTTP/2 answer, in bytes.
+const MAX_HEADER_LIST: u32 = 16 * 1024;
+/// What an HTTP/2 receiver may send of an answer's body before it is read: four times what is kept.
+const STREAM_WINDOW: u32 = 16 * 1024;
+/// The same for a connection: eight answers at once.
+const CONNECTION_WINDOW: u32 = 128 * 1024;
+/// An HTTP/2 connection with a request under way is given up if a ping after this time finds no answer in as much again.
+const PING: Duration = Duration::from_secs(10);
+/// Idle connections kept to one receiver.
+const MAX_IDLE: usize = 8;
+
+/// How receivers are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientSettings {
+    /// From the attempt's begin to the status line (specification, section 6.5: 30 s), and at the latest to its end.
+    pub timeout: Duration,
+    /// From the attempt's begin to the end of the TLS handshake.
+    pub connect_timeout: Duration,
+    /// From the status line to the end of the first 4 KiB of the body: these only go into the log, and a body that never ends
+    /// shall not hold up the next delivery.
+    pub response_timeout: Duration,
+    /// How long a connection is kept for the next delivery. Shorter than the 5 s after which many servers close one, so that
+    /// seldom one is used at the very moment it is closed.
+    pub idle_timeout: Duration,
+    /// PEM file with certificate authorities that are trusted beside the system's.
+    pub extra_ca: Option<PathBuf>,
+    /// Name servers to ask rather than the system's.
+    pub name_servers: Vec<SocketAddr>,
+}
+
+impl Default for ClientSettings {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            response_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(4),
+            extra_ca: None,
+            name_servers: Vec::new(),
+        }
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The file of certificate authorities cannot be read.
+    #[error("the certificate authorities for receivers in {} cannot be read: {reason}; give --receiver-ca a PEM file", path.display())]
+    Ca {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nobody is trusted.
+    #[error(
+        "the system has no certificate authorities, so no receiver could be trusted: install them (Debian: apt-get install \
+         ca-certificates), name a PEM file in SSL_CERT_FILE, or give one with --receiver-ca{}",
+        .0.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default()
+    )]
+    NoRoots(Option<String>),
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The resolver cannot be set up.
+    #[error("the DNS resolver cannot be set up: {0}")]
+    Dns(#[from] hickory_resolver::net::NetError),
+}
+
+/// Posts to receivers. Cheap to clone; clones share connections.
+#[derive(Clone)]
+pub struct ReceiverClient {
+    http: Client<Connector, Full<Bytes>>,
+    rules: Arc<TargetRules>,
+    timeout: Duration,
+    response_timeout: Duration,
+}
+
+impl ReceiverClient {
+    /// A client that calls only whom the rules allow. Reads the system's certificate authorities, name servers and hosts file.
+    pub fn new(settings: ClientSettings, rules: TargetRules) -> Result<Self, ClientError> {
+        let rules = Arc::new(rules);
+        let resolver = GuardedResolver::new(&settings.name_servers, rules.clone())?;
+        let connector = Connector::new(resolver, Arc::new(tls(&settings)?), settings.connect_timeout);
+        let http = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(settings.idle_timeout)
+            .pool_max_idle_per_host(MAX_IDLE)
+            // Only a request of which no byte was written, on a kept connection that turned out closed, goes to a new one.
+            .retry_canceled_requests(true)
+            .http1_max_buf_size(MAX_HEAD)
+            .http1_max_headers(MAX_HEADERS)
+            .http2_initial_stream_window_size(STREAM_WINDOW)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_header_list_size(MAX_HEADER_LIST)
+            .http2_keep_alive_interval(PING)
+            .http2_keep_alive_timeout(PING)
+            .build(connector);
+        Ok(Self {
+            http,
+            rules,
+            timeout: settings.timeout,
+            response_timeout: settings.response_timeout,
+        })
+    }
+
+    /// Makes one attempt. It always ends within the total deadline, and the request is sent at most once.
+    pub async fn post(&self, url: &str, headers: HeaderMap, body: Bytes) -> AttemptOutcome {
+        let started_at = Timestamp::now();
+        let begun = Instant::now();
+        let outcome = |result: Result<Answer, AttemptError>| {
+            let duration = begun.elapsed();
+            match result {
+                Ok(answer) => AttemptOutcome {
+                    started_at,
+                    duration,
+                    status: Some(answer.status),
+                    response: answer.response,
+                    retry_after: answer.retry_after,
+                    error: answer.error,
+                },
+                Err(error) => AttemptOutcome {
+                    started_at,
+                    duration,
+                    status: None,
+                    response: String::new(),
+                    retry_after: None,
+                    error: Some(error),
+                },
+            }
+        };
+        outcome(self.attempt(url, headers, body, begun + self.timeout).await)
+    }
+
+    async fn attempt(
+        &self,
+        url: &str,
+        headers: HeaderMap,
+        body: Bytes,
+        deadline: Instant,
+    ) -> Result<Answer, AttemptError> {
+        let url = ReceiverUrl::parse(url, &self.rules)?;
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = url.uri().clone();
+        *request.headers_mut() = headers;
+        request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
+        let connection = capture_connection(&mut request);
+        let Ok(answer) = timeout_at(deadline, self.http.request(request)).await else {
+            // An HTTP/2 connection outlives its requests, and the next one shall not wait on a dead one.
+            if let Some(connection) = &*connection.connection_metadata() {
+                connection.poison();
+            }
+            return Err(AttemptError::Timeout(self.timeout));
+        };
+        let (head, body) = answer.map_err(|error| of_http(&error))?.into_parts();
+        let status = head.status.as_u16();
+        let error = AttemptError::of_status(status, head.headers.get(LOCATION));
+        let retry_after = error.as_ref().and(head.headers.get(RETRY_AFTER));
+        Ok(Answer {
+            status,
+            retry_after: retry_after.and_then(RetryAfter::parse),
+            error,
+            response: beginning(body, deadline.min(Instant::now() + self.response_timeout)).await,
+        })
+    }
+}
+
+struct Answer {
+    status: u16,
+    retry_after: Option<RetryAfter>,
+    error: Option<AttemptError>,
+    response: String,
+}
+
+/// What comes of a body until the deadline, up to 4 KiB. Whatever comes behind is dropped with the connection.
+async fn beginning(mut body: Incoming, deadline: Instant) -> String {
+    let mut kept = Vec::new();
+    while kept.len() < MAX_RESPONSE {
+        match timeout_at(deadline, body.frame()).await {
+            Ok(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    kept.extend_from_slice(&data[..data.len().min(MAX_RESPONSE - kept.len())]);
+                }
+            }
+            Ok(Some(Err(_)) | None) | Err(_) => break,
+        }
+    }
+    let mut text = String::from_utf8_lossy(&kept).into_owned();
+    // What replaces a wrong byte is longer than it.
+    text.truncate(text.floor_char_boundary(MAX_RESPONSE));
+    text
+}
+
+/// An error of the HTTP client, in our terms.
+fn of_http(error: &HttpError) -> AttemptError {
+    let error: &(dyn StdError + 'static) = error;
+    if let Some(error) = find::<ConnectError>(error) {
+        return error.into();
+    }
+    // In TLS 1.3 a server may refuse after the handshake.
+    if let Some(error) = find::<rustls::Error>(error) {
+        return AttemptError::from(&ConnectError::Tls(error.clone()));
+    }
+    let io = find::<io::Error>(error);
+    let http2 = find::<h2::Error>(error);
+    if let Some(io) = io.or_else(|| http2.and_then(h2::Error::get_io)) {
+        return match io.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected => AttemptError::Reset,
+            _ => AttemptError::Protocol,
+        };
+    }
+    if let Some(http2) = http2 {
+        return if http2.is_remote() { AttemptError::Reset } else { AttemptError::Protocol };
+    }
+    match find::<hyper::Error>(error) {
+        Some(error) if error.is_parse() || error.is_parse_too_large() => AttemptError::Protocol,
+        _ => AttemptError::Reset,
+    }
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1, the system's authorities and the administrator's.
+fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(system.certs);
+    if let Some(path) = &settings.extra_ca {
+        let wrong = |reason: String| ClientError::Ca {
+            path: path.clone(),
+            reason,
+        };
+        let before = roots.len();
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))? {
+            let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
+            roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+        }
+        if roots.len() == before {
+            return Err(wrong("there is no certificate in it".to_owned()));
+        }
+    }
+    if roots.is_empty() {
+        return Err(ClientError::NoRoots(system.errors.first().map(ToString::to_string)));
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}

@@ -1,0 +1,146 @@
+//! Settings of the deliveries to receivers: flags and their environment variables.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::Args;
+use ipnet::IpNet;
+
+use super::{ClientSettings, TargetRules};
+
+/// Whom webhooks may call, and how.
+#[derive(Args, Clone, Debug)]
+pub struct ReceiverSettings {
+    /// PEM file with certificate authorities that receivers are trusted by, beside the system's
+    #[arg(long, env = "STELLAGE_RECEIVER_CA", value_name = "FILE")]
+    pub receiver_ca: Option<PathBuf>,
+
+    /// Address ranges that receivers may be in though these are not public, such as 10.20.0.0/16; may be given more than once
+    /// or as a comma-separated list. Where a denied range matches too, the narrower one holds
+    #[arg(long = "receiver-allow", env = "STELLAGE_RECEIVER_ALLOW", value_name = "CIDR", value_delimiter = ',', value_parser = range)]
+    pub receiver_allow: Vec<IpNet>,
+
+    /// Address ranges that receivers may not be in, such as those of the cluster's pods, services and nodes if they are public
+    #[arg(long = "receiver-deny", env = "STELLAGE_RECEIVER_DENY", value_name = "CIDR", value_delimiter = ',', value_parser = range)]
+    pub receiver_deny: Vec<IpNet>,
+
+    /// Names that receivers may have, with all below them, though they are internal, such as hooks.svc.cluster.local; their
+    /// addresses need --receiver-allow too
+    #[arg(long = "receiver-allow-name", env = "STELLAGE_RECEIVER_ALLOW_NAME", value_name = "SUFFIX", value_delimiter = ',', value_parser = suffix)]
+    pub receiver_allow_name: Vec<String>,
+
+    /// Names that receivers may not have, with all below them, such as corp.example.com
+    #[arg(long = "receiver-deny-name", env = "STELLAGE_RECEIVER_DENY_NAME", value_name = "SUFFIX", value_delimiter = ',', value_parser = suffix)]
+    pub receiver_deny_name: Vec<String>,
+
+    /// Name servers that receivers are looked up with; default: the system's
+    #[arg(
+        long = "receiver-name-server",
+        env = "STELLAGE_RECEIVER_NAME_SERVER",
+        value_name = "ADDR:PORT",
+        value_delimiter = ','
+    )]
+    pub receiver_name_server: Vec<SocketAddr>,
+
+    /// DNS domain of the cluster: no receiver may have a name in it
+    #[arg(long, env = "STELLAGE_CLUSTER_DOMAIN", value_name = "NAME", default_value = "cluster.local", value_parser = suffix)]
+    pub cluster_domain: String,
+
+    /// Seconds that a receiver has to answer an attempt with a status, connecting included
+    #[arg(long, env = "STELLAGE_RECEIVER_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub receiver_timeout_seconds: u64,
+
+    /// Seconds of these that looking up, connecting and the TLS handshake may take
+    #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub receiver_connect_timeout_seconds: u64,
+}
+
+impl ReceiverSettings {
+    /// Whom webhooks may call.
+    pub fn rules(&self) -> TargetRules {
+        TargetRules {
+            allow: self.receiver_allow.clone(),
+            deny: self.receiver_deny.clone(),
+            allow_names: self.receiver_allow_name.clone(),
+            deny_names: self.receiver_deny_name.clone(),
+            cluster_domain: self.cluster_domain.clone(),
+        }
+    }
+
+    /// How they are called.
+    pub fn client(&self) -> ClientSettings {
+        ClientSettings {
+            timeout: Duration::from_secs(self.receiver_timeout_seconds),
+            connect_timeout: Duration::from_secs(self.receiver_connect_timeout_seconds),
+            extra_ca: self.receiver_ca.clone(),
+            name_servers: self.receiver_name_server.clone(),
+            ..ClientSettings::default()
+        }
+    }
+}
+
+/// A range, or a single address.
+fn range(text: &str) -> Result<IpNet, &'static str> {
+    let text = text.trim();
+    text.parse()
+        .or_else(|_| text.parse().map(|address: std::net::IpAddr| IpNet::from(address)))
+        .map_err(|_| "must be an address range such as 10.20.0.0/16 or 2001:db8::/32")
+}
+
+/// A name, with or without a `*.` in front.
+fn suffix(text: &str) -> Result<String, &'static str> {
+    let name = text.trim().trim_start_matches("*.").trim_matches('.');
+    let known = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    if !name.is_empty() && name.split('.').all(|label| !label.is_empty() && label.bytes().all(known)) {
+        Ok(name.to_ascii_lowercase())
+    } else {
+        Err("must be a DNS name such as corp.example.com")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        settings: ReceiverSettings,
+    }
+
+    #[test]
+    fn without_flags_the_built_in_rules_and_the_times_of_the_specification_hold() {
+        let settings = Command::parse_from(["stellage"]).settings;
+        assert_eq!(settings.rules(), TargetRules::default());
+        assert_eq!(settings.client(), ClientSettings::default());
+    }
+
+    #[test]
+    fn flags_take_lists_and_refuse_what_they_cannot_mean() {
+        let settings = Command::parse_from([
+            "stellage",
+            "--receiver-allow=127.0.0.0/8,::1",
+            "--receiver-deny=10.0.0.0/8",
+            "--receiver-deny-name=*.Corp.example.com.,b.example",
+            "--receiver-name-server=127.0.0.1:5353",
+            "--cluster-domain=k8s.example.net",
+            "--receiver-timeout-seconds=5",
+        ])
+        .settings;
+        let rules = settings.rules();
+        assert_eq!(rules.allow.len(), 2);
+        assert!(rules.check_address("127.0.0.1".parse().unwrap()).is_ok());
+        assert_eq!(rules.deny_names, ["corp.example.com", "b.example"]);
+        assert_eq!(rules.cluster_domain, "k8s.example.net");
+        assert_eq!(settings.client().timeout, Duration::from_secs(5));
+        for wrong in [
+            "--receiver-allow=everything",
+            "--receiver-deny-name=..",
+            "--receiver-timeout-seconds=0",
+            "--receiver-name-server=127.0.0.1",
+        ] {
+            assert!(Command::try_parse_from(["stellage", wrong]).is_err(), "{wrong}");
+        }
+    }
+}

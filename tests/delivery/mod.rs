@@ -1,0 +1,65 @@
+//! Deliveries over real TLS on loopback.
+
+mod client;
+mod hostile;
+mod targets;
+
+#[path = "../support/receivers/mod.rs"]
+mod receivers;
+
+use std::{io::Write as _, time::Duration};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use stellage::delivery::{AttemptOutcome, ClientSettings, ReceiverClient, TargetRules};
+use tempfile::NamedTempFile;
+
+use receivers::Receiver;
+
+/// A client that trusts the receivers of the tests.
+struct Sender {
+    client: ReceiverClient,
+    _ca: NamedTempFile,
+}
+
+/// Short deadlines, so that what never ends is seen to end.
+fn short() -> ClientSettings {
+    ClientSettings {
+        timeout: Duration::from_secs(2),
+        connect_timeout: Duration::from_secs(1),
+        response_timeout: Duration::from_millis(500),
+        ..ClientSettings::default()
+    }
+}
+
+/// Loopback is allowed, beside what is public.
+fn loopback() -> TargetRules {
+    TargetRules {
+        allow: vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()],
+        ..TargetRules::default()
+    }
+}
+
+impl Sender {
+    fn new(settings: ClientSettings, rules: TargetRules) -> Self {
+        let mut ca = NamedTempFile::new().unwrap();
+        ca.write_all(Receiver::ca_pem().as_bytes()).unwrap();
+        let settings = ClientSettings {
+            extra_ca: Some(ca.path().to_owned()),
+            ..settings
+        };
+        Self {
+            client: ReceiverClient::new(settings, rules).unwrap(),
+            _ca: ca,
+        }
+    }
+
+    /// With times in which any answer of a kind receiver comes, however busy the machine is.
+    fn patient(rules: TargetRules) -> Self {
+        Self::new(ClientSettings::default(), rules)
+    }
+
+    async fn post(&self, url: &str) -> AttemptOutcome {
+        self.client.post(url, HeaderMap::new(), Bytes::from_static(b"{\"event\":1}")).await
+    }
+}

@@ -1,0 +1,86 @@
+//! A throw-away certificate authority.
+
+use std::sync::{Arc, LazyLock};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
+};
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, PrivatePkcs8KeyDer},
+};
+
+static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
+
+/// What the certificates of receivers are for.
+pub const NAMES: &[&str] = &["127.0.0.1", "::1", "localhost", "receiver.test", "*.receiver.test"];
+
+/// A certificate authority that nobody knows.
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "Throw-away authority of the tests");
+        Self {
+            issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap(),
+        }
+    }
+
+    /// The one of all receivers of this process.
+    pub fn shared() -> &'static Self {
+        &SHARED
+    }
+
+    /// Its certificate.
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// TLS for a server with these names and protocols (ALPN).
+    pub fn server(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
+        config(certificate.der().clone(), &key, alpn)
+    }
+
+    /// TLS with a certificate that ended in 2001.
+    pub fn expired(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        let key = KeyPair::generate().unwrap();
+        let mut params = params(names);
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        config(certificate.der().clone(), &key, alpn)
+    }
+
+    /// TLS with a certificate that nobody but itself signed.
+    pub fn self_signed(names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names).self_signed(&key).unwrap();
+        config(certificate.der().clone(), &key, alpn)
+    }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    CertificateParams::new(names).unwrap()
+}
+
+fn config(certificate: CertificateDer<'static>, key: &KeyPair, alpn: &[&str]) -> Arc<ServerConfig> {
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.into())
+        .unwrap();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    Arc::new(config)
+}

@@ -1,0 +1,14 @@
+//! Receivers on loopback, kind and hostile, and a DNS server that answers as told. Nothing here needs an API server; a bench
+//! takes the folder in with `#[path]`.
+
+#![allow(dead_code, reason = "each who takes this in uses another part")]
+
+mod authority;
+mod dns;
+mod hostile;
+mod receiver;
+
+pub use authority::Authority;
+pub use dns::{DnsServer, Reply};
+pub use hostile::{Hostile, HostileReceiver};
+pub use receiver::{Answer, Options, Protocols, Received, Receiver};
