@@ -56,6 +56,13 @@ pub struct ProviderLabels {
     pub outcome: &'static str,
 }
 
+/// Labels of anything counted by how it ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabels {
+    /// How it ended.
+    pub outcome: &'static str,
+}
+
 /// Every metric of the program. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -80,6 +87,20 @@ pub struct Metrics {
     pub provider_calls: Family<ProviderLabels, Counter>,
     /// Seconds that a provider call took.
     pub provider_seconds: Histogram,
+    /// Attempts to deliver an event.
+    pub delivery_attempts: Family<OutcomeLabels, Counter>,
+    /// Seconds that an attempt took.
+    pub delivery_seconds: Histogram,
+    /// Writes of Deliveries.
+    pub delivery_writes: Family<OutcomeLabels, Counter>,
+    /// Deliveries that wait for an attempt.
+    pub deliveries_pending: Gauge,
+    /// Deliveries that are held.
+    pub deliveries_held: Gauge,
+    /// Webhooks that are disabled.
+    pub webhooks_disabled: Gauge,
+    /// E-mails about disabled webhooks.
+    pub mails: Family<OutcomeLabels, Counter>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
 }
@@ -105,6 +126,13 @@ impl Metrics {
             objects: Family::default(),
             provider_calls: Family::default(),
             provider_seconds: seconds(),
+            delivery_attempts: Family::default(),
+            delivery_seconds: seconds(),
+            delivery_writes: Family::default(),
+            deliveries_pending: Gauge::default(),
+            deliveries_held: Gauge::default(),
+            webhooks_disabled: Gauge::default(),
+            mails: Family::default(),
             leader: Gauge::default(),
         };
         registry.register(
@@ -141,6 +169,37 @@ impl Metrics {
             "Time of a provider call",
             metrics.provider_seconds.clone(),
         );
+        registry.register(
+            "delivery_attempts",
+            "Attempts to deliver an event",
+            metrics.delivery_attempts.clone(),
+        );
+        registry.register(
+            "delivery_attempt_duration_seconds",
+            "Time of an attempt to deliver",
+            metrics.delivery_seconds.clone(),
+        );
+        registry.register(
+            "delivery_writes",
+            "Writes of Deliveries",
+            metrics.delivery_writes.clone(),
+        );
+        registry.register(
+            "deliveries_pending",
+            "Deliveries that wait for an attempt",
+            metrics.deliveries_pending.clone(),
+        );
+        registry.register(
+            "deliveries_held",
+            "Deliveries that are held until their webhook can be sent to",
+            metrics.deliveries_held.clone(),
+        );
+        registry.register(
+            "webhooks_disabled",
+            "Webhooks that are disabled",
+            metrics.webhooks_disabled.clone(),
+        );
+        registry.register("mails", "E-mails about disabled webhooks", metrics.mails.clone());
         registry.register("leader", "1 while this replica writes", metrics.leader.clone());
         Self {
             registry: Arc::new(registry),

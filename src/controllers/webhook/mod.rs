@@ -1,12 +1,175 @@
-//! The Webhook controller.
-/// Handle.
-#[derive(Clone, Default)]
-pub struct Outbox;
-impl Outbox {
-    /// x
-    pub fn is_settled(&self, _: &str) -> bool {
-        true
+//! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
+//!
+//! What to do is decided by the [`crate::delivery::dispatch`]er; this is the shell around it.
+//!
+//! - `hub`: what the parts share: the dispatcher, the webhooks that are known, what is to be done next;
+//! - `driver`: carries out what the dispatcher commands;
+//! - `send`: one attempt;
+//! - `secrets`: the signing secrets;
+//! - `store`: writes of Deliveries;
+//! - `lookup`: makes sure that no webhook was overlooked;
+//! - `health`: the status of a Webhook, decided purely; `report` writes it and has the account holder told;
+//! - `retention`: clears finished Deliveries away.
+
+mod driver;
+mod health;
+mod hub;
+mod lookup;
+mod report;
+mod retention;
+mod secrets;
+mod send;
+mod store;
+
+use std::{sync::Arc, time::Duration};
+
+use clap::Args;
+use kube::{Client, runtime::reflector::Store};
+use tokio_util::sync::CancellationToken;
+
+pub use hub::Outbox;
+use hub::Hub;
+
+use super::{account::AccountDirectory, instance::InstanceQueue};
+use crate::{
+    delivery::{
+        ReceiverClient, RetrySchedule, TargetRules,
+        dispatch::{DeliveryLog, Limits},
+    },
+    mail::Mailer,
+    resources::{Delivery, Instance, Webhook},
+    runtime::{Clock, Metrics, events::Events, watch::Listener},
+};
+
+/// How deliveries are made and kept.
+#[derive(Args, Clone, Debug)]
+pub struct DeliverySettings {
+    /// Delays before the retries of a failed delivery, 1 to 20; after the last one has failed the webhook is disabled
+    #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
+    pub retry_schedule: RetrySchedule,
+
+    /// What is written down of deliveries that succeed at once: each (`all`), or nothing (`failures`)
+    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
+    pub delivery_log: DeliveryLog,
+
+    /// Attempts under way at the same time
+    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(2..=16384))]
+    pub delivery_concurrency: u16,
+
+    /// Attempts under way at the same time for one webhook
+    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub delivery_concurrency_per_webhook: u16,
+
+    /// Deliveries held for one webhook that is disabled; the oldest are given up and counted
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub held_deliveries: u32,
+
+    /// Hours that finished deliveries are kept
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    pub delivery_retention_hours: u32,
+
+    /// Finished deliveries of one webhook that are kept
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub delivery_retention: u32,
+}
+
+impl DeliverySettings {
+    fn limits(&self) -> Limits {
+        Limits {
+            in_flight: self.delivery_concurrency.into(),
+            in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
+            held_per_webhook: usize::try_from(self.held_deliveries).unwrap_or(usize::MAX),
+            ..Limits::default()
+        }
     }
-    /// x
-    pub fn recorded(&self, _: &crate::resources::Instance) {}
+}
+
+/// What the controller works with.
+pub struct Deps {
+    /// Client that reads and writes.
+    pub client: Client,
+    /// Sends to receivers.
+    pub receivers: ReceiverClient,
+    /// Whom webhooks may call.
+    pub rules: TargetRules,
+    /// Tells account holders.
+    pub mailer: Mailer,
+    /// Whose namespace is whose.
+    pub directory: AccountDirectory,
+    /// How deliveries are made and kept.
+    pub settings: DeliverySettings,
+    /// Writes to the API server under way at the same time.
+    pub write_concurrency: u16,
+    /// Where attempts are counted.
+    pub metrics: Metrics,
+    /// Tells the time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// The controller. Its listeners have to hear of every change of the watches from the start.
+pub struct WebhookController {
+    hub: Arc<Hub>,
+}
+
+/// What it hears of.
+pub struct Listeners {
+    /// For the watch of Webhooks.
+    pub webhooks: Box<dyn Listener<Webhook>>,
+    /// For the watch of Deliveries that are not finished.
+    pub deliveries: Box<dyn Listener<Delivery>>,
+    /// For the watch of Instances.
+    pub instances: Box<dyn Listener<Instance>>,
+}
+
+/// The stores of these watches.
+#[derive(Clone)]
+pub struct Stores {
+    /// Webhooks.
+    pub webhooks: Store<Webhook>,
+    /// Deliveries that are not finished.
+    pub deliveries: Store<Delivery>,
+    /// Instances.
+    pub instances: Store<Instance>,
+}
+
+impl WebhookController {
+    /// A controller that does nothing until it [`run`](Self::run)s.
+    pub fn new(deps: Deps, queue: InstanceQueue) -> Self {
+        Self {
+            hub: Arc::new(Hub::new(deps, queue)),
+        }
+    }
+
+    /// The way of events to webhooks.
+    pub fn outbox(&self) -> Outbox {
+        Outbox(self.hub.clone())
+    }
+
+    /// The listeners to hand to the program's watches.
+    pub fn listeners(&self) -> Listeners {
+        Listeners {
+            webhooks: hub::webhook_listener(&self.hub),
+            deliveries: hub::delivery_listener(&self.hub),
+            instances: hub::instance_listener(&self.hub),
+        }
+    }
+
+    /// Another Account owns a namespace, or none.
+    pub fn owner_changed(&self) -> impl Fn(&str) + Send + 'static {
+        let hub = self.hub.clone();
+        move |namespace| hub.owner_changed(namespace)
+    }
+
+    /// Delivers until shutdown; what is under way then gets `grace`.
+    pub async fn run(self, stores: Stores, events: Events, shutdown: CancellationToken, grace: Duration) {
+        let hub = self.hub;
+        hub.open(&stores);
+        tokio::join!(
+            driver::run(hub.clone(), shutdown.clone(), grace),
+            lookup::run(hub.clone(), shutdown.clone()),
+            secrets::poll(hub.clone(), shutdown.clone()),
+            report::run(hub.clone(), events, shutdown.clone()),
+            retention::run(hub, shutdown),
+        );
+    }
 }

@@ -189,6 +189,8 @@ pub struct Dispatcher {
     timer_count: u64,
     in_flight: usize,
     suspects_in_flight: usize,
+    /// Whether nothing new is sent.
+    stopped: bool,
     commands: VecDeque<Command>,
 }
 
@@ -215,8 +217,14 @@ impl Dispatcher {
             timer_count: 0,
             in_flight: 0,
             suspects_in_flight: 0,
+            stopped: false,
             commands: VecDeque::new(),
         }
+    }
+
+    /// Nothing new is sent from now on; what is under way can still be written down.
+    pub fn stop(&mut self) {
+        self.stopped = true;
     }
 
     /// The next thing to do.
@@ -461,7 +469,7 @@ impl Dispatcher {
     }
 
     fn start_next(&mut self) -> Option<Command> {
-        while self.in_flight < self.limits.in_flight {
+        while !self.stopped && self.in_flight < self.limits.in_flight {
             let lane_key = self.turns.take()?;
             let Some(lane) = self.lanes.get_mut(&lane_key) else {
                 continue;

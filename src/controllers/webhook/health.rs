@@ -1,0 +1,162 @@
+//! The status of a Webhook, decided purely.
+
+use jiff::Timestamp;
+
+use super::hub::Notification;
+use crate::{
+    delivery::dispatch::{Disablement, Tally},
+    resources::{
+        Disabled, Webhook, WebhookStatus,
+        conditions::{self, Desired, READY},
+        webhook::{HEALTHY, SECRET_READY},
+    },
+};
+
+/// What is known beside the Webhook itself.
+pub(super) struct Facts<'a> {
+    /// Its status when this process began to count.
+    pub(super) base: &'a WebhookStatus,
+    /// What was counted since.
+    pub(super) tally: &'a Tally,
+    /// Deliveries that wait for an attempt.
+    pub(super) pending: i64,
+    /// Deliveries that are held.
+    pub(super) held: i64,
+    /// Why it cannot be sent to.
+    pub(super) obstacle: Option<(&'static str, String)>,
+    /// Why its secret cannot be used.
+    pub(super) secret_problem: Option<(&'static str, String)>,
+    /// Up to when the previous secret signs too.
+    pub(super) overlap: Option<Timestamp>,
+    /// To be disabled.
+    pub(super) disablement: Option<&'a Disablement>,
+    /// What became of the e-mail.
+    pub(super) notification: Option<&'a Notification>,
+}
+
+/// What the status shall be.
+pub(super) fn status(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> WebhookStatus {
+    let Facts { base, tally, .. } = facts;
+    let generation = webhook.metadata.generation;
+    let disabled = disabled(webhook, facts);
+    let mut status = WebhookStatus {
+        id: Some(webhook.id()),
+        observed_generation: generation,
+        pending: facts.pending,
+        held: facts.held,
+        delivered: base.delivered + tally.delivered,
+        failed_attempts: base.failed_attempts + tally.failed_attempts,
+        dropped: base.dropped + tally.dropped,
+        last_success_at: tally.last_success_at.or(base.last_success_at),
+        last_failure_at: tally.last_failure_at.or(base.last_failure_at),
+        last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
+        previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
+        disabled,
+        conditions: webhook
+            .status
+            .as_ref()
+            .map(|status| status.conditions.clone())
+            .unwrap_or_default(),
+    };
+    let mut conditions = std::mem::take(&mut status.conditions);
+    let mut set = |type_, state, reason: &str, message: String| {
+        let desired = Desired {
+            type_,
+            status: Some(state),
+            reason,
+            message,
+        };
+        conditions::set(&mut conditions, desired, generation, now);
+    };
+    match &facts.secret_problem {
+        Some((reason, message)) => set(SECRET_READY, false, reason, message.clone()),
+        None => set(
+            SECRET_READY,
+            true,
+            "Usable",
+            "the signing secret is there".to_owned(),
+        ),
+    }
+    let failing = status.last_failure_at > status.last_success_at;
+    match (&status.disabled, failing) {
+        (Some(disabled), _) => set(HEALTHY, false, "Disabled", disabled.message.clone()),
+        (None, true) => {
+            let message = status.last_failure.clone().unwrap_or_default();
+            set(HEALTHY, false, "Failing", format!("the last attempt failed: {message}"));
+        }
+        (None, false) if status.last_success_at.is_some() => {
+            set(HEALTHY, true, "Succeeding", "the last attempt succeeded".to_owned());
+        }
+        (None, false) => set(HEALTHY, true, "NotTried", "nothing was sent yet".to_owned()),
+    }
+    match (&facts.obstacle, &status.disabled) {
+        (Some((reason, message)), _) => set(READY, false, reason, format!("{message}; its events are held")),
+        (None, Some(disabled)) => {
+            let message = format!(
+                "{}; its events are held. Mend the receiver, then change the spec, set spec.enableRequestedAt, or PATCH active to true through REST",
+                disabled.message
+            );
+            set(READY, false, "Disabled", message);
+        }
+        (None, None) if !webhook.spec.active => set(
+            READY,
+            true,
+            "Inactive",
+            "spec.active is false: nothing is recorded or sent".to_owned(),
+        ),
+        (None, None) => set(READY, true, "Active", "events are sent".to_owned()),
+    }
+    status.conditions = conditions;
+    status
+}
+
+fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
+    let generation = webhook.metadata.generation?;
+    let new = facts
+        .disablement
+        .filter(|disablement| disablement.generation == generation)
+        .map(|disablement| Disabled {
+            at: disablement.at,
+            reason: disablement.reason,
+            message: format!(
+                "delivery of {} failed for good after {} attempts: {}",
+                disablement.event_id, disablement.attempts, disablement.error
+            ),
+            delivery: disablement.delivery.clone(),
+            event_id: disablement.event_id.to_string(),
+            generation,
+            notified_at: None,
+            notification_error: None,
+        });
+    let mut disabled = webhook.disabled().cloned().or(new)?;
+    if let Some(notification) = facts.notification
+        && notification.disabled_at == disabled.at
+        && disabled.notified_at.is_none()
+    {
+        match &notification.result {
+            Ok(sent_at) => {
+                disabled.notified_at = Some(*sent_at);
+                disabled.notification_error = None;
+            }
+            Err(error) => disabled.notification_error = Some(error.clone()),
+        }
+    }
+    Some(disabled)
+}
+
+/// Whether a difference has to be written now. Numbers and times can wait (decisions, section 5).
+pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
+    let told = |status: &WebhookStatus| {
+        let conditions = [READY, SECRET_READY].map(|type_| {
+            conditions::find(&status.conditions, type_)
+                .map(|condition| (condition.status.clone(), condition.reason.clone(), condition.message.clone()))
+        });
+        (
+            status.id.clone(),
+            status.observed_generation,
+            status.disabled.clone(),
+            conditions,
+        )
+    };
+    told(before) != told(after)
+}

@@ -1,0 +1,115 @@
+//! Writes of Deliveries.
+
+use std::sync::Arc;
+
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams, Preconditions},
+    core::Status,
+};
+
+use super::hub::Hub;
+use crate::{
+    delivery::dispatch::{WriteOrder, Written},
+    resources::Delivery,
+    runtime::client::{CallError, bounded},
+};
+
+/// The controller's name in managedFields.
+pub(super) const FIELD_MANAGER: &str = "stellage-webhooks";
+
+/// Carries out a write.
+pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
+    let params = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    match order {
+        WriteOrder::Create(delivery) => {
+            let api = api(hub, &delivery);
+            match bounded(api.create(&params, &delivery)).await {
+                Ok(stored) => Written::Stored(pruned(stored)),
+                Err(error) if error.is_conflict() => look(&api, &delivery).await,
+                Err(error) if is_hopeless(&error) => Written::Gone,
+                Err(error) => failed(&delivery, &error),
+            }
+        }
+        WriteOrder::Replace(delivery) => {
+            let api = api(hub, &delivery);
+            match bounded(api.replace(name(&delivery), &params, &delivery)).await {
+                Ok(stored) => Written::Stored(pruned(stored)),
+                Err(error) if error.is_conflict() => look(&api, &delivery).await,
+                Err(error) if error.is_not_found() => Written::Gone,
+                Err(error) => failed(&delivery, &error),
+            }
+        }
+        WriteOrder::Delete(delivery) => {
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: delivery.metadata.uid.clone(),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match bounded(api(hub, &delivery).delete(name(&delivery), &params)).await {
+                Ok(_) => Written::Gone,
+                // Another object has its name by now.
+                Err(error) if error.is_not_found() || error.is_conflict() => Written::Gone,
+                Err(error) => failed(&delivery, &error),
+            }
+        }
+    }
+}
+
+/// The Delivery as it is.
+pub(super) async fn get(hub: &Hub, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
+    let api: Api<Delivery> = Api::namespaced(hub.deps.client.clone(), namespace);
+    match bounded(api.get_opt(name)).await {
+        Ok(found) => Ok(found.map(pruned)),
+        Err(error) => {
+            tracing::warn!(namespace, name, %error, "a Delivery cannot be looked up");
+            Err(())
+        }
+    }
+}
+
+async fn look(api: &Api<Delivery>, delivery: &Delivery) -> Written {
+    match bounded(api.get_opt(name(delivery))).await {
+        Ok(Some(found)) => Written::Found(pruned(found)),
+        Ok(None) => Written::Gone,
+        Err(error) => failed(delivery, &error),
+    }
+}
+
+fn failed(delivery: &Delivery, error: &CallError) -> Written {
+    tracing::warn!(delivery = name(delivery), %error, "a Delivery cannot be written; it will be tried again");
+    Written::Failed
+}
+
+/// Whether nothing can be created there any more: the namespace is gone, or going.
+fn is_hopeless(error: &CallError) -> bool {
+    let causes = |status: &Status| {
+        let details = status.details.as_ref();
+        details.is_some_and(|details| {
+            details
+                .causes
+                .iter()
+                .any(|cause| cause.reason == "NamespaceTerminating")
+        })
+    };
+    error.is_not_found() || error.status().is_some_and(causes)
+}
+
+fn pruned(mut delivery: Delivery) -> Arc<Delivery> {
+    delivery.metadata.managed_fields = None;
+    Arc::new(delivery)
+}
+
+fn api(hub: &Hub, delivery: &Delivery) -> Api<Delivery> {
+    let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
+    Api::namespaced(hub.deps.client.clone(), namespace)
+}
+
+fn name(delivery: &Delivery) -> &str {
+    delivery.metadata.name.as_deref().unwrap_or_default()
+}
