@@ -6,8 +6,10 @@
 pub mod catalogue;
 pub mod cli;
 pub mod controllers;
+pub mod delivery;
 pub mod facade;
 pub mod lifecycle;
+pub mod mail;
 pub mod providers;
 pub mod resources;
 pub mod runtime;

@@ -1,0 +1,3 @@
+//! Deliveries: how events get to their receivers.
+
+pub mod schedule;
