@@ -118,7 +118,8 @@ impl DisabledWebhook {
             "\n   \
              curl -X PATCH \"$STELLAGE_URL/v1/webhooks/{id}\" \\\n     \
                -H \"Authorization: Bearer $STELLAGE_API_KEY\" \\\n     \
-               -H \"Content-Type: application/json\" -d '{{\"active\": true}}'\n\
+               -H \"Content-Type: application/json\" \\\n     \
+               -d '{{\"active\": true}}'\n\
              \n   \
              kubectl patch webhook {} --namespace {} --type merge \\\n     \
                --patch '{{\"spec\": {{\"enableRequestedAt\": \"'$(date -u +%FT%TZ)'\"}}}}'\n",
@@ -139,7 +140,8 @@ impl DisabledWebhook {
              \n   \
              curl -X POST \"$STELLAGE_URL/v1/webhooks/{id}/recover\" \\\n     \
                -H \"Authorization: Bearer $STELLAGE_API_KEY\" \\\n     \
-               -H \"Content-Type: application/json\" -d '{{\"since\": \"{}\"}}'",
+               -H \"Content-Type: application/json\" \\\n     \
+               -d '{{\"since\": \"{}\"}}'",
             since.strftime("%FT%TZ"),
         );
         text
@@ -224,6 +226,14 @@ mod tests {
         }
     }
 
+    /// Lines that a wrap could have made shorter.
+    fn overlong(body: &str) -> Vec<&str> {
+        let lines = body.lines();
+        lines
+            .filter(|line| line.len() > WIDTH && line.trim().trim_end_matches(" \\").contains(' '))
+            .collect()
+    }
+
     #[test]
     fn the_mail_names_webhook_event_and_error_and_says_what_to_do() {
         let mail = example().notification();
@@ -252,7 +262,7 @@ mod tests {
         ] {
             assert!(mail.body.contains(expected), "{expected:?} in\n{}", mail.body);
         }
-        assert!(mail.body.lines().all(|line| line.len() <= WIDTH), "{}", mail.body);
+        assert_eq!(overlong(&mail.body), [""; 0]);
     }
 
     #[test]
@@ -308,7 +318,8 @@ mod tests {
         );
         assert!(
             mail.body
-                .contains("410 Gone, which asks for no more\ndeliveries."),
+                .replace("\n", " ")
+                .contains("410 Gone, which asks for no more deliveries."),
             "{}",
             mail.body
         );
@@ -393,6 +404,6 @@ mod tests {
         .notification()
         .body;
         assert!(body.contains("..."), "{body}");
-        assert!(body.lines().all(|line| line.len() <= WIDTH), "{body}");
+        assert_eq!(overlong(&body), [""; 0]);
     }
 }

@@ -128,9 +128,147 @@ impl Target {
             "smtp" | "smtps" => Server::read(&parsed, authorities)
                 .map(Self::Server)
                 .map_err(wrong),
-            scheme => Err(wrong(format!(
-                "must begin with smtp://, smtps:// or file:///, not with {scheme}:"
-            ))),
+            _ => Err(wrong("must begin with smtp://, smtps:// or file:///".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(url: &str) -> MailSettings {
+        MailSettings {
+            smtp_url: Some(url.parse().unwrap_or_else(|never| match never {})),
+            mail_from: "Stellage <stellage@localhost>".parse().unwrap(),
+            smtp_ca: None,
+            mail_timeout_seconds: 30,
+        }
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_at_start_with_flag_and_fix_and_without_the_password() {
+        for (url, expected) in [
+            ("", "is not a URL"),
+            ("mail.example.com", "is not a URL"),
+            ("mail.example.com:25", "must begin with smtp://"),
+            ("https://u:s3cret@mail.example.com", "must begin with smtp://"),
+            ("smtp://", "has no host; write smtps://HOST"),
+            ("smtps://u:s3cret@", "is not a URL"),
+            ("smtps://u:s3cret@mail.example.com:99999", "is not a URL"),
+            ("smtp://u:s3#cret@mail.example.com", "is not a URL"),
+            (
+                "smtp://mail.example.com?tls=requierd",
+                "has an unknown ?tls=; write ?tls=required",
+            ),
+            (
+                "smtp://mail.example.com?TLS=required",
+                "may have one parameter, ?tls=required",
+            ),
+            (
+                "smtp://mail.example.com?tls=required&tls=required",
+                "may have one parameter",
+            ),
+            ("smtps://mail.example.com?tls=required", "leave ?tls= out"),
+            ("smtps://u@mail.example.com", "write smtps://USER:PASSWORD@HOST"),
+            (
+                "smtps://:s3cret@mail.example.com",
+                "write smtps://USER:PASSWORD@HOST",
+            ),
+            ("smtps://u:s3cret%ff@mail.example.com", "is not UTF-8"),
+            (
+                "smtp://u:s3cret@mail.example.com",
+                "would send the password unencrypted; write smtps://",
+            ),
+            (
+                "smtp://u:s3cret@mail.example.com?tls=opportunistic",
+                "would send the password unencrypted",
+            ),
+            ("smtp://mail.example.com/a%20b", "has a path that is no host name"),
+            (
+                "file://mail",
+                "must name a folder by its whole path, after three slashes",
+            ),
+            (
+                "file:///dev/null/mail",
+                "names /dev/null/mail, which cannot be made or written to",
+            ),
+        ] {
+            let error = Mailer::new(&settings(url)).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.starts_with("--smtp-url ") && text.contains(expected),
+                "{url}: {text}"
+            );
+            assert!(
+                !text.contains("cret") && !format!("{error:?}").contains("cret"),
+                "{url}: {text}"
+            );
+            assert!(error.is_permanent());
+        }
+    }
+
+    #[test]
+    fn each_form_of_url_is_understood_and_shown_without_the_password() {
+        for (url, shown, tls) in [
+            ("smtp://mail.example.com", "mail.example.com:25", "None"),
+            ("smtp://mail.example.com:2525", "mail.example.com:2525", "None"),
+            (
+                "smtp://mail.example.com/me.example.com?tls=required",
+                "mail.example.com:587",
+                "Required",
+            ),
+            (
+                "smtp://u:s3cret@mail.example.com?tls=required",
+                "mail.example.com:587",
+                "Required",
+            ),
+            (
+                "smtp://mail.example.com?tls=opportunistic",
+                "mail.example.com:587",
+                "Opportunistic",
+            ),
+            (
+                "smtps://u:s3cret@mail.example.com",
+                "mail.example.com:465",
+                "Wrapper",
+            ),
+            ("smtp://u:s3cret@127.0.0.1:2525", "127.0.0.1:2525", "None"),
+            ("smtp://u:s3cret@[::1]:2525", "[::1]:2525", "None"),
+        ] {
+            let mailer = Mailer::new(&settings(url)).unwrap();
+            assert!(mailer.is_configured());
+            assert_eq!(mailer.to_string(), shown);
+            let debug = format!("{mailer:?}");
+            assert!(debug.contains(&format!("Server({shown}, TLS: {tls})")), "{debug}");
+            assert!(!debug.contains("s3cret"), "{debug}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_authorities_without_any_is_refused_at_start_whatever_the_url() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        for (content, expected) in [
+            (None, "cannot be read"),
+            (Some(""), "has no certificate; it must be PEM"),
+            (
+                Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+                "has a broken certificate",
+            ),
+        ] {
+            if let Some(content) = content {
+                std::fs::write(&path, content).unwrap();
+            }
+            let settings = MailSettings {
+                smtp_ca: Some(path.clone()),
+                ..settings("smtp://mail.example.com")
+            };
+            let error = Mailer::new(&settings).unwrap_err().to_string();
+            assert!(
+                error.starts_with("--smtp-ca names ") && error.contains(expected),
+                "{error}"
+            );
         }
     }
 }

@@ -4,7 +4,6 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use lettre::message::Mailbox;
-use url::Url;
 
 /// How notification e-mails are sent. Without `--smtp-url` none is.
 #[derive(Args, Clone, Debug)]
@@ -56,25 +55,10 @@ impl FromStr for SmtpUrl {
     }
 }
 
-/// The URL with `***` in the place of the password.
-impl fmt::Display for SmtpUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Url::parse(&self.0) {
-            Ok(mut url) if matches!(url.scheme(), "smtp" | "smtps" | "file") => {
-                if url.password().is_some() && url.set_password(Some("***")).is_err() {
-                    return f.write_str("***");
-                }
-                url.fmt(f)
-            }
-            // Whatever it is, it may hold a password.
-            _ => f.write_str("***"),
-        }
-    }
-}
-
+/// A misplaced character makes a part of the password look like a host or a path, so nothing of it is shown.
 impl fmt::Debug for SmtpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SmtpUrl({self})")
+        f.write_str("SmtpUrl(***)")
     }
 }
 
@@ -111,16 +95,23 @@ mod tests {
             "mailto:s3cret",
             "s3cret",
             "smtps:ada:s3cret@mail.example.com",
+            "smtps://ada:1#s3cret@mail.example.com",
+            "smtps://ada:1/s3cret@mail.example.com",
             "https://ada:s3cret@mail.example.com",
         ] {
             let settings = parse(&["--smtp-url", url]).unwrap();
-            let shown = settings.smtp_url.as_ref().unwrap().to_string();
-            assert!(!shown.contains("s3cret"), "{shown}");
             let debug = format!("{settings:?}");
             assert!(!debug.contains("s3cret"), "{debug}");
         }
-        let url: SmtpUrl = "smtps://ada:s3cret@mail.example.com".parse().unwrap();
-        assert_eq!(url.to_string(), "smtps://ada:***@mail.example.com");
+        let error = parse(&["--smtp-url"]).unwrap_err().to_string();
+        assert!(error.contains("--smtp-url <URL>"), "{error}");
+        let help = Command::try_parse_from(["test", "--help"])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            help.contains("[env: STELLAGE_SMTP_URL]"),
+            "its value is not shown: {help}"
+        );
     }
 
     #[test]
