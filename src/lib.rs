@@ -10,6 +10,7 @@ pub mod delivery;
 pub mod events;
 pub mod facade;
 pub mod lifecycle;
+pub mod mail;
 pub mod providers;
 pub mod resources;
 pub mod runtime;

@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use kube::{Config, runtime::reflector::Store};
+use kube::{
+    Config,
+    runtime::{reflector::Store, watcher},
+};
 use thiserror::Error;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -12,10 +15,13 @@ use crate::{
     controllers::{
         account::{self, AccountController, AccountDirectory},
         instance::{InstanceController, InstanceQueue},
+        webhook::{self, WebhookController},
     },
+    delivery::{ClientError, ReceiverClient},
     facade::{self, Facade},
+    mail::{MailError, Mailer},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
-    resources::{Account, ApiKey, Instance},
+    resources::{Account, ApiKey, Delivery, Instance, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         Clock, Health, Metrics, SystemClock, client,
         events::Events,
@@ -52,6 +58,12 @@ pub enum ServeError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The settings of deliveries cannot be used.
+    #[error(transparent)]
+    Receivers(#[from] ClientError),
+    /// The settings of mails cannot be used.
+    #[error(transparent)]
+    Mail(#[from] MailError),
     /// The ready file could not be written.
     #[error("cannot write --ready-file: {0}")]
     ReadyFile(std::io::Error),
@@ -99,6 +111,7 @@ pub async fn serve(
 
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
@@ -131,24 +144,40 @@ pub async fn serve(
             }),
         ));
     }
-    let controllers = controller.map(|settings| Controllers::new(settings, &common, &watches, clock));
+    let controllers = controller
+        .map(|settings| Controllers::new(settings, &common, &watches, clock))
+        .transpose()?;
+    let mut deliveries = None;
     if let Some(controllers) = &controllers {
+        let heard = controllers.webhooks.listeners();
+        on_webhooks.push(heard.webhooks);
+        on_instances.push(heard.instances);
+        let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
+        deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![heard.deliveries]));
         on_accounts.push(controllers.accounts.account_listener());
         on_instances.push(controllers.accounts.instance_listener());
         on_instances.push(Box::new(controllers.queue.clone()));
     }
     let instances = watches.spawn(on_instances);
+    let webhooks = watches.spawn(on_webhooks);
     if let Some(controllers) = &controllers {
         let (queue, instances) = (controllers.queue.clone(), instances.clone());
+        let owner_changed = controllers.webhooks.owner_changed();
         on_accounts.push(controllers.directory.listener(move |namespace| {
+            owner_changed(namespace);
             queue.again(instances.state_filter(|i| i.metadata.namespace.as_deref() == Some(namespace)));
         }));
     }
     let accounts = watches.spawn(on_accounts);
-    if let Some(controllers) = controllers {
+    if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
+        let stores = webhook::Stores {
+            webhooks,
+            deliveries,
+            instances,
+        };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(accounts, instances, shutdown.clone())),
+            tokio::spawn(controllers.lead(accounts, stores, shutdown.clone())),
         ));
     }
     tasks.push((
@@ -195,6 +224,7 @@ struct Controllers {
     accounts: AccountController,
     directory: AccountDirectory,
     queue: InstanceQueue,
+    webhooks: WebhookController,
     watches: Watches,
     clock: Arc<dyn Clock>,
 }
@@ -205,9 +235,25 @@ impl Controllers {
         common: &CommonSettings,
         watches: &Watches,
         clock: Arc<dyn Clock>,
-    ) -> Self {
+    ) -> Result<Self, ServeError> {
         let identity = lease::identity(settings.identity.as_deref());
-        Self {
+        let (directory, queue) = (AccountDirectory::default(), InstanceQueue::default());
+        let rules = common.receivers.rules();
+        let webhooks = WebhookController::new(
+            webhook::Deps {
+                client: watches.client.clone(),
+                receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
+                rules,
+                mailer: Mailer::new(&settings.mail)?,
+                directory: directory.clone(),
+                settings: settings.delivery.clone(),
+                write_concurrency: settings.write_concurrency,
+                metrics: watches.metrics.clone(),
+                clock: clock.clone(),
+            },
+            queue.clone(),
+        );
+        Ok(Self {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
                 namespace: settings.namespace.clone(),
@@ -219,20 +265,22 @@ impl Controllers {
             settings,
             common: common.clone(),
             identity,
-            directory: AccountDirectory::default(),
-            queue: InstanceQueue::default(),
+            directory,
+            queue,
+            webhooks,
             watches: watches.clone(),
             clock,
-        }
+        })
     }
 
     /// Waits for the Lease, and writes as long as it is held.
     async fn lead(
         self,
         accounts: Store<Account>,
-        instances: Store<Instance>,
+        stores: webhook::Stores,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
+        let instances = stores.instances.clone();
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.settings.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone());
@@ -242,6 +290,8 @@ impl Controllers {
                 .wait_until_ready()
                 .await
                 .and(instances.wait_until_ready().await)
+                .and(stores.webhooks.wait_until_ready().await)
+                .and(stores.deliveries.wait_until_ready().await)
         };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -263,24 +313,28 @@ impl Controllers {
             client: client.clone(),
             provider: Arc::new(simulator),
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
-            outbox: crate::controllers::webhook::Outbox,
+            outbox: self.webhooks.outbox(),
             catalogue: self.common.catalogue(),
             timings,
             clock: self.clock,
             metrics,
-            events: Events::new(client, "instance-controller", &self.identity),
+            events: Events::new(client.clone(), "instance-controller", &self.identity),
             concurrency: self.settings.concurrency,
             write_concurrency: self.settings.write_concurrency,
             provider_timeout: Duration::from_secs(self.settings.provider_timeout_seconds),
         };
         drop(known);
+        let grace = Duration::from_secs(self.common.shutdown_grace_seconds);
+        let told = Events::new(client, "webhook-controller", &self.identity);
+        // Before any instance is looked at: what it records is taken on its way from the first event on.
+        self.webhooks.open(&stores);
         let work = async {
             tokio::join!(
+                self.webhooks.run(told, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
             )
         };
-        let grace = Duration::from_secs(self.common.shutdown_grace_seconds);
         let overdue = async {
             shutdown.cancelled().await;
             tokio::time::sleep(grace).await;

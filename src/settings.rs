@@ -5,7 +5,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Args;
 use ipnet::{Ipv4Net, Ipv6Net};
 
-use crate::{catalogue::Catalogue, lifecycle::Timings, providers::simulator::Pools, resources::validation};
+use crate::{
+    catalogue::Catalogue, controllers::webhook::DeliverySettings, delivery::ReceiverSettings,
+    lifecycle::Timings, mail::MailSettings, providers::simulator::Pools, resources::validation,
+};
 
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
@@ -25,6 +28,10 @@ pub struct CommonSettings {
     /// Image on offer, may be given more than once or as a comma-separated list
     #[arg(long = "image", env = "STELLAGE_IMAGES", value_delimiter = ',', default_values_t = Catalogue::default().images, value_parser = image)]
     pub images: Vec<String>,
+
+    /// Whom webhooks may call
+    #[command(flatten)]
+    pub receivers: ReceiverSettings,
 
     /// File to write once all is serving: JSON with `url` (of the facade, if it runs) and `metrics_url`
     #[arg(long, env = "STELLAGE_READY_FILE")]
@@ -97,6 +104,14 @@ pub struct ControllerSettings {
     /// Seconds that a provider call may take
     #[arg(long, env = "STELLAGE_PROVIDER_TIMEOUT_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub provider_timeout_seconds: u64,
+
+    /// How deliveries are made and kept
+    #[command(flatten)]
+    pub delivery: DeliverySettings,
+
+    /// How account holders are told
+    #[command(flatten)]
+    pub mail: MailSettings,
 }
 
 fn ipv6_range(text: &str) -> Result<Ipv6Net, String> {

@@ -16,6 +16,7 @@ mod facade;
 mod instances;
 mod kinds;
 mod leader;
+mod mail;
 mod resilience;
 mod support;
 mod writes;

@@ -258,7 +258,11 @@ fn of_http(error: &HttpError) -> AttemptError {
         };
     }
     if let Some(http2) = http2 {
-        return if http2.is_remote() { AttemptError::Reset } else { AttemptError::Protocol };
+        return if http2.is_remote() {
+            AttemptError::Reset
+        } else {
+            AttemptError::Protocol
+        };
     }
     match find::<hyper::Error>(error) {
         Some(error) if error.is_parse() || error.is_parse_too_large() => AttemptError::Protocol,
@@ -286,7 +290,9 @@ fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
         }
     }
     if roots.is_empty() {
-        return Err(ClientError::NoRoots(system.errors.first().map(ToString::to_string)));
+        return Err(ClientError::NoRoots(
+            system.errors.first().map(ToString::to_string),
+        ));
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?

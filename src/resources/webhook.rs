@@ -165,6 +165,17 @@ pub struct Disabled {
     pub delivery: String,
     /// Its event.
     pub event_id: String,
+    /// The event's type.
+    pub event_type: EventType,
+    /// How often it was attempted.
+    #[schemars(extend("format" = "int32"))]
+    pub attempts: i32,
+    /// Status code of the last answer, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub last_status_code: Option<i32>,
+    /// Why the last attempt failed.
+    pub error: String,
     /// The generation of the spec that was disabled: any other is enabled.
     #[schemars(extend("format" = "int64"))]
     pub generation: i64,

@@ -60,6 +60,8 @@ impl Sender {
     }
 
     async fn post(&self, url: &str) -> AttemptOutcome {
-        self.client.post(url, HeaderMap::new(), Bytes::from_static(b"{\"event\":1}")).await
+        self.client
+            .post(url, HeaderMap::new(), Bytes::from_static(b"{\"event\":1}"))
+            .await
     }
 }

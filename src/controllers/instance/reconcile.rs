@@ -154,8 +154,9 @@ impl<P: Provider> Reconciler<P> {
             }
             let unchanged = instance.status.as_ref() == Some(&decision.status);
             if !unchanged {
+                let known = instance.status.as_ref().map_or(0, |status| status.event_sequence);
                 instance = self.write_status(&instance, &decision.status).await?;
-                self.controller.outbox.recorded(&instance);
+                self.controller.outbox.recorded(&instance, known);
                 for note in &decision.notes {
                     let action = decision
                         .status

@@ -91,8 +91,14 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
     tasks.close();
     hub.state.lock().dispatcher.stop();
     // Outcomes that are not written down by the end are owed still: their events go out again, with the same ids.
-    if tokio::time::timeout(grace, drain(&hub, &tasks, &writes, waiting)).await.is_err() {
-        tracing::warn!(?grace, "deliveries are still under way; the next leader repeats them");
+    if tokio::time::timeout(grace, drain(&hub, &tasks, &writes, waiting))
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            ?grace,
+            "deliveries are still under way; the next leader repeats them"
+        );
     }
 }
 

@@ -82,10 +82,20 @@ pub(super) fn status(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (Some(disabled), _) => set(HEALTHY, false, "Disabled", disabled.message.clone()),
         (None, true) => {
             let message = status.last_failure.clone().unwrap_or_default();
-            set(HEALTHY, false, "Failing", format!("the last attempt failed: {message}"));
+            set(
+                HEALTHY,
+                false,
+                "Failing",
+                format!("the last attempt failed: {message}"),
+            );
         }
         (None, false) if status.last_success_at.is_some() => {
-            set(HEALTHY, true, "Succeeding", "the last attempt succeeded".to_owned());
+            set(
+                HEALTHY,
+                true,
+                "Succeeding",
+                "the last attempt succeeded".to_owned(),
+            );
         }
         (None, false) => set(HEALTHY, true, "NotTried", "nothing was sent yet".to_owned()),
     }
@@ -124,6 +134,10 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
             ),
             delivery: disablement.delivery.clone(),
             event_id: disablement.event_id.to_string(),
+            event_type: disablement.event_type,
+            attempts: disablement.attempts,
+            last_status_code: disablement.last_status_code,
+            error: disablement.error.clone(),
             generation,
             notified_at: None,
             notification_error: None,
@@ -148,8 +162,13 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
 pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
     let told = |status: &WebhookStatus| {
         let conditions = [READY, SECRET_READY].map(|type_| {
-            conditions::find(&status.conditions, type_)
-                .map(|condition| (condition.status.clone(), condition.reason.clone(), condition.message.clone()))
+            conditions::find(&status.conditions, type_).map(|condition| {
+                (
+                    condition.status.clone(),
+                    condition.reason.clone(),
+                    condition.message.clone(),
+                )
+            })
         });
         (
             status.id.clone(),

@@ -52,7 +52,8 @@ impl Outbox {
             return;
         }
         // What an earlier process left and the watch has not shown yet may have been sent.
-        let is_left_over = |entry: &OutboxEntry| entry.sequence <= known && !state.dispatcher.knows(&entry.id);
+        let is_left_over =
+            |entry: &OutboxEntry| entry.sequence <= known && !state.dispatcher.knows(&entry.id);
         let origin = if entries.iter().any(is_left_over) {
             Origin::Found
         } else {
@@ -208,9 +209,17 @@ impl Hub {
         self.look_again(state, &lane, now);
     }
 
+    /// A webhook as a list shows it.
+    pub(super) fn webhook_listed(&self, state: &mut State, mut webhook: Webhook, now: Now) {
+        webhook.metadata.managed_fields = None;
+        self.webhook_seen(state, Arc::new(webhook), now);
+    }
+
     /// Tells the dispatcher what holds of a webhook: something that this depends on has changed.
     pub(super) fn look_again(&self, state: &mut State, lane: &LaneKey, now: Now) {
-        let Some(known) = state.webhooks.get(lane) else { return };
+        let Some(known) = state.webhooks.get(lane) else {
+            return;
+        };
         let facts = self.facts(&known.webhook, lane);
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(lane.clone());
@@ -259,7 +268,7 @@ impl Hub {
         })
     }
 
-    fn webhook_gone(&self, state: &mut State, lane: &LaneKey) {
+    pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey) {
         state.webhooks.remove(lane);
         state.dirty.remove(lane);
         state.dispatcher.webhook_gone(lane);
@@ -271,7 +280,12 @@ impl Hub {
         let now = self.now();
         let mut state = self.state.lock();
         let of_it = |known: &&Known| known.webhook.metadata.namespace.as_deref() == Some(namespace);
-        let lanes: Vec<LaneKey> = state.webhooks.values().filter(of_it).map(|k| lane_of(&k.webhook)).collect();
+        let lanes: Vec<LaneKey> = state
+            .webhooks
+            .values()
+            .filter(of_it)
+            .map(|k| lane_of(&k.webhook))
+            .collect();
         for lane in lanes {
             self.look_again(&mut state, &lane, now);
         }
@@ -402,7 +416,9 @@ pub(super) fn instance_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Instance>> {
             let uid = instance.metadata.uid.as_deref().unwrap_or_default();
             state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
             if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
-                state.unclaimed.push_back((now.mono, ObjectRef::from_obj(&**instance)));
+                state
+                    .unclaimed
+                    .push_back((now.mono, ObjectRef::from_obj(&**instance)));
             }
         };
         match change {

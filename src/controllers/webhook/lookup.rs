@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::StreamExt as _;
+use futures::future::try_join_all;
 use kube::{Api, Client, api::ListParams};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -71,13 +71,10 @@ async fn list(client: &Client, namespaces: &[&str]) -> Result<Vec<Webhook>, Call
     if namespaces.len() > MAX_NAMESPACES {
         return pages(Api::all(client.clone())).await;
     }
-    let lists = namespaces.iter().map(|namespace| pages(Api::namespaced(client.clone(), namespace)));
-    let lists: Vec<_> = futures::stream::iter(lists).buffer_unordered(MAX_NAMESPACES).collect().await;
-    let mut all = Vec::new();
-    for list in lists {
-        all.append(&mut list?);
-    }
-    Ok(all)
+    let lists = namespaces
+        .iter()
+        .map(|namespace| pages(Api::namespaced(client.clone(), namespace)));
+    Ok(try_join_all(lists).await?.concat())
 }
 
 /// Objects that do not parse are left out: nothing is ever sent to them.

@@ -27,8 +27,8 @@ use clap::Args;
 use kube::{Client, runtime::reflector::Store};
 use tokio_util::sync::CancellationToken;
 
-pub use hub::Outbox;
 use hub::Hub;
+pub use hub::Outbox;
 
 use super::{account::AccountDirectory, instance::InstanceQueue};
 use crate::{
@@ -160,10 +160,14 @@ impl WebhookController {
         move |namespace| hub.owner_changed(namespace)
     }
 
+    /// Takes over what is there; from now on this replica leads.
+    pub fn open(&self, stores: &Stores) {
+        self.hub.open(stores);
+    }
+
     /// Delivers until shutdown; what is under way then gets `grace`.
-    pub async fn run(self, stores: Stores, events: Events, shutdown: CancellationToken, grace: Duration) {
+    pub async fn run(self, events: Events, shutdown: CancellationToken, grace: Duration) {
         let hub = self.hub;
-        hub.open(&stores);
         tokio::join!(
             driver::run(hub.clone(), shutdown.clone(), grace),
             lookup::run(hub.clone(), shutdown.clone()),

@@ -103,7 +103,11 @@ impl Secrets {
 }
 
 /// The keys to sign with now.
-pub(super) async fn keys(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) -> Result<Arc<SigningKeys>, NoKeys> {
+pub(super) async fn keys(
+    hub: &Arc<Hub>,
+    lane: &LaneKey,
+    webhook: &Webhook,
+) -> Result<Arc<SigningKeys>, NoKeys> {
     let now = hub.now();
     let known = hub.secrets.get(lane);
     let age = known.as_ref().map(|known| now.mono.duration_since(known.read_at));
@@ -175,7 +179,9 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
     };
     let usable = |bytes: &[u8]| {
         let text = std::str::from_utf8(bytes).ok()?;
-        (1..=MAX_SECRET_CHARACTERS).contains(&text.chars().count()).then(|| text.to_owned())
+        (1..=MAX_SECRET_CHARACTERS)
+            .contains(&text.chars().count())
+            .then(|| text.to_owned())
     };
     let Some(current) = usable(current) else {
         return Err(Problem::Unusable(format!(
@@ -200,7 +206,11 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
         let due: Vec<(LaneKey, Arc<Webhook>)> = {
             let state = hub.state.lock();
             let all = state.webhooks.iter();
-            let is_due = |lane: &LaneKey| hub.secrets.get(lane).is_none_or(|known| known.read_at.elapsed() >= FRESH);
+            let is_due = |lane: &LaneKey| {
+                hub.secrets
+                    .get(lane)
+                    .is_none_or(|known| known.read_at.elapsed() >= FRESH)
+            };
             let owned = |webhook: &Webhook| {
                 let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
                 hub.deps.directory.account_of(namespace).is_some()
@@ -270,12 +280,19 @@ mod tests {
         let signatures = |at: &str| {
             let keys = usable.at(at.parse().unwrap());
             let now = Timestamp::UNIX_EPOCH;
-            let headers = crate::delivery::signature::headers(&keys, "evt_1", "instance.created", now, now, b"{}");
+            let headers =
+                crate::delivery::signature::headers(&keys, "evt_1", "instance.created", now, now, b"{}");
             headers["webhook-signature"].to_str().unwrap().split(' ').count()
         };
         assert_eq!(signatures("2026-11-21T09:59:59Z"), 2);
         assert_eq!(signatures("2026-11-21T10:00:00Z"), 1);
         let endless = secret(&[("secret", "new"), ("previous-secret", "old")]);
-        assert!(parse(Some(&endless), "hook", "secret").ok().unwrap().alone.is_none());
+        assert!(
+            parse(Some(&endless), "hook", "secret")
+                .ok()
+                .unwrap()
+                .alone
+                .is_none()
+        );
     }
 }

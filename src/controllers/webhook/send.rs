@@ -40,7 +40,9 @@ pub(super) async fn attempt(hub: &Arc<Hub>, lane: &LaneKey, event: &Event) -> Re
         &event.body,
     );
     let receivers = &hub.deps.receivers;
-    let outcome = receivers.post(&webhook.spec.url, headers, event.body.clone()).await;
+    let outcome = receivers
+        .post(&webhook.spec.url, headers, event.body.clone())
+        .await;
     let metrics = &hub.deps.metrics;
     let labels = OutcomeLabels {
         outcome: outcome.label(),

@@ -34,6 +34,7 @@ use self::{
     turns::Turns,
 };
 use super::schedule::RetrySchedule;
+use crate::events::EventType;
 use crate::resources::{
     Attempt, Delivery, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT,
 };
@@ -138,6 +139,10 @@ pub struct Disablement {
     pub delivery: String,
     /// Its event.
     pub event_id: Arc<str>,
+    /// The event's type.
+    pub event_type: EventType,
+    /// Status code of the last answer, if there was one.
+    pub last_status_code: Option<i32>,
     /// Attempts of it.
     pub attempts: i32,
     /// Why the last one failed.
@@ -610,7 +615,7 @@ impl Dispatcher {
         }
         status.phase = DeliveryPhase::Exhausted;
         job.state = State::Over;
-        let attempts = status.attempt_count;
+        let (attempts, last_status_code) = (status.attempt_count, status.last_status_code);
         job.desired = Some(Box::new(status));
         let generation = lane.facts.as_ref().map(|facts| facts.generation);
         if !job.test
@@ -619,7 +624,7 @@ impl Dispatcher {
         {
             job.awaits_disablement = true;
             lane.disabling = Some(generation);
-            let lane_key = job.lane.clone();
+            let (lane_key, event) = (job.lane.clone(), job.event());
             let disablement = Disablement {
                 lane: lane_key.clone(),
                 generation,
@@ -630,7 +635,9 @@ impl Dispatcher {
                     DisableReason::RetriesExhausted
                 },
                 delivery: key.split_once('/').map_or("", |(_, name)| name).to_owned(),
-                event_id: job.event().id.clone(),
+                event_id: event.id.clone(),
+                event_type: event.event_type,
+                last_status_code,
                 attempts,
                 error,
             };

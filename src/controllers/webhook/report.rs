@@ -1,0 +1,372 @@
+//! Writes the status of Webhooks, and has account holders told when one is disabled.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kube::{
+    Api,
+    api::{ObjectMeta, PostParams},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    health::{self, Facts},
+    hub::{Hub, Known, Notification, State, lane_of},
+    secrets::Problem,
+    store::FIELD_MANAGER,
+};
+use crate::{
+    delivery::dispatch::{Disablement, LaneKey},
+    mail::{DisabledWebhook, MailError, Reason},
+    resources::{DisableReason, Disabled, Webhook, WebhookStatus, ids},
+    runtime::{
+        client::{CallError, bounded},
+        events::Events,
+        metrics::OutcomeLabels,
+    },
+};
+
+/// Numbers are written at most this often for each webhook (decisions, section 5).
+const NUMBERS_EVERY: Duration = Duration::from_secs(10);
+/// How often it is looked for numbers to be written.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Changes of so long are written together.
+const GATHER: Duration = Duration::from_millis(20);
+/// First pause after a mail failed; it doubles from there.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// Runs until shutdown.
+pub(super) async fn run(hub: Arc<Hub>, events: Events, shutdown: CancellationToken) {
+    loop {
+        let due = due(&hub);
+        for (webhook, status) in due {
+            write(&hub, &events, &webhook, status).await;
+        }
+        count(&hub);
+        for (lane, disabled) in to_notify(&hub) {
+            let (hub, shutdown) = (hub.clone(), shutdown.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = shutdown.cancelled() => {}
+                    () = notify(hub, lane, disabled) => {}
+                }
+            });
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            () = hub.urgent.notified() => tokio::time::sleep(GATHER).await,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+    // What was decided while stopping is written too.
+    for (webhook, status) in due(&hub) {
+        write(&hub, &events, &webhook, status).await;
+    }
+}
+
+/// Statuses that are to be written now.
+fn due(hub: &Hub) -> Vec<(Arc<Webhook>, WebhookStatus)> {
+    let now = hub.now();
+    let mut state = hub.state.lock();
+    let dirty: Vec<LaneKey> = state.dirty.iter().cloned().collect();
+    let mut due = Vec::new();
+    for lane in dirty {
+        let Some(known) = state.webhooks.get(&lane) else {
+            state.dirty.remove(&lane);
+            continue;
+        };
+        let status = status_of(hub, &state, &lane, known, now.wall);
+        let before = known.webhook.status.clone().unwrap_or_default();
+        if status == before {
+            state.dirty.remove(&lane);
+            release(&mut state, &lane);
+            continue;
+        }
+        let rested = known.written.is_none_or(|at| at.elapsed() >= NUMBERS_EVERY);
+        if rested || health::is_urgent(&before, &status) {
+            due.push((known.webhook.clone(), status));
+        }
+    }
+    due
+}
+
+/// A disablement that is written, or that the spec has overtaken, is over.
+fn release(state: &mut State, lane: &LaneKey) {
+    let Some(known) = state.webhooks.get_mut(lane) else {
+        return;
+    };
+    let generation = known.webhook.metadata.generation;
+    let is_over = |disablement: &Disablement| {
+        known.webhook.disabled().is_some() || generation != Some(disablement.generation)
+    };
+    if known.disablement.as_ref().is_some_and(is_over) {
+        known.disablement = None;
+        state.dispatcher.disablement_written(lane);
+    }
+}
+
+fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff::Timestamp) -> WebhookStatus {
+    let (tally, pending, held) = state.dispatcher.tally(lane).unwrap_or_default();
+    let secret_problem = hub.secrets.problem(lane).map(|problem| match problem {
+        Problem::Missing(message) => ("SecretMissing", message),
+        Problem::Unusable(message) => ("SecretUnusable", message),
+    });
+    let facts = Facts {
+        base: &known.base,
+        tally: &tally,
+        pending,
+        held,
+        obstacle: hub.obstacle(&known.webhook, lane),
+        secret_problem,
+        overlap: hub.secrets.overlap(lane),
+        disablement: known.disablement.as_ref(),
+        notification: known.notification.as_ref(),
+    };
+    health::status(&known.webhook, &facts, now)
+}
+
+async fn write(hub: &Hub, events: &Events, webhook: &Webhook, status: WebhookStatus) {
+    let ObjectMeta {
+        name,
+        namespace,
+        uid,
+        resource_version,
+        ..
+    } = webhook.metadata.clone();
+    let object = Webhook {
+        metadata: ObjectMeta {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            ..ObjectMeta::default()
+        },
+        spec: webhook.spec.clone(),
+        status: Some(status),
+    };
+    let params = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let api: Api<Webhook> = Api::namespaced(
+        hub.deps.client.clone(),
+        webhook.metadata.namespace.as_deref().unwrap_or_default(),
+    );
+    let lane = lane_of(webhook);
+    let written = bounded(api.replace_status(
+        webhook.metadata.name.as_deref().unwrap_or_default(),
+        &params,
+        &object,
+    ))
+    .await;
+    match written {
+        Ok(mut written) => {
+            written.metadata.managed_fields = None;
+            tell(events, webhook, &written);
+            let now = hub.now();
+            let mut state = hub.state.lock();
+            hub.webhook_seen(&mut state, Arc::new(written), now);
+            if let Some(known) = state.webhooks.get_mut(&lane) {
+                known.written = Some(Instant::now());
+            }
+            release(&mut state, &lane);
+            drop(state);
+            hub.wake.notify_one();
+        }
+        // The watch brings the version that is there now, or that there is none.
+        Err(error) if error.is_conflict() || error.is_not_found() => look_up(hub, &api, &lane, webhook).await,
+        Err(error) => {
+            tracing::warn!(webhook = %lane, %error, "the status cannot be written; it will be tried again")
+        }
+    }
+}
+
+/// The watch may be far behind: what is there is asked for.
+async fn look_up(hub: &Hub, api: &Api<Webhook>, lane: &LaneKey, webhook: &Webhook) {
+    let found: Result<Option<Webhook>, CallError> =
+        bounded(api.get_opt(webhook.metadata.name.as_deref().unwrap_or_default())).await;
+    let now = hub.now();
+    match found {
+        Ok(Some(mut found)) => {
+            found.metadata.managed_fields = None;
+            hub.webhook_seen(&mut hub.state.lock(), Arc::new(found), now);
+        }
+        Ok(None) => hub.webhook_gone(&mut hub.state.lock(), lane),
+        Err(error) => tracing::debug!(webhook = %lane, %error, "a webhook cannot be looked up"),
+    }
+}
+
+/// Events for `kubectl describe`: what has changed with this write.
+fn tell(events: &Events, before: &Webhook, after: &Webhook) {
+    let disabled = |webhook: &Webhook| webhook.status.as_ref().and_then(|status| status.disabled.clone());
+    match (disabled(before), disabled(after)) {
+        (None, Some(disabled)) => {
+            events.publish(after, true, "Disabled", "Deliver", &disabled.message);
+        }
+        (Some(_), None) => {
+            events.publish(
+                after,
+                false,
+                "Enabled",
+                "Deliver",
+                "the webhook is enabled again; held events go out",
+            );
+        }
+        (Some(before), Some(disabled)) if before.notified_at.is_none() && disabled.notified_at.is_some() => {
+            events.publish(
+                after,
+                false,
+                "Notified",
+                "Notify",
+                "the account holder was told by e-mail",
+            );
+        }
+        _ => {}
+    }
+}
+
+fn count(hub: &Hub) {
+    let state = hub.state.lock();
+    let (mut pending, mut held, mut disabled) = (0, 0, 0);
+    for (lane, known) in &state.webhooks {
+        disabled += i64::from(known.webhook.disabled().is_some());
+        if let Some((_, waiting, kept)) = state.dispatcher.tally(lane) {
+            pending += waiting;
+            held += kept;
+        }
+    }
+    drop(state);
+    let metrics = &hub.deps.metrics;
+    metrics.deliveries_pending.set(pending);
+    metrics.deliveries_held.set(held);
+    metrics.webhooks_disabled.set(disabled);
+}
+
+/// Disablements that nobody has been told of, and nobody is being told of.
+fn to_notify(hub: &Hub) -> Vec<(LaneKey, Disabled)> {
+    let mut state = hub.state.lock();
+    let mut due = Vec::new();
+    for (lane, known) in &mut state.webhooks {
+        let Some(disabled) = known.webhook.disabled() else {
+            continue;
+        };
+        let is_begun = known
+            .notification
+            .as_ref()
+            .is_some_and(|notification| notification.disabled_at == disabled.at);
+        if disabled.notified_at.is_none() && !is_begun {
+            due.push((lane.clone(), disabled.clone()));
+        }
+    }
+    for (lane, disabled) in &due {
+        if let Some(known) = state.webhooks.get_mut(lane) {
+            let error = disabled.notification_error.clone();
+            known.notification = Some(Notification {
+                disabled_at: disabled.at,
+                result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
+            });
+        }
+    }
+    due
+}
+
+/// Tells the account holder, however often that has to be tried. One disablement, one mail.
+async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let Some(mail) = mail(&hub, &lane, &disabled) else {
+            return;
+        };
+        let result = hub.deps.mailer.send(&mail.notification()).await;
+        let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
+        hub.deps
+            .metrics
+            .mails
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
+        let is_over = match &result {
+            Ok(()) => true,
+            // Only a restart with other settings can help.
+            Err(MailError::NotConfigured) => true,
+            Err(error) => {
+                tracing::warn!(webhook = %lane, %error, retry_in = ?pause, "the account holder could not be told");
+                false
+            }
+        };
+        let now = hub.now();
+        {
+            let mut state = hub.state.lock();
+            let Some(known) = state.webhooks.get_mut(&lane) else {
+                return;
+            };
+            known.notification = Some(Notification {
+                disabled_at: disabled.at,
+                result: result.map(|()| now.wall).map_err(|error| error.to_string()),
+            });
+            state.dirty.insert(lane.clone());
+        }
+        hub.urgent.notify_one();
+        if is_over {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// The mail, as long as the webhook is disabled since that time.
+fn mail(hub: &Hub, lane: &LaneKey, disabled: &Disabled) -> Option<DisabledWebhook> {
+    let webhook = hub.state.lock().webhooks.get(lane)?.webhook.clone();
+    let still = webhook
+        .status
+        .as_ref()
+        .and_then(|status| status.disabled.as_ref());
+    if still.is_none_or(|still| still.at != disabled.at) {
+        return None;
+    }
+    let namespace = webhook.metadata.namespace.clone().unwrap_or_default();
+    let account = hub.deps.directory.account_of(&namespace)?;
+    Some(DisabledWebhook {
+        account_email: account.spec.email.clone(),
+        account_name: account.metadata.name.clone().unwrap_or_default(),
+        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        webhook_id: webhook.id(),
+        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
+        namespace,
+        url: webhook.spec.url.clone(),
+        disabled_at: disabled.at,
+        reason: match disabled.reason {
+            DisableReason::RetriesExhausted => Reason::RetriesExhausted,
+            DisableReason::Gone => Reason::Gone,
+        },
+        delivery_id: ids::delivery_id(&disabled.delivery),
+        event_id: disabled.event_id.clone(),
+        event_type: disabled.event_type.as_str().to_owned(),
+        attempts: u32::try_from(disabled.attempts).unwrap_or_default(),
+        last_status: disabled
+            .last_status_code
+            .and_then(|code| u16::try_from(code).ok()),
+        last_error: Some(disabled.error.clone()),
+        held: true,
+    })
+}
+
+impl Hub {
+    /// Has a webhook disabled in its status.
+    pub(super) fn disable(&self, disablement: Disablement) {
+        let mut state = self.state.lock();
+        let lane = disablement.lane.clone();
+        tracing::warn!(webhook = %lane, event = %disablement.event_id, error = disablement.error, "a webhook is disabled");
+        let Some(known) = state.webhooks.get_mut(&lane) else {
+            return;
+        };
+        known.disablement = Some(disablement);
+        state.dirty.insert(lane);
+        drop(state);
+        self.urgent.notify_one();
+    }
+}

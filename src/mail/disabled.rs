@@ -1,0 +1,409 @@
+//! What the account holder reads when a webhook was disabled (specification, sections 3 and 6.5).
+
+use std::fmt::Write as _;
+
+use jiff::{SignedDuration, Timestamp};
+use textwrap::{Options, WordSplitter};
+
+use super::message::{Notification, one_line};
+
+/// Longest line, but for what a wrap would break: URLs and commands (RFC 5322, section 2.1.1).
+const WIDTH: usize = 78;
+/// Longest error that is quoted, in characters.
+const ERROR_CHARACTERS: usize = 500;
+/// How long an exhausted delivery can be sent again (decisions, section 5).
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
+
+/// A webhook that was disabled, and by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DisabledWebhook {
+    /// The account holder's address.
+    pub account_email: String,
+    /// The Account.
+    pub account_name: String,
+    /// The Webhook's UID: with `disabled_at` it makes the Message-ID.
+    pub webhook_uid: String,
+    /// Public id, `wh_…`.
+    pub webhook_id: String,
+    /// The Webhook's name.
+    pub webhook_name: String,
+    /// The Webhook's namespace.
+    pub namespace: String,
+    /// Where its events go.
+    pub url: String,
+    /// Since when, exactly as it is in the status.
+    pub disabled_at: Timestamp,
+    /// Why.
+    pub reason: Reason,
+    /// The delivery that failed for good, `dlv_…`.
+    pub delivery_id: String,
+    /// Its event, `evt_…`.
+    pub event_id: String,
+    /// The event's type.
+    pub event_type: String,
+    /// How often it was attempted.
+    pub attempts: u32,
+    /// Status code of the last answer, if there was one.
+    pub last_status: Option<u16>,
+    /// What went wrong in the last attempt.
+    pub last_error: Option<String>,
+    /// Whether events are held from now on, to be sent once the webhook is enabled again.
+    pub held: bool,
+}
+
+/// Why a webhook was disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The last retry of a delivery failed.
+    RetriesExhausted,
+    /// The receiver answered 410 Gone.
+    Gone,
+}
+
+impl DisabledWebhook {
+    /// The mail. The same disablement makes the same mail, byte for byte.
+    pub fn notification(&self) -> Notification {
+        let uid = self.webhook_uid.chars();
+        let uid: String = uid.filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let event_type = one_line(&self.event_type, 64);
+        let id = one_line(&self.webhook_id, 64);
+        let why = match self.reason {
+            Reason::RetriesExhausted => format!("{event_type} could not be delivered"),
+            Reason::Gone => "its receiver answered 410 Gone".to_owned(),
+        };
+        Notification {
+            to: self.account_email.clone(),
+            subject: format!("Webhook {id} is disabled: {why}"),
+            id: format!("webhook-disabled.{uid}.{}", self.disabled_at.as_microsecond()),
+            date: self.disabled_at,
+            body: self.body(),
+        }
+    }
+
+    fn body(&self) -> String {
+        let name = |text: &str| one_line(text, 253);
+        let (id, delivery) = (name(&self.webhook_id), name(&self.delivery_id));
+        let mut text = String::new();
+        paragraph(
+            &mut text,
+            &format!(
+                "Stellage has stopped sending events to a webhook of the account {}, because {}.",
+                name(&self.account_name),
+                match self.reason {
+                    Reason::RetriesExhausted =>
+                        "its receiver did not accept an event, nor did it in any of the retries",
+                    Reason::Gone => "its receiver answered 410 Gone, which asks for no more deliveries",
+                }
+            ),
+        );
+        self.facts(&mut text);
+        paragraph(
+            &mut text,
+            if self.held {
+                "Events are not lost: those that happen while the webhook is disabled are held, and sent in their order \
+                 once it is enabled again. Only if very many pile up, the oldest are dropped. The event above is not \
+                 among them: step 3 sends it again."
+            } else {
+                "Events that happen while the webhook is disabled are not kept."
+            },
+        );
+        text.push_str("What to do\n\n");
+        step(
+            &mut text,
+            "1. Mend the receiver. It has to answer each POST with a 2xx status within 30 seconds.",
+        );
+        step(&mut text, "2. Enable the webhook, through REST or with kubectl:");
+        let _ = writeln!(
+            text,
+            "\n   \
+             curl -X PATCH \"$STELLAGE_URL/v1/webhooks/{id}\" \\\n     \
+               -H \"Authorization: Bearer $STELLAGE_API_KEY\" \\\n     \
+               -H \"Content-Type: application/json\" \\\n     \
+               -d '{{\"active\": true}}'\n\
+             \n   \
+             kubectl patch webhook {} --namespace {} --type merge \\\n     \
+               --patch '{{\"spec\": {{\"enableRequestedAt\": \"'$(date -u +%FT%TZ)'\"}}}}'\n",
+            name(&self.webhook_name),
+            name(&self.namespace),
+        );
+        step(
+            &mut text,
+            "3. Have the event above sent again, or every event that was given up since a time. They are kept for 24 hours:",
+        );
+        let since = self.disabled_at.checked_sub(KEPT).unwrap_or(self.disabled_at);
+        let _ = writeln!(
+            text,
+            "\n   \
+             curl -X POST \\\n     \
+               \"$STELLAGE_URL/v1/webhooks/{id}/deliveries/{delivery}/redeliver\" \\\n     \
+               -H \"Authorization: Bearer $STELLAGE_API_KEY\"\n\
+             \n   \
+             curl -X POST \"$STELLAGE_URL/v1/webhooks/{id}/recover\" \\\n     \
+               -H \"Authorization: Bearer $STELLAGE_API_KEY\" \\\n     \
+               -H \"Content-Type: application/json\" \\\n     \
+               -d '{{\"since\": \"{}\"}}'",
+            since.strftime("%FT%TZ"),
+        );
+        text
+    }
+
+    fn facts(&self, text: &mut String) {
+        let name = |text: &str| one_line(text, 253);
+        let mut fact = |label: &str, value: &str| {
+            let first = format!("  {label:<12}");
+            text.push_str(&wrapped(value, &first, &" ".repeat(first.len())));
+            text.push('\n');
+        };
+        fact(
+            "Webhook",
+            &format!(
+                "{} ({} in namespace {})",
+                name(&self.webhook_id),
+                name(&self.webhook_name),
+                name(&self.namespace)
+            ),
+        );
+        fact("URL", &one_line(&self.url, 2048));
+        fact("Disabled", &self.disabled_at.strftime("%F %T UTC").to_string());
+        fact(
+            "Event",
+            &format!("{} ({})", name(&self.event_id), name(&self.event_type)),
+        );
+        fact("Delivery", &name(&self.delivery_id));
+        fact("Attempts", &self.attempts.to_string());
+        let status = self
+            .last_status
+            .map_or_else(|| "none".to_owned(), |code| code.to_string());
+        fact("Last status", &status);
+        if let Some(error) = &self.last_error {
+            fact("Last error", &one_line(error, ERROR_CHARACTERS));
+        }
+        text.push('\n');
+    }
+}
+
+fn paragraph(text: &mut String, words: &str) {
+    text.push_str(&wrapped(words, "", ""));
+    text.push_str("\n\n");
+}
+
+fn step(text: &mut String, words: &str) {
+    text.push_str(&wrapped(words, "", "   "));
+    text.push('\n');
+}
+
+fn wrapped(words: &str, first: &str, others: &str) -> String {
+    let options = Options::new(WIDTH)
+        .initial_indent(first)
+        .subsequent_indent(others)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::fill(words, options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn example() -> DisabledWebhook {
+        DisabledWebhook {
+            account_email: "ada@example.com".into(),
+            account_name: "demo".into(),
+            webhook_uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
+            webhook_id: "wh_0123456789abcdef".into(),
+            webhook_name: "orders".into(),
+            namespace: "demo".into(),
+            url: "https://hooks.example.com/stellage".into(),
+            disabled_at: "2026-11-21T10:00:00.5Z".parse().unwrap(),
+            reason: Reason::RetriesExhausted,
+            delivery_id: "dlv_abc".into(),
+            event_id: "evt_def".into(),
+            event_type: "instance.started".into(),
+            attempts: 6,
+            last_status: Some(503),
+            last_error: Some("status 503 Service Unavailable".into()),
+            held: true,
+        }
+    }
+
+    /// Lines that a wrap could have made shorter.
+    fn overlong(body: &str) -> Vec<&str> {
+        let lines = body.lines();
+        lines
+            .filter(|line| line.len() > WIDTH && line.trim().trim_end_matches(" \\").contains(' '))
+            .collect()
+    }
+
+    #[test]
+    fn the_mail_names_webhook_event_and_error_and_says_what_to_do() {
+        let mail = example().notification();
+        assert_eq!(mail.to, "ada@example.com");
+        assert_eq!(
+            mail.subject,
+            "Webhook wh_0123456789abcdef is disabled: instance.started could not be delivered"
+        );
+        for expected in [
+            "account demo,",
+            "  Webhook     wh_0123456789abcdef (orders in namespace demo)\n",
+            "  URL         https://hooks.example.com/stellage\n",
+            "  Disabled    2026-11-21 10:00:00 UTC\n",
+            "  Event       evt_def (instance.started)\n",
+            "  Delivery    dlv_abc\n",
+            "  Attempts    6\n",
+            "  Last status 503\n",
+            "  Last error  status 503 Service Unavailable\n",
+            "are held",
+            "curl -X PATCH \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef\"",
+            "-d '{\"active\": true}'",
+            "kubectl patch webhook orders --namespace demo",
+            "/v1/webhooks/wh_0123456789abcdef/deliveries/dlv_abc/redeliver\"",
+            "/v1/webhooks/wh_0123456789abcdef/recover\"",
+            "-d '{\"since\": \"2026-11-20T10:00:00Z\"}'",
+        ] {
+            assert!(mail.body.contains(expected), "{expected:?} in\n{}", mail.body);
+        }
+        assert_eq!(overlong(&mail.body), [""; 0]);
+    }
+
+    #[test]
+    fn the_commands_are_words_that_a_shell_passes_on_whole() {
+        let body = example().notification().body;
+        let commands = body.replace("\\\n", " ");
+        let script = format!(
+            "STELLAGE_URL=https://api STELLAGE_API_KEY='a key'\n\
+             date() {{ echo 2026-11-21T12:00:00Z; }}\n\
+             curl() {{ printf '[%s]' curl \"$@\"; echo; }}\n\
+             kubectl() {{ printf '[%s]' kubectl \"$@\"; echo; }}\n{}",
+            commands
+                .lines()
+                .filter(|line| line.trim().starts_with("curl ") || line.trim().starts_with("kubectl "))
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
+        let output = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 4, "{said}");
+        assert!(
+            lines[0]
+                .contains("[https://api/v1/webhooks/wh_0123456789abcdef][-H][Authorization: Bearer a key]")
+                && lines[0].ends_with("[-d][{\"active\": true}]"),
+            "{said}"
+        );
+        assert!(
+            lines[1].ends_with(
+                "[--type][merge][--patch][{\"spec\": {\"enableRequestedAt\": \"2026-11-21T12:00:00Z\"}}]"
+            ),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_receiver_that_is_gone_reads_differently() {
+        let gone = DisabledWebhook {
+            reason: Reason::Gone,
+            attempts: 1,
+            last_status: None,
+            last_error: None,
+            held: false,
+            ..example()
+        };
+        let mail = gone.notification();
+        assert!(
+            mail.subject
+                .ends_with("is disabled: its receiver answered 410 Gone")
+        );
+        assert!(
+            mail.body
+                .replace("\n", " ")
+                .contains("410 Gone, which asks for no more deliveries."),
+            "{}",
+            mail.body
+        );
+        assert!(mail.body.contains("Last status none") && !mail.body.contains("Last error"));
+        assert!(mail.body.contains("are not kept") && !mail.body.contains("are held"));
+    }
+
+    #[test]
+    fn the_id_is_a_function_of_webhook_and_moment() {
+        let id = |webhook: DisabledWebhook| webhook.notification().message_id();
+        let first = id(example());
+        assert_eq!(
+            first,
+            "<webhook-disabled.6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11.1795255200500000@stellage.dev>"
+        );
+        assert_eq!(
+            id(DisabledWebhook {
+                last_error: None,
+                ..example()
+            }),
+            first
+        );
+        let later = example().disabled_at + SignedDuration::from_millis(1);
+        assert_ne!(
+            id(DisabledWebhook {
+                disabled_at: later,
+                ..example()
+            }),
+            first
+        );
+        assert_ne!(
+            id(DisabledWebhook {
+                webhook_uid: "other".into(),
+                ..example()
+            }),
+            first
+        );
+        let hostile = id(DisabledWebhook {
+            webhook_uid: "a>\r\nBcc: <x@y>/../".into(),
+            ..example()
+        });
+        assert!(hostile.starts_with("<webhook-disabled.aBccxy."), "{hostile}");
+    }
+
+    #[test]
+    fn no_field_adds_a_line() {
+        let evil = "x\r\nBcc: eve@example.com\r\n\r\nforged\u{2028}\u{202e}y\u{85}\0";
+        let mail = DisabledWebhook {
+            account_name: evil.into(),
+            webhook_id: evil.into(),
+            webhook_name: evil.into(),
+            namespace: evil.into(),
+            url: evil.into(),
+            delivery_id: evil.into(),
+            event_id: evil.into(),
+            event_type: evil.into(),
+            last_error: Some(evil.into()),
+            ..example()
+        }
+        .notification();
+        for text in [&mail.subject, &mail.body] {
+            assert!(
+                !text.contains(['\r', '\0', '\u{85}', '\u{2028}', '\u{202e}']),
+                "{text:?}"
+            );
+            assert!(
+                text.lines()
+                    .all(|line| !line.starts_with("Bcc:") && line != "forged"),
+                "{text}"
+            );
+        }
+        assert!(!mail.subject.contains('\n'));
+    }
+
+    #[test]
+    fn a_long_error_is_cut_and_wrapped() {
+        let error = "tls handshake ".repeat(100);
+        let body = DisabledWebhook {
+            last_error: Some(error),
+            ..example()
+        }
+        .notification()
+        .body;
+        assert!(body.contains("..."), "{body}");
+        assert_eq!(overlong(&body), [""; 0]);
+    }
+}

@@ -1,0 +1,92 @@
+//! A notification, and the message that it becomes on the wire.
+
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use lettre::{
+    Address, Message,
+    message::{
+        Mailbox, SinglePart,
+        header::{Header, HeaderName, HeaderValue},
+    },
+};
+
+use super::error::MailError;
+
+/// A mail to an account holder, in the words that they will read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// The recipient's address.
+    pub to: String,
+    /// One line.
+    pub subject: String,
+    /// What is before the `@` of the Message-ID: letters, digits, `-` and `.`, the same whenever the same notification is
+    /// made again.
+    pub id: String,
+    /// When what it tells happened; its Date.
+    pub date: Timestamp,
+    /// Plain text, lines ending in `\n`.
+    pub body: String,
+}
+
+impl Notification {
+    /// The Message-ID, in angle brackets. Unique across clusters as far as [`id`](Self::id) is.
+    pub fn message_id(&self) -> String {
+        format!("<{}@stellage.dev>", self.id)
+    }
+
+    /// The name that it has as a file: sorted by name is sorted by date.
+    pub(super) fn file_name(&self) -> String {
+        format!("{}-{}.eml", self.date.strftime("%Y%m%dT%H%M%S.%6fZ"), self.id)
+    }
+
+    pub(super) fn message(&self, from: &Mailbox) -> Result<Message, MailError> {
+        let to: Address = self
+            .to
+            .parse()
+            .map_err(|_| MailError::Recipient(one_line(&self.to, 254)))?;
+        Message::builder()
+            .from(from.clone())
+            .to(Mailbox::new(None, to))
+            .subject(one_line(&self.subject, 200))
+            .message_id(Some(self.message_id()))
+            .date(SystemTime::from(self.date))
+            .header(AutoSubmitted)
+            .singlepart(SinglePart::plain(self.body.clone()))
+            .map_err(|error| MailError::Message(error.to_string()))
+    }
+}
+
+/// Tells vacation responders not to answer (RFC 3834, section 5).
+#[derive(Clone)]
+struct AutoSubmitted;
+
+impl Header for AutoSubmitted {
+    fn name() -> HeaderName {
+        HeaderName::new_from_ascii_str("Auto-Submitted")
+    }
+
+    fn parse(_: &str) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(Self)
+    }
+
+    fn display(&self) -> HeaderValue {
+        HeaderValue::new(Self::name(), "auto-generated".to_owned())
+    }
+}
+
+/// Somebody else's text as a part of one line: line breaks, other control characters and those that turn the direction of
+/// writing become spaces, and it has at most so many characters.
+pub(super) fn one_line(text: &str, characters: usize) -> String {
+    let is_unwanted = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let spaced = text.replace(is_unwanted, " ");
+    let spaced = spaced.trim();
+    if spaced.chars().count() <= characters {
+        return spaced.to_owned();
+    }
+    let cut: String = spaced.chars().take(characters.saturating_sub(3)).collect();
+    format!("{}...", cut.trim_end())
+}

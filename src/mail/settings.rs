@@ -1,0 +1,129 @@
+//! Settings of the notification e-mails.
+
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
+
+use clap::Args;
+use lettre::message::Mailbox;
+
+/// How notification e-mails are sent. Without `--smtp-url` none is.
+#[derive(Args, Clone, Debug)]
+pub struct MailSettings {
+    /// Mail server for notifications: smtps://USER:PASSWORD@HOST, smtp://…?tls=required (STARTTLS), smtp://…?tls=opportunistic
+    /// or, unencrypted, smtp://HOST; or file:///FOLDER for .eml files; default: no mail is sent
+    ///
+    /// A path names this side of the connection: smtp://HOST/NAME?tls=required. A character of user name or password that means
+    /// something in a URL is written %XX. On the command line other users of the machine see the password: prefer the variable.
+    #[arg(long, env = "STELLAGE_SMTP_URL", value_name = "URL", hide_env_values = true)]
+    pub smtp_url: Option<SmtpUrl>,
+
+    /// Sender of the notifications: an address, or a name and an address
+    #[arg(long, env = "STELLAGE_MAIL_FROM", value_name = "ADDRESS", default_value = "Stellage <stellage@localhost>", value_parser = mailbox)]
+    pub mail_from: Mailbox,
+
+    /// PEM file with certificates to trust for the mail server, beside the system's
+    #[arg(long, env = "STELLAGE_SMTP_CA", value_name = "FILE")]
+    pub smtp_ca: Option<PathBuf>,
+
+    /// Seconds that sending one mail may take, connecting included
+    #[arg(long, env = "STELLAGE_MAIL_TIMEOUT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub mail_timeout_seconds: u64,
+}
+
+fn mailbox(text: &str) -> Result<Mailbox, String> {
+    text.parse().map_err(|_| {
+        "must be an e-mail address such as stellage@example.com or Stellage <stellage@example.com>".to_owned()
+    })
+}
+
+/// A URL whose password is shown nowhere. It takes any text, since clap shows what it refuses:
+/// [`Mailer::new`](super::Mailer::new) tells whether it is a good one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SmtpUrl(String);
+
+impl SmtpUrl {
+    /// The URL, with its password.
+    pub(super) fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SmtpUrl {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A misplaced character makes a part of the password look like a host or a path, so nothing of it is shown.
+impl fmt::Debug for SmtpUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SmtpUrl(***)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        mail: MailSettings,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<MailSettings, clap::Error> {
+        let words = [&["test"], arguments].concat();
+        Command::try_parse_from(words).map(|command| command.mail)
+    }
+
+    #[test]
+    fn without_flags_no_mail_is_sent_and_the_rest_has_defaults() {
+        let settings = parse(&[]).unwrap();
+        assert_eq!(settings.smtp_url, None);
+        assert_eq!(settings.mail_from.to_string(), "Stellage <stellage@localhost>");
+        assert_eq!(settings.mail_timeout_seconds, 30);
+    }
+
+    #[test]
+    fn a_password_is_shown_nowhere() {
+        for url in [
+            "smtps://ada:s3cret@mail.example.com",
+            "smtps://ada:s3cret@mail.example.com:99999",
+            "mailto:s3cret",
+            "s3cret",
+            "smtps:ada:s3cret@mail.example.com",
+            "smtps://ada:1#s3cret@mail.example.com",
+            "smtps://ada:1/s3cret@mail.example.com",
+            "https://ada:s3cret@mail.example.com",
+        ] {
+            let settings = parse(&["--smtp-url", url]).unwrap();
+            let debug = format!("{settings:?}");
+            assert!(!debug.contains("s3cret"), "{debug}");
+        }
+        let error = parse(&["--smtp-url"]).unwrap_err().to_string();
+        assert!(error.contains("--smtp-url <URL>"), "{error}");
+        let help = Command::try_parse_from(["test", "--help"])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            help.contains("[env: STELLAGE_SMTP_URL]"),
+            "its value is not shown: {help}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_sender_or_time_is_refused_with_flag_and_fix() {
+        let error = parse(&["--mail-from", "nobody"]).unwrap_err().to_string();
+        assert!(
+            error.contains("'--mail-from <ADDRESS>': must be an e-mail address such as"),
+            "{error}"
+        );
+        for wrong in ["0", "601", "30s"] {
+            let error = parse(&["--mail-timeout-seconds", wrong]).unwrap_err().to_string();
+            assert!(error.contains("--mail-timeout-seconds"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Notification e-mails, to a real mail server on loopback and into a folder.
+
+use std::time::{Duration, Instant};
+
+use mail_parser::{Message, MessageParser};
+use mailin::{
+    AuthMechanism, Response,
+    response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
+};
+use stellage::mail::{DisabledWebhook, MailError, MailSettings, Mailer, Reason, Step};
+use tokio::{io::AsyncReadExt as _, net::TcpListener};
+
+use crate::support::{
+    PATIENCE,
+    smtp::{Behaviour, Encryption, SmtpServer},
+};
+
+const PASSWORD: &str = "p:ss/w@rd";
+const PASSWORD_IN_URL: &str = "p%3Ass%2Fw%40rd";
+
+fn webhook() -> DisabledWebhook {
+    DisabledWebhook {
+        account_email: "ada@example.com".into(),
+        account_name: "demo".into(),
+        webhook_uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
+        webhook_id: "wh_0123456789abcdef".into(),
+        webhook_name: "orders".into(),
+        namespace: "demo".into(),
+        url: "https://hooks.example.com/stellage".into(),
+        disabled_at: "2026-11-21T10:00:00.5Z".parse().unwrap(),
+        reason: Reason::RetriesExhausted,
+        delivery_id: "dlv_abc".into(),
+        event_id: "evt_def".into(),
+        event_type: "instance.started".into(),
+        attempts: 6,
+        last_status: None,
+        last_error: Some("connection refused".into()),
+        held: true,
+    }
+}
+
+fn settings(url: &str) -> MailSettings {
+    MailSettings {
+        smtp_url: url.parse().ok(),
+        mail_from: "Stellage Größe <stellage@example.com>".parse().unwrap(),
+        smtp_ca: None,
+        mail_timeout_seconds: 60,
+    }
+}
+
+/// Sends the mail about [`webhook`] with a URL in which PORT is the server's port.
+async fn send(server: &SmtpServer, url: &str) -> Result<(), MailError> {
+    let url = url.replace("PORT", &server.address.port().to_string());
+    let settings = MailSettings {
+        smtp_ca: Some(server.authority()),
+        ..settings(&url)
+    };
+    Mailer::new(&settings)
+        .unwrap()
+        .send(&webhook().notification())
+        .await
+}
+
+fn parse(content: &[u8]) -> Message<'_> {
+    MessageParser::default().parse(content).unwrap()
+}
+
+fn header<'a>(message: &'a Message<'_>, name: &str) -> &'a str {
+    message.header_raw(name.to_owned()).unwrap_or_default().trim()
+}
+
+#[tokio::test]
+async fn a_mail_arrives_with_its_headers_and_its_words() {
+    let mut server = SmtpServer::start(Behaviour::default()).await;
+    send(&server, "smtp://127.0.0.1:PORT/stellage.example.com")
+        .await
+        .unwrap();
+    let received = server.next().await;
+    assert_eq!(received.hello, "stellage.example.com");
+    assert_eq!((received.user, received.encrypted), (None, false));
+    assert_eq!(received.from, "stellage@example.com");
+    assert_eq!(received.to, ["ada@example.com"]);
+    let message = parse(&received.content);
+    let from = message.from().unwrap().first().unwrap();
+    assert_eq!(from.name(), Some("Stellage Größe"), "non-ASCII names survive");
+    assert_eq!(from.address(), Some("stellage@example.com"));
+    assert_eq!(
+        message.to().unwrap().first().unwrap().address(),
+        Some("ada@example.com")
+    );
+    assert_eq!(
+        message.subject(),
+        Some("Webhook wh_0123456789abcdef is disabled: instance.started could not be delivered")
+    );
+    assert_eq!(
+        message.message_id(),
+        Some("webhook-disabled.6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11.1795255200500000@stellage.dev")
+    );
+    assert_eq!(message.date().unwrap().to_rfc3339(), "2026-11-21T10:00:00Z");
+    assert_eq!(header(&message, "Auto-Submitted"), "auto-generated");
+    assert_eq!(header(&message, "MIME-Version"), "1.0");
+    let body = message.body_text(0).unwrap().replace("\r\n", "\n");
+    assert_eq!(body.trim_end(), webhook().notification().body.trim_end());
+    assert!(server.is_idle(), "it is one mail");
+}
+
+#[tokio::test]
+async fn lines_that_begin_with_a_dot_and_text_beyond_ascii_arrive_as_they_were() {
+    let mut server = SmtpServer::start(Behaviour::default()).await;
+    let mailer = Mailer::new(&settings(&format!("smtp://{}", server.address))).unwrap();
+    let mut mail = webhook().notification();
+    for body in [
+        "first\n.\n..\n.hidden\nQUIT\nlast\n".to_owned(),
+        "Größe ≥ 10 – 日本語\n.\n..ende\n".to_owned(),
+        format!("{}\n.\n", "日本語".repeat(500)),
+        format!("{}\n", "a long line ".repeat(200)),
+    ] {
+        mail.body.clone_from(&body);
+        mail.subject = "Störung\r\nBcc: eve@example.com".to_owned();
+        mailer.send(&mail).await.unwrap();
+        let received = server.next().await;
+        assert_eq!(received.to, ["ada@example.com"]);
+        assert!(received.content.is_ascii(), "no server has to know 8BITMIME");
+        assert!(
+            received
+                .content
+                .split(|b| *b == b'\n')
+                .all(|line| line.len() < 1000)
+        );
+        let message = parse(&received.content);
+        assert_eq!(message.subject(), Some("Störung  Bcc: eve@example.com"));
+        assert!(message.bcc().is_none());
+        let text = message.body_text(0).unwrap().replace("\r\n", "\n");
+        assert_eq!(text.trim_end(), body.trim_end());
+    }
+}
+
+#[tokio::test]
+async fn mail_is_encrypted_and_the_certificate_is_checked() {
+    for (encryption, url) in [
+        (Encryption::StartTls, "smtp://127.0.0.1:PORT?tls=required"),
+        (Encryption::StartTls, "smtp://localhost:PORT?tls=opportunistic"),
+        (Encryption::FromTheStart, "smtps://127.0.0.1:PORT"),
+    ] {
+        let behaviour = Behaviour {
+            encryption,
+            ..Behaviour::default()
+        };
+        let mut server = SmtpServer::start(behaviour).await;
+        send(&server, url).await.unwrap();
+        assert!(server.next().await.encrypted, "{url}");
+
+        let url = url.replace("PORT", &server.address.port().to_string());
+        let mailer = Mailer::new(&settings(&url)).unwrap();
+        let error = mailer.send(&webhook().notification()).await.unwrap_err();
+        assert!(matches!(error, MailError::Connection { .. }), "{error:?}");
+        assert!(!error.is_permanent());
+        assert!(
+            error.to_string().contains("certificate") && error.to_string().contains("--smtp-ca"),
+            "without its authority it is not trusted: {error}"
+        );
+        assert!(server.is_idle());
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_name_is_refused() {
+    let behaviour = Behaviour {
+        encryption: Encryption::StartTls,
+        ..Behaviour::default()
+    };
+    let mut server = SmtpServer::start(behaviour).await;
+    let error = send(&server, "smtp://127.1:PORT?tls=required").await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            MailError::Connection {
+                step: Step::Encrypt,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(server.is_idle());
+}
+
+#[tokio::test]
+async fn a_server_without_encryption_gets_nothing_if_it_is_required() {
+    let mut server = SmtpServer::start(Behaviour::default()).await;
+    let error = send(&server, "smtp://127.0.0.1:PORT?tls=required")
+        .await
+        .unwrap_err();
+    assert!(matches!(error, MailError::NotEncrypted { .. }), "{error:?}");
+    assert!(!error.is_permanent());
+    assert!(server.is_idle());
+    send(&server, "smtp://127.0.0.1:PORT?tls=opportunistic")
+        .await
+        .unwrap();
+    assert!(!server.next().await.encrypted);
+}
+
+#[tokio::test]
+async fn it_logs_in_with_plain_and_login() {
+    for mechanism in [AuthMechanism::Plain, AuthMechanism::Login] {
+        for (encryption, url) in [
+            (
+                Encryption::StartTls,
+                "smtp://ada:PASS@127.0.0.1:PORT?tls=required",
+            ),
+            (Encryption::FromTheStart, "smtps://ada:PASS@127.0.0.1:PORT"),
+        ] {
+            let behaviour = Behaviour {
+                encryption,
+                login: Some((mechanism.clone(), "ada", PASSWORD)),
+                ..Behaviour::default()
+            };
+            let mut server = SmtpServer::start(behaviour).await;
+            send(&server, &url.replace("PASS", PASSWORD_IN_URL))
+                .await
+                .unwrap();
+            let received = server.next().await;
+            assert_eq!(received.user.as_deref(), Some("ada"));
+            assert!(received.encrypted);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_reported_without_showing_it() {
+    // A server that repeats what it got, as it is and as it was sent.
+    let plain = "AGFkYQBwOnNzL3dAcmQ=";
+    let echo = format!("5.7.8 no login with {PASSWORD} or {plain}");
+    for (answer, permanent, expected) in [
+        (None, true, "535 Invalid credentials"),
+        (
+            Some(Response::custom(535, echo)),
+            true,
+            "535 5.7.8 no login with *** or ***",
+        ),
+        (
+            Some(TEMP_AUTH_FAILURE),
+            false,
+            "454 Temporary authentication failure",
+        ),
+    ] {
+        let behaviour = Behaviour {
+            encryption: Encryption::StartTls,
+            login: Some((AuthMechanism::Plain, "ada", "another")),
+            refuses_login: answer,
+            ..Behaviour::default()
+        };
+        let mut server = SmtpServer::start(behaviour).await;
+        let url = format!("smtp://ada:{PASSWORD_IN_URL}@127.0.0.1:PORT?tls=required");
+        let error = send(&server, &url).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.ends_with(&format!(
+                "refuses the user name and password of --smtp-url: {expected}"
+            )),
+            "{text}"
+        );
+        assert_eq!(error.is_permanent(), permanent);
+        for shown in [text, format!("{error:?}")] {
+            assert!(
+                ![PASSWORD, PASSWORD_IN_URL, plain]
+                    .iter()
+                    .any(|secret| shown.contains(secret)),
+                "{shown}"
+            );
+        }
+        assert!(server.is_idle());
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_for_now_differs_from_one_for_good() {
+    let refusing = |recipient: Option<Response>, content: Option<Response>| Behaviour {
+        recipient,
+        content,
+        ..Behaviour::default()
+    };
+    for (behaviour, code, permanent) in [
+        (refusing(Some(NO_MAILBOX), None), 550, true),
+        (
+            refusing(Some(Response::custom(450, "greylisted\u{7} ".repeat(100))), None),
+            450,
+            false,
+        ),
+        (refusing(None, Some(TRANSACTION_FAILED)), 554, true),
+        (refusing(None, Some(OUT_OF_SPACE)), 452, false),
+    ] {
+        let mut server = SmtpServer::start(behaviour).await;
+        let error = send(&server, "smtp://127.0.0.1:PORT").await.unwrap_err();
+        let MailError::Refused {
+            step: Step::Send,
+            code: seen,
+            text,
+            ..
+        } = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(
+            (*seen, error.is_permanent(), error.label()),
+            (code, permanent, "refused")
+        );
+        assert!(text.len() <= 300 && !text.contains('\u{7}'), "{text:?}");
+        assert!(server.is_idle());
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("smtp://{}", listener.local_addr().unwrap());
+    let silent = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_to_end(&mut Vec::new()).await
+    });
+    let mailer = Mailer::new(&MailSettings {
+        mail_timeout_seconds: 1,
+        ..settings(&url)
+    });
+    let started = Instant::now();
+    let error = mailer.unwrap().send(&webhook().notification()).await.unwrap_err();
+    assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
+    assert!(
+        matches!(error, MailError::Timeout { seconds: 1, .. }),
+        "{error:?}"
+    );
+    assert!(!error.is_permanent());
+    let closed = tokio::time::timeout(PATIENCE, silent).await;
+    assert!(closed.is_ok(), "the connection is not left open");
+}
+
+#[tokio::test]
+async fn a_server_that_takes_the_mail_and_falls_silent_has_taken_it() {
+    let behaviour = Behaviour {
+        never_says_goodbye: true,
+        ..Behaviour::default()
+    };
+    let mut server = SmtpServer::start(behaviour).await;
+    let started = Instant::now();
+    send(&server, "smtp://127.0.0.1:PORT").await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(30));
+    server.next().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_a_passing_failure() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let mailer = Mailer::new(&settings(&format!("smtp://{address}"))).unwrap();
+    let error = mailer.send(&webhook().notification()).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            MailError::Connection {
+                step: Step::Connect,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(!error.is_permanent());
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused_before_anything_is_sent() {
+    let mut server = SmtpServer::start(Behaviour::default()).await;
+    let mailer = Mailer::new(&settings(&format!("smtp://{}", server.address))).unwrap();
+    for wrong in [
+        "",
+        "ada",
+        "ada@example.com, eve@example.com",
+        "ada@example.com\r\nBcc: eve@example.com",
+    ] {
+        let mut mail = webhook().notification();
+        wrong.clone_into(&mut mail.to);
+        let error = mailer.send(&mail).await.unwrap_err();
+        assert!(matches!(error, MailError::Recipient(_)), "{error:?}");
+        assert!(error.is_permanent());
+    }
+    assert!(server.is_idle());
+}
+
+#[tokio::test]
+async fn without_a_url_sending_says_so() {
+    let mailer = Mailer::new(&MailSettings {
+        smtp_url: None,
+        ..settings("")
+    })
+    .unwrap();
+    assert!(!mailer.is_configured());
+    let error = mailer.send(&webhook().notification()).await.unwrap_err();
+    assert_eq!(error, MailError::NotConfigured);
+    assert!(error.to_string().contains("--smtp-url (STELLAGE_SMTP_URL)"));
+}
+
+#[tokio::test]
+async fn mails_become_files_that_sort_by_date_and_are_never_seen_half_written() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("a new/mail ö");
+    let url = url::Url::from_file_path(&folder).unwrap();
+    let mailer = Mailer::new(&settings(url.as_str())).unwrap();
+    assert!(folder.is_dir(), "it is there from the start");
+    let mut later = webhook();
+    later.disabled_at += jiff::SignedDuration::from_millis(1);
+    std::fs::remove_dir(&folder).unwrap();
+    mailer.send(&later.notification()).await.unwrap();
+    mailer.send(&webhook().notification()).await.unwrap();
+    mailer.send(&webhook().notification()).await.unwrap();
+    let entries = std::fs::read_dir(&folder).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let suffix = "-webhook-disabled.6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11.";
+    assert_eq!(
+        names,
+        [
+            format!("20261121T100000.500000Z{suffix}1795255200500000.eml"),
+            format!("20261121T100000.501000Z{suffix}1795255200501000.eml"),
+        ],
+        "a repetition replaces its like, and nothing unfinished stays"
+    );
+    let content = std::fs::read(folder.join(&names[0])).unwrap();
+    let message = parse(&content);
+    assert_eq!(
+        message.to().unwrap().first().unwrap().address(),
+        Some("ada@example.com")
+    );
+    assert!(
+        message
+            .body_text(0)
+            .unwrap()
+            .contains("evt_def (instance.started)")
+    );
+}
