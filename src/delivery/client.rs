@@ -4,19 +4,22 @@
 //! and no place to meter a connection. There are no redirects, proxies, cookies or decoding to switch off here.
 //!
 //! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
-//! and what it takes to read 128 KiB and 64 bytes for each one sent.
+//! and what it takes to read some 200 KiB.
 
 use std::{error::Error as StdError, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request,
+    Extensions, HeaderMap, HeaderValue, Method, Request, Response,
     header::{LOCATION, RETRY_AFTER, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::{
-    client::legacy::{Client, Error as HttpError, connect::capture_connection},
+    client::legacy::{
+        Client, Error as HttpError,
+        connect::{CaptureConnection, capture_connection},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
 use jiff::Timestamp;
@@ -30,7 +33,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
     attempt::MAX_RESPONSE,
-    connector::{ConnectError, Connector, find},
+    connector::{Allowance, ConnectError, Connector, find},
     resolver::GuardedResolver,
 };
 
@@ -189,7 +192,7 @@ impl ReceiverClient {
         *request.headers_mut() = headers;
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
-        let Ok(answer) = timeout_at(deadline, self.http.request(request)).await else {
+        let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
             // An HTTP/2 connection outlives its requests, and the next one shall not wait on a dead one.
             if let Some(connection) = &*connection.connection_metadata() {
                 connection.poison();
@@ -207,6 +210,29 @@ impl ReceiverClient {
             response: beginning(body, deadline.min(Instant::now() + self.response_timeout)).await,
         })
     }
+}
+
+/// The head of the answer. The request adds to what its connection may receive.
+async fn head(
+    http: &Client<Connector, Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+    mut connection: CaptureConnection,
+) -> Result<Response<Incoming>, HttpError> {
+    let mut answer = http.request(request);
+    tokio::select! {
+        biased;
+        connected = connection.wait_for_connection_metadata() => {
+            let mut extras = Extensions::new();
+            if let Some(connected) = &*connected {
+                connected.get_extras(&mut extras);
+            }
+            if let Some(allowance) = extras.get::<Allowance>() {
+                allowance.grant();
+            }
+        }
+        answer = &mut answer => return answer,
+    }
+    answer.await
 }
 
 struct Answer {
@@ -258,7 +284,11 @@ fn of_http(error: &HttpError) -> AttemptError {
         };
     }
     if let Some(http2) = http2 {
-        return if http2.is_remote() { AttemptError::Reset } else { AttemptError::Protocol };
+        return if http2.is_remote() {
+            AttemptError::Reset
+        } else {
+            AttemptError::Protocol
+        };
     }
     match find::<hyper::Error>(error) {
         Some(error) if error.is_parse() || error.is_parse_too_large() => AttemptError::Protocol,
@@ -286,7 +316,9 @@ fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
         }
     }
     if roots.is_empty() {
-        return Err(ClientError::NoRoots(system.errors.first().map(ToString::to_string)));
+        return Err(ClientError::NoRoots(
+            system.errors.first().map(ToString::to_string),
+        ));
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?

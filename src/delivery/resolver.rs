@@ -55,7 +55,10 @@ impl GuardedResolver {
             system()
         } else {
             let servers = name_servers.iter().map(|address| server(*address)).collect();
-            (ResolverConfig::from_name_servers(servers), ResolverOpts::default())
+            (
+                ResolverConfig::from_name_servers(servers),
+                ResolverOpts::default(),
+            )
         };
         options.timeout = TRY_TIMEOUT;
         options.attempts = RETRIES;
@@ -102,7 +105,11 @@ impl GuardedResolver {
 }
 
 fn non_empty(addresses: Vec<IpAddr>, error: ConnectError) -> Result<Vec<IpAddr>, ConnectError> {
-    if addresses.is_empty() { Err(error) } else { Ok(addresses) }
+    if addresses.is_empty() {
+        Err(error)
+    } else {
+        Ok(addresses)
+    }
 }
 
 /// The system's name servers. Without any the one on this machine, as the C library does it.
@@ -111,9 +118,15 @@ fn system() -> (ResolverConfig, ResolverOpts) {
         Ok((config, options)) if !config.name_servers().is_empty() => (config, options),
         read => {
             let error = read.err().map(|error| error.to_string());
-            tracing::warn!(error, "the system names no DNS servers; the one on this machine is asked, if there is one");
+            tracing::warn!(
+                error,
+                "the system names no DNS servers; the one on this machine is asked, if there is one"
+            );
             let local = SocketAddr::from(([127, 0, 0, 1], 53));
-            (ResolverConfig::from_name_servers(vec![server(local)]), ResolverOpts::default())
+            (
+                ResolverConfig::from_name_servers(vec![server(local)]),
+                ResolverOpts::default(),
+            )
         }
     }
 }
@@ -141,7 +154,10 @@ impl Service<dns::Name> for GuardedResolver {
         Box::pin(async move {
             let addresses = resolver.addresses(name.as_str()).await?;
             // The connector puts in the port.
-            let addresses: Vec<_> = addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect();
+            let addresses: Vec<_> = addresses
+                .into_iter()
+                .map(|address| SocketAddr::new(address, 0))
+                .collect();
             Ok(addresses.into_iter())
         })
     }

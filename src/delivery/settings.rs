@@ -90,7 +90,11 @@ fn range(text: &str) -> Result<IpNet, &'static str> {
 fn suffix(text: &str) -> Result<String, &'static str> {
     let name = text.trim().trim_start_matches("*.").trim_matches('.');
     let known = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-    if !name.is_empty() && name.split('.').all(|label| !label.is_empty() && label.bytes().all(known)) {
+    if !name.is_empty()
+        && name
+            .split('.')
+            .all(|label| !label.is_empty() && label.bytes().all(known))
+    {
         Ok(name.to_ascii_lowercase())
     } else {
         Err("must be a DNS name such as corp.example.com")

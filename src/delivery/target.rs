@@ -312,4 +312,383 @@ fn check_form(name: &str) -> Result<(), UrlError> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(url: &str, rules: &TargetRules) -> Result<String, UrlError> {
+        ReceiverUrl::parse(url, rules).map(|url| url.as_str().to_owned())
+    }
+
+    fn allowing(ranges: &[&str]) -> TargetRules {
+        TargetRules {
+            allow: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            ..TargetRules::default()
+        }
+    }
+
+    /// All of them stand for 127.0.0.1.
+    const LOOPBACK: &[&str] = &[
+        "127.0.0.1",
+        "127.0.0.1.",
+        "127.1",
+        "127.0.1",
+        "2130706433",
+        "0x7f000001",
+        "0X7F.1",
+        "0177.0.0.1",
+        "017700000001",
+        "0x7f.0.0x0.01",
+        "%31%32%37.0.0.1",
+        "127。0。0。1",
+        "①②⑦.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[0:0:0:0:0:ffff:7f00:0001]",
+    ];
+
+    #[test]
+    fn a_loopback_address_is_refused_and_allowed_in_every_spelling() {
+        let rules = allowing(&["127.0.0.0/8", "::1/128"]);
+        for host in LOOPBACK {
+            let url = format!("https://{host}:8443/hook");
+            let error = parse(&url, &TargetRules::default()).unwrap_err();
+            assert_eq!(error.label(), "forbidden_address", "{host}");
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        for host in ["[::1]", "[0:0:0:0:0:0:0:1]", "[::0001]"] {
+            let url = format!("https://{host}/");
+            assert_eq!(
+                parse(&url, &TargetRules::default()).unwrap_err().label(),
+                "forbidden_address"
+            );
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        for host in [
+            "localhost",
+            "LOCALHOST",
+            "localhost.",
+            "a.localhost",
+            "a.localhost.",
+            "ⓛocalhost",
+        ] {
+            let url = format!("https://{host}/");
+            assert_eq!(
+                parse(&url, &TargetRules::default()).unwrap_err().label(),
+                "forbidden_name",
+                "{host}"
+            );
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        assert_eq!(
+            parse("https://localhost.:1/", &rules).unwrap(),
+            "https://localhost:1/"
+        );
+    }
+
+    #[test]
+    fn addresses_that_are_not_public_are_refused() {
+        for host in [
+            "0.0.0.0",
+            "0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "10.255.255.255",
+            "100.64.0.1",
+            "100.127.255.255",
+            "100.100.100.200",
+            "127.255.255.255",
+            "168.63.129.16",
+            "169.254.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.0.0.192",
+            "192.0.2.1",
+            "192.31.196.1",
+            "192.52.193.1",
+            "192.88.99.1",
+            "192.168.0.1",
+            "192.175.48.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "[::]",
+            "[::2]",
+            "[::127.0.0.1]",
+            "[::8.8.8.8]",
+            "[::ffff:8.8.8.8]",
+            "[::ffff:10.0.0.1]",
+            "[::ffff:0:127.0.0.1]",
+            "[64:ff9b::127.0.0.1]",
+            "[64:ff9b::8.8.8.8]",
+            "[64:ff9b:1::1]",
+            "[64:ff9b:1:ffff::a00:1]",
+            "[100::1]",
+            "[100:0:0:1::1]",
+            "[2001::1]",
+            "[2001:0:4136:e378:8000:63bf:3fff:fdd2]",
+            "[2001:2::1]",
+            "[2001:10::1]",
+            "[2001:20::1]",
+            "[2001:1ff:ffff::1]",
+            "[2001:db8::1]",
+            "[2002:7f00:1::]",
+            "[2002:a00:1::1]",
+            "[2002:808:808::1]",
+            "[2620:4f:8000::1]",
+            "[3fff::1]",
+            "[3fff:fff::1]",
+            "[4000::1]",
+            "[5f00::1]",
+            "[fc00::1]",
+            "[fd00:ec2::254]",
+            "[fd12:3456:789a::1]",
+            "[fe80::1]",
+            "[febf::1]",
+            "[fec0::1]",
+            "[feff::1]",
+            "[ff02::1]",
+            "[ff0e::1]",
+        ] {
+            let error = parse(&format!("https://{host}/"), &TargetRules::default()).unwrap_err();
+            assert_eq!(error.label(), "forbidden_address", "{host}: {error}");
+            assert!(
+                error.to_string().starts_with("must lead to a public address: "),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn public_addresses_and_names_are_taken() {
+        for host in [
+            "1.0.0.1",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.1",
+            "168.63.129.17",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.0",
+            "192.0.3.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "198.51.101.0",
+            "203.0.112.255",
+            "203.0.114.0",
+            "223.255.255.255",
+            "[2001:200::1]",
+            "[2001:4860:4860::8888]",
+            "[2003::1]",
+            "[2606:4700::1111]",
+            "[2a00:1450:4001::1]",
+            "[3ffe::1]",
+            "hooks.example.com",
+            "HOOKS.Example.COM.",
+            "a_b.example.com",
+            "müller.example",
+            "xn--mller-kva.example",
+            "local.example.com",
+            "svc.example.com",
+            "my-localhost.example",
+            "internal-hooks.example.com",
+            "1.2.3.4.example",
+            "default.example.com",
+        ] {
+            let parsed = parse(&format!("https://{host}/a?b=c"), &TargetRules::default());
+            assert!(parsed.is_ok(), "{host}: {parsed:?}");
+        }
+        assert_eq!(
+            parse(
+                "HTTPS://HOOKS.Example.com.:443/A/../b?C=%7e d"
+                    .replace(' ', "")
+                    .as_str(),
+                &TargetRules::default()
+            ),
+            Ok("https://hooks.example.com/b?C=%7ed".to_owned())
+        );
+    }
+
+    #[test]
+    fn names_of_the_cluster_and_of_the_network_are_refused() {
+        let rules = TargetRules {
+            cluster_domain: "K8s.Example.net.".to_owned(),
+            // An allowed range opens no name.
+            allow: vec!["10.0.0.0/8".parse().unwrap()],
+            ..TargetRules::default()
+        };
+        for host in [
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.",
+            "kubernetes.default.svc",
+            "x.y.svc.",
+            "kubernetes.default.svc.cluster.local",
+            "KUBERNETES.DEFAULT.SVC.CLUSTER.LOCAL.",
+            "cluster.local",
+            "x.svc.k8s.example.net",
+            "k8s.example.net",
+            "db.local",
+            "printer.local.",
+            "metadata.google.internal",
+            "instance-data.ec2.internal",
+            "internal",
+            "intranet",
+            "router.home.arpa",
+            "localhost.localdomain",
+            "localhost",
+            "x.localhost",
+        ] {
+            let error = parse(&format!("https://{host}/"), &rules).unwrap_err();
+            assert_eq!(error.label(), "forbidden_name", "{host}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_plain_https_url_is_refused_with_what_it_must_be() {
+        let long = format!("https://example.com/{}", "x".repeat(2029));
+        for (url, message) in [
+            ("", "must begin with https://"),
+            ("example.com", "must begin with https://"),
+            ("http://example.com/", "must begin with https://"),
+            ("ftp://example.com/", "must begin with https://"),
+            ("https:example.com", "must begin with https://"),
+            ("https:/example.com", "must begin with https://"),
+            ("javascript:alert(1)", "must begin with https://"),
+            (long.as_str(), "must be at most 2048 characters"),
+            ("https://user@example.com/", "must have no user name"),
+            ("https://user:pass@example.com/", "must have no user name"),
+            ("https://@example.com/", "must have no user name"),
+            ("https://:@example.com/", "must have no user name"),
+            ("https://good.example@127.0.0.1/", "must have no user name"),
+            ("https://example.com/#part", "must have no fragment"),
+            ("https://example.com/#", "must have no fragment"),
+            ("https://example.com#@127.0.0.1/", "must have no fragment"),
+            ("https://[fe80::1%25eth0]/", "must have no zone"),
+            ("https://[fe80::1%eth0]/", "must have no zone"),
+            ("https://[::1%lo]/", "must have no zone"),
+            ("https://", "must be a URL"),
+            ("https:///example.com/", "must be a URL"),
+            ("https://?x", "must be a URL"),
+            ("https://example.com:port/", "must be a URL"),
+            ("https://example.com:65536/", "must be a URL"),
+            ("https://example.com:0/", "must have a port"),
+            ("https://1.2.3.4.5/", "must be a URL"),
+            ("https://256.1.1.1/", "must be a URL"),
+            ("https://example.0x7f/", "must be a URL"),
+            ("https://[::1/", "must be a URL"),
+            ("https://exa mple.com/", "must have no spaces"),
+            (" https://example.com/", "must have no spaces"),
+            ("https://example.com/\n", "must have no spaces"),
+            ("https://exam\tple.com/", "must have no spaces"),
+            ("https://example.com\\@127.0.0.1/", "must have no spaces"),
+            ("https://example..com/", "must name a host"),
+            ("https://example.com../", "must name a host"),
+            ("https://.example.com/", "must name a host"),
+            ("https://a!b.example.com/", "must name a host"),
+            ("https://*.example.com/", "must name a host"),
+        ] {
+            let error = parse(url, &TargetRules::default()).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{url:?}: {error}");
+        }
+        let longest = format!("https://example.com/{}", "x".repeat(2028));
+        assert!(parse(&longest, &TargetRules::default()).is_ok());
+    }
+
+    #[test]
+    fn of_the_administrators_ranges_the_narrower_holds_and_of_equals_the_denial() {
+        let rules = TargetRules {
+            allow: ["10.0.0.0/8", "203.0.113.0/24", "64:ff9b::/96", "::ffff:0:0/96"]
+                .map(|range| range.parse().unwrap())
+                .into(),
+            deny: ["10.96.0.0/12", "0.0.0.0/0", "203.0.113.0/24"]
+                .map(|range| range.parse().unwrap())
+                .into(),
+            ..TargetRules::default()
+        };
+        let check = |address: &str| rules.check_address(address.parse().unwrap());
+        assert_eq!(check("10.1.2.3"), Ok(()));
+        assert_eq!(check("10.96.0.1"), Err(Forbidden::Denied));
+        assert_eq!(check("::ffff:10.96.0.1"), Err(Forbidden::Denied));
+        assert_eq!(check("8.8.8.8"), Err(Forbidden::Denied));
+        assert_eq!(check("203.0.113.7"), Err(Forbidden::Denied));
+        // A gateway's address is as good as the one behind it.
+        assert_eq!(check("64:ff9b::10.1.2.3"), Ok(()));
+        assert_eq!(check("64:ff9b::10.96.0.1"), Err(Forbidden::Denied));
+        let gateway = allowing(&["64:ff9b::/96", "2002::/16"]);
+        let check = |address: &str| gateway.check_address(address.parse().unwrap()).is_ok();
+        assert!(check("64:ff9b::8.8.8.8") && check("2002:808:808::1"));
+        assert!(
+            !check("64:ff9b::127.0.0.1") && !check("64:ff9b::169.254.169.254") && !check("2002:a00:1::1")
+        );
+    }
+
+    #[test]
+    fn the_administrator_can_allow_an_internal_name_and_deny_any() {
+        let rules = TargetRules {
+            allow_names: vec!["hooks.svc.cluster.local".to_owned()],
+            deny_names: vec![
+                "*.corp.example.com".to_owned(),
+                "secret.hooks.svc.cluster.local".to_owned(),
+            ],
+            ..TargetRules::default()
+        };
+        for host in [
+            "hooks.svc.cluster.local",
+            "a.hooks.svc.cluster.local",
+            "example.com",
+            "xcorp.example.com",
+        ] {
+            assert!(parse(&format!("https://{host}/"), &rules).is_ok(), "{host}");
+        }
+        for host in [
+            "corp.example.com",
+            "A.Corp.Example.com.",
+            "secret.hooks.svc.cluster.local",
+        ] {
+            let error = parse(&format!("https://{host}/"), &rules).unwrap_err();
+            assert!(matches!(error, UrlError::DeniedName(_)), "{host}: {error}");
+        }
+        let error = parse("https://xhooks.svc.cluster.local/", &rules).unwrap_err();
+        assert!(matches!(error, UrlError::InternalName(_)), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_written_both_parsers_agree_on_the_host(rest in "[a-z0-9./:@%#?\\[\\]\\\\|^`{}'\"<>é-]{0,40}") {
+            if let Ok(url) = ReceiverUrl::parse(&format!("https://{rest}"), &TargetRules::default()) {
+                prop_assert_eq!(url.uri().host(), url.url.host_str());
+                prop_assert_eq!(url.uri().scheme_str(), Some("https"));
+                // The normal form is one.
+                prop_assert_eq!(&ReceiverUrl::parse(url.as_str(), &TargetRules::default()).unwrap(), &url);
+            }
+        }
+
+        #[test]
+        fn what_the_standard_library_knows_as_special_is_refused(bits: u32) {
+            let address = Ipv4Addr::from(bits);
+            let special = address.is_private() || address.is_loopback() || address.is_link_local()
+                || address.is_broadcast() || address.is_documentation() || address.is_multicast()
+                || address.is_unspecified();
+            let rules = TargetRules::default();
+            prop_assert!(!special || rules.check_address(address.into()).is_err());
+            prop_assert!(rules.check_address(address.to_ipv6_mapped().into()).is_err());
+        }
+    }
+}

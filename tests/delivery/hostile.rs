@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Sender, loopback,
+use super::{Sender, loopback, short};
+use crate::support::{
+    eventually,
     receivers::{Hostile, HostileReceiver},
-    short,
 };
-use crate::support::eventually;
 
 /// What a flooder gets rid of at most: what is read, and what the kernels' buffers hold.
-const MOST_SENT: u64 = 1024 * 1024;
+const MOST_SENT: u64 = 512 * 1024;
 
 #[tokio::test]
 async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory() {
@@ -26,13 +25,19 @@ async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory()
         assert!(outcome.response.len() <= 4096, "{kind:?}");
         assert!(took < Duration::from_secs(10), "{kind:?} took {took:?}");
         assert!(outcome.duration <= took, "{kind:?}");
-        eventually("the connection to be let go", async || receiver.open(), |open| *open == 0).await;
+        eventually(
+            "the connection to be let go",
+            async || receiver.open(),
+            |open| *open == 0,
+        )
+        .await;
         assert_eq!(receiver.accepted(), 1, "{kind:?}");
         assert!(receiver.requests() <= 1, "{kind:?}");
-        if kind != Hostile::PingFlood {
-            assert!(receiver.sent() < MOST_SENT, "{kind:?} got rid of {} bytes", receiver.sent());
-        }
-        println!("{kind:?}: {} in {took:?}, sent {}: {:?}", outcome.label(), receiver.sent(), outcome.error.map(|e| e.to_string()));
+        assert!(
+            receiver.sent() < MOST_SENT,
+            "{kind:?} got rid of {} bytes",
+            receiver.sent()
+        );
     });
     futures::future::join_all(attempts).await;
 }

@@ -4,9 +4,6 @@ mod client;
 mod hostile;
 mod targets;
 
-#[path = "../support/receivers/mod.rs"]
-mod receivers;
-
 use std::{io::Write as _, time::Duration};
 
 use bytes::Bytes;
@@ -14,7 +11,7 @@ use http::HeaderMap;
 use stellage::delivery::{AttemptOutcome, ClientSettings, ReceiverClient, TargetRules};
 use tempfile::NamedTempFile;
 
-use receivers::Receiver;
+use crate::support::receivers::Receiver;
 
 /// A client that trusts the receivers of the tests.
 struct Sender {
@@ -60,6 +57,8 @@ impl Sender {
     }
 
     async fn post(&self, url: &str) -> AttemptOutcome {
-        self.client.post(url, HeaderMap::new(), Bytes::from_static(b"{\"event\":1}")).await
+        self.client
+            .post(url, HeaderMap::new(), Bytes::from_static(b"{\"event\":1}"))
+            .await
     }
 }

@@ -1,5 +1,7 @@
 //! The control plane, the operator and an account of one's own for every test.
 
+pub mod receivers;
+
 use std::{
     path::Path,
     process::{Command, Stdio},

@@ -3,7 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
 };
 use rustls::{
     ServerConfig,
@@ -13,7 +14,14 @@ use rustls::{
 static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
 
 /// What the certificates of receivers are for.
-pub const NAMES: &[&str] = &["127.0.0.1", "::1", "localhost", "receiver.test", "*.receiver.test"];
+pub const NAMES: &[&str] = &[
+    "127.0.0.1",
+    "::ffff:127.0.0.1",
+    "::1",
+    "localhost",
+    "receiver.test",
+    "*.receiver.test",
+];
 
 /// A certificate authority that nobody knows.
 pub struct Authority {

@@ -72,13 +72,21 @@ impl DnsServer {
 
     /// How often the IPv4 address of a name was asked for.
     pub fn asked(&self, name: &str) -> usize {
-        self.asked.lock().get(&format!("A {name}")).copied().unwrap_or_default()
+        self.asked
+            .lock()
+            .get(&format!("A {name}"))
+            .copied()
+            .unwrap_or_default()
     }
 
     /// All names that were asked for.
     pub fn names(&self) -> Vec<String> {
         let asked = self.asked.lock();
-        asked.keys().filter_map(|key| key.strip_prefix("A ")).map(ToOwned::to_owned).collect()
+        asked
+            .keys()
+            .filter_map(|key| key.strip_prefix("A "))
+            .map(ToOwned::to_owned)
+            .collect()
     }
 }
 
@@ -91,7 +99,9 @@ fn answer(
     let name = query.name().to_ascii().trim_end_matches('.').to_ascii_lowercase();
     let count = {
         let mut counts = counts.lock();
-        let count = counts.entry(format!("{} {name}", query.query_type())).or_default();
+        let count = counts
+            .entry(format!("{} {name}", query.query_type()))
+            .or_default();
         *count += 1;
         *count - 1
     };

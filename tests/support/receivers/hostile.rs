@@ -122,16 +122,17 @@ impl Hostile {
             Self::SelfSignedCertificate => "tls_unknown_issuer",
             Self::WrongNameCertificate => "tls_wrong_name",
             Self::ResetOnAccept | Self::ResetInHead => "reset",
-            Self::SilentHttp | Self::SilentHttp2 | Self::SlowHead | Self::LateStatus(_) | Self::PingFlood => {
-                "timeout"
-            }
+            Self::SilentHttp | Self::SilentHttp2 | Self::SlowHead | Self::LateStatus(_) => "timeout",
             Self::GarbageForHttp
             | Self::EndlessHeader
             | Self::EndlessHeaders
             | Self::EndlessHttp2Headers
+            | Self::PingFlood
             | Self::InformationalFlood
             | Self::InformationalHttp2Flood => "protocol",
-            Self::ResetInBody | Self::SlowBody | Self::EndlessBody | Self::HugeBody | Self::GzipBomb => "success",
+            Self::ResetInBody | Self::SlowBody | Self::EndlessBody | Self::HugeBody | Self::GzipBomb => {
+                "success"
+            }
         }
     }
 
@@ -145,7 +146,11 @@ impl Hostile {
     fn tls(self) -> Option<TlsAcceptor> {
         let alpn: &[&str] = if self.http2() { &["h2"] } else { &["http/1.1"] };
         let config = match self {
-            Self::SilentTcp | Self::SlowHandshake | Self::GarbageForTls | Self::OldTls | Self::ResetOnAccept => {
+            Self::SilentTcp
+            | Self::SlowHandshake
+            | Self::GarbageForTls
+            | Self::OldTls
+            | Self::ResetOnAccept => {
                 return None;
             }
             Self::ExpiredCertificate => Authority::shared().expired(NAMES, alpn),
@@ -272,7 +277,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<'_, S> {
 
     /// Reads until the sender hangs up.
     async fn hold(mut self) -> io::Result<()> {
-        tokio::io::copy(&mut self.stream, &mut tokio::io::sink()).await.map(|_| ())
+        tokio::io::copy(&mut self.stream, &mut tokio::io::sink())
+            .await
+            .map(|_| ())
     }
 
     /// Reads a request's head, at least.
@@ -320,7 +327,12 @@ fn reset(tcp: &TcpStream) {
     tcp.set_zero_linger().unwrap();
 }
 
-async fn misbehave(kind: Hostile, tcp: TcpStream, tls: Option<TlsAcceptor>, counts: &Counts) -> io::Result<()> {
+async fn misbehave(
+    kind: Hostile,
+    tcp: TcpStream,
+    tls: Option<TlsAcceptor>,
+    counts: &Counts,
+) -> io::Result<()> {
     match tls {
         None => without_tls(kind, Wire { stream: tcp, counts }).await,
         Some(tls) => {
@@ -406,7 +418,12 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
         }
         Hostile::EndlessHttp2Headers => {
             // Literal header fields without indexing (RFC 7541, section 6.2.2), in a block that no frame ends.
-            let fields = b"\x00\x01x\x7e".iter().chain(&[b'x'; 0x7e]).copied().collect::<Vec<_>>().repeat(50);
+            let fields = b"\x00\x01x\x7e"
+                .iter()
+                .chain(&[b'x'; 0x7e])
+                .copied()
+                .collect::<Vec<_>>()
+                .repeat(50);
             wire.send(&frame(1, 0, 1, b"\x88")).await?;
             wire.flood(&frame(9, 0, 1, &fields)).await
         }
@@ -428,7 +445,8 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
             const CHUNK: usize = 16 * 1024;
             const COUNT: usize = 512 * 1024 * 1024 / CHUNK;
             wire.send(HEAD).await?;
-            wire.send(format!("Content-Length: {}\r\n\r\n", CHUNK * COUNT).as_bytes()).await?;
+            wire.send(format!("Content-Length: {}\r\n\r\n", CHUNK * COUNT).as_bytes())
+                .await?;
             for _ in 0..COUNT {
                 wire.send(&[b'x'; CHUNK]).await?;
             }
@@ -437,7 +455,8 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
         Hostile::GzipBomb => {
             let bomb = gzip_bomb();
             wire.send(HEAD).await?;
-            wire.send(format!("Content-Encoding: gzip\r\nContent-Length: {}\r\n\r\n", bomb.len()).as_bytes()).await?;
+            wire.send(format!("Content-Encoding: gzip\r\nContent-Length: {}\r\n\r\n", bomb.len()).as_bytes())
+                .await?;
             wire.send(&bomb).await?;
             wire.hold().await
         }

@@ -163,7 +163,10 @@ impl Receiver {
         .await
     }
 
-    pub async fn with(options: Options, answer: impl Fn(&Received) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn with(
+        options: Options,
+        answer: impl Fn(&Received) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind(options.listen).await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::<Seen>::default();
@@ -270,7 +273,11 @@ async fn serve(
     let received = Received {
         at: Instant::now(),
         method: head.method,
-        path: head.uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
+        path: head
+            .uri
+            .path_and_query()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         version: head.version,
         headers: head.headers,
         body: body.to_bytes(),
