@@ -198,7 +198,8 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
             | Certificate::ExpiredContext { .. }
             | Certificate::NotValidYet
             | Certificate::NotValidYetContext { .. } => AttemptError::TlsExpired,
-            Certificate::UnknownIssuer => AttemptError::TlsUnknownIssuer,
+            // The latter: an issuer of a name that is known, with another key.
+            Certificate::UnknownIssuer | Certificate::BadSignature => AttemptError::TlsUnknownIssuer,
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
                 AttemptError::TlsWrongName
             }

@@ -6,7 +6,14 @@
 //! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
 //! and what it takes to read some 200 KiB.
 
-use std::{error::Error as StdError, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    error::Error as StdError,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -25,8 +32,10 @@ use hyper_util::{
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
+    client::Resumption,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
+use rustls_native_certs::{CertificateResult, load_native_certs};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
@@ -52,7 +61,9 @@ const CONNECTION_WINDOW: u32 = 128 * 1024;
 /// An HTTP/2 connection with a request under way is given up if a ping after this time finds no answer in as much again.
 const PING: Duration = Duration::from_secs(10);
 /// Idle connections kept to one receiver.
-const MAX_IDLE: usize = 8;
+const MAX_IDLE: usize = 32;
+/// Receivers whose TLS sessions are kept to be resumed: few, since their tickets can be large.
+const SESSIONS: usize = 64;
 
 /// How receivers are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +137,8 @@ impl ReceiverClient {
     pub fn new(settings: ClientSettings, rules: TargetRules) -> Result<Self, ClientError> {
         let rules = Arc::new(rules);
         let resolver = GuardedResolver::new(&settings.name_servers, rules.clone())?;
-        let connector = Connector::new(resolver, Arc::new(tls(&settings)?), settings.connect_timeout);
+        let roots = authorities(load_native_certs(), settings.extra_ca.as_deref())?;
+        let connector = Connector::new(resolver, Arc::new(tls(roots)?), settings.connect_timeout);
         let http = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -296,14 +308,13 @@ fn of_http(error: &HttpError) -> AttemptError {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1, the system's authorities and the administrator's.
-fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
+/// The system's certificate authorities, and the administrator's.
+fn authorities(system: CertificateResult, extra: Option<&Path>) -> Result<RootCertStore, ClientError> {
     let mut roots = RootCertStore::empty();
-    let system = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(system.certs);
-    if let Some(path) = &settings.extra_ca {
+    if let Some(path) = extra {
         let wrong = |reason: String| ClientError::Ca {
-            path: path.clone(),
+            path: path.to_owned(),
             reason,
         };
         let before = roots.len();
@@ -320,10 +331,43 @@ fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
             system.errors.first().map(ToString::to_string),
         ));
     }
+    Ok(roots)
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
+fn tls(roots: RootCertStore) -> Result<ClientConfig, ClientError> {
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.resumption = Resumption::in_memory_sessions(SESSIONS);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_any_authority_there_is_no_client_and_the_error_names_the_fix() {
+        let message = authorities(CertificateResult::default(), None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("ca-certificates") && message.contains("--receiver-ca"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn the_administrators_authority_is_enough() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(file.path(), params.self_signed(&key).unwrap().pem()).unwrap();
+        let roots = authorities(CertificateResult::default(), Some(file.path())).unwrap();
+        assert_eq!(roots.len(), 1);
+    }
 }
