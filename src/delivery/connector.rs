@@ -65,7 +65,7 @@ pub enum ConnectError {
     /// The handshake failed.
     #[error(transparent)]
     Tls(rustls::Error),
-    /// The connection was closed in the handshake.
+    /// The connection was closed as soon as it stood, or in the handshake.
     #[error("closed")]
     Closed,
     /// The receiver sent more than it may.
@@ -138,7 +138,7 @@ impl Connector {
         match find::<io::Error>(error).map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => ConnectError::TcpTimeout(self.timeout),
             Some(io::ErrorKind::ConnectionRefused) => ConnectError::Tcp("it was refused"),
-            Some(io::ErrorKind::ConnectionReset) => ConnectError::Tcp("it was reset"),
+            Some(io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted) => ConnectError::Closed,
             Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
                 ConnectError::Tcp("its address cannot be reached")
             }

@@ -258,10 +258,10 @@ async fn proxies_named_in_the_environment_are_ignored() {
     }
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = proxy.local_addr().unwrap();
-    let test = "delivery::client::proxies_named_in_the_environment_are_ignored";
+    let itself = "delivery::client::proxies_named_in_the_environment_are_ignored";
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args([test, "--exact"])
+        .args([itself, "--exact"])
         .env(CHILD, "1")
         .env_remove("NO_PROXY")
         .env_remove("no_proxy");

@@ -178,7 +178,7 @@ struct Counts {
 }
 
 impl HostileReceiver {
-    pub async fn start(kind: Hostile) -> Self {
+    pub fn start(kind: Hostile) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         // Accepted connections inherit it.
         socket.set_send_buffer_size(SEND_BUFFER).unwrap();
