@@ -361,6 +361,12 @@ mod tests {
     }
 
     #[test]
+    fn an_attempt_can_run_as_a_task_of_its_own() {
+        fn task<F: Future + Send + 'static>(_: impl Fn(ReceiverClient) -> F) {}
+        task(|client| async move { client.post("", HeaderMap::new(), Bytes::new()).await });
+    }
+
+    #[test]
     fn the_administrators_authority_is_enough() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut params = rcgen::CertificateParams::default();

@@ -15,8 +15,9 @@ use stellage::delivery::{ClientError, ClientSettings, ReceiverClient, RetryAfter
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
+    task::JoinSet,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 
 use super::{Sender, loopback, short};
 use crate::support::receivers::{Answer, Authority, Options, Protocols, Receiver};
@@ -182,35 +183,70 @@ async fn the_answer_is_kept_undecoded_and_up_to_four_kilobytes() {
     assert_eq!(receiver.count(), 4);
 }
 
-#[tokio::test]
-async fn a_request_on_a_connection_that_the_receiver_closes_is_not_sent_again() {
+/// A receiver that closes each connection after a request: after it has answered, or before. Requests are counted.
+async fn closing(
+    tls: Arc<ServerConfig>,
+    answers: &'static [&'static str],
+) -> (String, Arc<AtomicUsize>, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let requests = Arc::new(AtomicUsize::new(0));
     let seen = requests.clone();
-    let tls = TlsAcceptor::from(Authority::shared().server(&["127.0.0.1"], &["http/1.1"]));
-    let server = tokio::spawn(async move {
+    let tls = TlsAcceptor::from(tls);
+    let mut server = JoinSet::new();
+    server.spawn(async move {
         loop {
             let (tcp, _) = listener.accept().await.unwrap();
             let mut stream = tls.accept(tcp).await.unwrap();
-            // The first request is answered; the second is read, and then the connection is closed.
-            for answer in [&b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"[..], b""] {
+            for answer in answers {
                 let mut request = Vec::new();
                 while !request.ends_with(b"}") {
-                    assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
+                    if stream.read_buf(&mut request).await.unwrap() == 0 {
+                        break;
+                    }
                 }
-                seen.fetch_add(1, Ordering::SeqCst);
-                stream.write_all(answer).await.unwrap();
+                seen.fetch_add(usize::from(!request.is_empty()), Ordering::SeqCst);
+                stream.write_all(answer.as_bytes()).await.unwrap();
                 stream.flush().await.unwrap();
             }
         }
     });
+    (url, requests, server)
+}
+
+const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+
+#[tokio::test]
+async fn a_request_on_a_connection_that_the_receiver_closes_is_not_sent_again() {
+    let tls = Authority::shared().server(&["127.0.0.1"], &["http/1.1"]);
+    let (url, requests, _server) = closing(tls, &[EMPTY, ""]).await;
     let sender = Sender::patient(loopback());
     assert_eq!(sender.post(&url).await.label(), "success");
     let outcome = sender.post(&url).await;
     assert_eq!((outcome.label(), outcome.status), ("reset", None), "{outcome:?}");
     assert_eq!(requests.load(Ordering::SeqCst), 2);
-    server.abort();
+}
+
+#[tokio::test]
+async fn a_connection_closed_while_it_is_taken_again_costs_no_request_and_doubles_none() {
+    let tls = Authority::shared().server(&["127.0.0.1"], &["http/1.1"]);
+    let (url, requests, _server) = closing(tls, &[EMPTY]).await;
+    let sender = Sender::patient(loopback());
+    let mut successes = 0;
+    for _ in 0..50 {
+        let outcome = sender.post(&url).await;
+        assert!(outcome.is_success() || outcome.label() == "reset", "{outcome:?}");
+        successes += usize::from(outcome.is_success());
+    }
+    assert_eq!(requests.load(Ordering::SeqCst), successes);
+}
+
+#[tokio::test]
+async fn a_receiver_that_knows_tls_1_2_alone_is_reached() {
+    let tls = Authority::shared().server_with_tls12(&["127.0.0.1"], &[]);
+    let (url, requests, _server) = closing(tls, &[EMPTY]).await;
+    assert!(Sender::patient(loopback()).post(&url).await.is_success());
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
@@ -221,7 +257,11 @@ async fn after_a_timeout_over_http2_the_next_attempt_has_a_connection_of_its_own
         Answer::ok(),
     ])
     .await;
-    let sender = Sender::new(short(), loopback());
+    let settings = ClientSettings {
+        idle_timeout: Duration::from_secs(60),
+        ..short()
+    };
+    let sender = Sender::new(settings, loopback());
     assert_eq!(sender.post(&receiver.url("/")).await.label(), "success");
     assert_eq!(sender.post(&receiver.url("/")).await.label(), "timeout");
     assert_eq!(sender.post(&receiver.url("/")).await.label(), "success");

@@ -190,6 +190,24 @@ async fn an_allowed_loopback_is_reached_however_it_is_spelled() {
 }
 
 #[tokio::test]
+async fn an_ipv6_receiver_is_reached_by_its_address_and_by_localhost() {
+    // Some machines have no IPv6.
+    if tokio::net::TcpListener::bind("[::1]:0").await.is_err() {
+        return;
+    }
+    let options = Options {
+        listen: "[::1]:0".parse().unwrap(),
+        ..Options::default()
+    };
+    let receiver = Receiver::with(options, |_| Answer::ok()).await;
+    let sender = Sender::patient(loopback());
+    for host in ["[::1]", "[0:0:0:0:0:0:0:1]", "localhost"] {
+        let outcome = sender.post(&receiver.url_by(host)).await;
+        assert!(outcome.is_success(), "{host}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_forbidden_literal_is_not_called_and_rules_are_asked_before_each_attempt() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let sender = Sender::patient(TargetRules::default());
