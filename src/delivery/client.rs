@@ -4,33 +4,45 @@
 //! and no place to meter a connection. There are no redirects, proxies, cookies or decoding to switch off here.
 //!
 //! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
-//! and what it takes to read 128 KiB and 64 bytes for each one sent.
+//! and what it takes to read some 200 KiB.
 
-use std::{error::Error as StdError, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    error::Error as StdError,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request,
+    Extensions, HeaderMap, HeaderValue, Method, Request, Response,
     header::{LOCATION, RETRY_AFTER, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::{
-    client::legacy::{Client, Error as HttpError, connect::capture_connection},
+    client::legacy::{
+        Client, Error as HttpError,
+        connect::{CaptureConnection, capture_connection},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
+    client::Resumption,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
+use rustls_native_certs::{CertificateResult, load_native_certs};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
     attempt::MAX_RESPONSE,
-    connector::{ConnectError, Connector, find},
+    connector::{Allowance, ConnectError, Connector, find},
     resolver::GuardedResolver,
 };
 
@@ -49,7 +61,9 @@ const CONNECTION_WINDOW: u32 = 128 * 1024;
 /// An HTTP/2 connection with a request under way is given up if a ping after this time finds no answer in as much again.
 const PING: Duration = Duration::from_secs(10);
 /// Idle connections kept to one receiver.
-const MAX_IDLE: usize = 8;
+const MAX_IDLE: usize = 32;
+/// Receivers whose TLS sessions are kept to be resumed: few, since their tickets can be large.
+const SESSIONS: usize = 64;
 
 /// How receivers are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +137,8 @@ impl ReceiverClient {
     pub fn new(settings: ClientSettings, rules: TargetRules) -> Result<Self, ClientError> {
         let rules = Arc::new(rules);
         let resolver = GuardedResolver::new(&settings.name_servers, rules.clone())?;
-        let connector = Connector::new(resolver, Arc::new(tls(&settings)?), settings.connect_timeout);
+        let roots = authorities(load_native_certs(), settings.extra_ca.as_deref())?;
+        let connector = Connector::new(resolver, Arc::new(tls(roots)?), settings.connect_timeout);
         let http = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -189,7 +204,7 @@ impl ReceiverClient {
         *request.headers_mut() = headers;
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
-        let Ok(answer) = timeout_at(deadline, self.http.request(request)).await else {
+        let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
             // An HTTP/2 connection outlives its requests, and the next one shall not wait on a dead one.
             if let Some(connection) = &*connection.connection_metadata() {
                 connection.poison();
@@ -207,6 +222,29 @@ impl ReceiverClient {
             response: beginning(body, deadline.min(Instant::now() + self.response_timeout)).await,
         })
     }
+}
+
+/// The head of the answer. The request adds to what its connection may receive.
+async fn head(
+    http: &Client<Connector, Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+    mut connection: CaptureConnection,
+) -> Result<Response<Incoming>, HttpError> {
+    let mut answer = http.request(request);
+    tokio::select! {
+        biased;
+        connected = connection.wait_for_connection_metadata() => {
+            let mut extras = Extensions::new();
+            if let Some(connected) = &*connected {
+                connected.get_extras(&mut extras);
+            }
+            if let Some(allowance) = extras.get::<Allowance>() {
+                allowance.grant();
+            }
+        }
+        answer = &mut answer => return answer,
+    }
+    answer.await
 }
 
 struct Answer {
@@ -270,14 +308,13 @@ fn of_http(error: &HttpError) -> AttemptError {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1, the system's authorities and the administrator's.
-fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
+/// The system's certificate authorities, and the administrator's.
+fn authorities(system: CertificateResult, extra: Option<&Path>) -> Result<RootCertStore, ClientError> {
     let mut roots = RootCertStore::empty();
-    let system = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(system.certs);
-    if let Some(path) = &settings.extra_ca {
+    if let Some(path) = extra {
         let wrong = |reason: String| ClientError::Ca {
-            path: path.clone(),
+            path: path.to_owned(),
             reason,
         };
         let before = roots.len();
@@ -294,10 +331,49 @@ fn tls(settings: &ClientSettings) -> Result<ClientConfig, ClientError> {
             system.errors.first().map(ToString::to_string),
         ));
     }
+    Ok(roots)
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
+fn tls(roots: RootCertStore) -> Result<ClientConfig, ClientError> {
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.resumption = Resumption::in_memory_sessions(SESSIONS);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_any_authority_there_is_no_client_and_the_error_names_the_fix() {
+        let message = authorities(CertificateResult::default(), None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("ca-certificates") && message.contains("--receiver-ca"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn an_attempt_can_run_as_a_task_of_its_own() {
+        fn task<F: Future + Send + 'static>(_: impl Fn(ReceiverClient) -> F) {}
+        task(|client| async move { client.post("", HeaderMap::new(), Bytes::new()).await });
+    }
+
+    #[test]
+    fn the_administrators_authority_is_enough() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(file.path(), params.self_signed(&key).unwrap().pem()).unwrap();
+        let roots = authorities(CertificateResult::default(), Some(file.path())).unwrap();
+        assert_eq!(roots.len(), 1);
+    }
 }

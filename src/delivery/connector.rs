@@ -5,7 +5,10 @@ use std::{
     future::Future,
     io,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -30,12 +33,12 @@ use super::resolver::GuardedResolver;
 
 /// What the kernel holds back for us on a connection, in bytes; all that is ever read at a time is smaller.
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// What a receiver may send before we send anything, in bytes: room for the longest of handshakes.
+/// What a receiver may send on a new connection, in bytes: the longest of handshakes, and the first answer.
 const FIRST_ALLOWANCE: u64 = 128 * 1024;
-/// What it may send more for each byte that we send. A request has some 800 bytes, and an answer as far as it is read at
-/// most 40 KiB; what answers without being asked (1xx without end, frames without meaning) ends here, not at the deadline.
-const ALLOWANCE_PER_BYTE: u64 = 64;
-/// The most that it may have left, in bytes, however much was sent on the connection.
+/// What it may send more for each request: more than is ever read of an answer, which is 32 KiB at most. What is sent without
+/// being asked for (1xx or HTTP/2 frames without end) ends here, long before the deadline.
+const ALLOWANCE_PER_REQUEST: u64 = 64 * 1024;
+/// The most that it may have left, in bytes, after however many requests.
 const LARGEST_ALLOWANCE: u64 = 2 * 1024 * 1024;
 
 /// Why there is no connection.
@@ -62,7 +65,7 @@ pub enum ConnectError {
     /// The handshake failed.
     #[error(transparent)]
     Tls(rustls::Error),
-    /// The connection was closed in the handshake.
+    /// The connection was closed as soon as it stood, or in the handshake.
     #[error("closed")]
     Closed,
     /// The receiver sent more than it may.
@@ -117,7 +120,10 @@ impl Connector {
             .map_err(|_| ConnectError::TcpTimeout(self.timeout))?
             .map_err(|error| self.of_tcp(&error))?;
         let name = ServerName::try_from(host).map_err(|_| ConnectError::NoAddress)?;
-        let stream = Metered::new(tcp.into_inner());
+        let stream = Metered {
+            inner: tcp.into_inner(),
+            allowance: Allowance::new(),
+        };
         let tls = tokio::time::timeout_at(deadline, self.tls.connect(name, stream))
             .await
             .map_err(|_| ConnectError::TlsTimeout(self.timeout))?
@@ -132,7 +138,7 @@ impl Connector {
         match find::<io::Error>(error).map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => ConnectError::TcpTimeout(self.timeout),
             Some(io::ErrorKind::ConnectionRefused) => ConnectError::Tcp("it was refused"),
-            Some(io::ErrorKind::ConnectionReset) => ConnectError::Tcp("it was reset"),
+            Some(io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted) => ConnectError::Closed,
             Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
                 ConnectError::Tcp("its address cannot be reached")
             }
@@ -170,8 +176,9 @@ pub(super) struct ReceiverStream(TokioIo<TlsStream<Metered<TcpStream>>>);
 
 impl Connection for ReceiverStream {
     fn connected(&self) -> Connected {
-        let connected = Connected::new();
-        if self.0.inner().get_ref().1.alpn_protocol() == Some(b"h2") {
+        let (stream, tls) = self.0.inner().get_ref();
+        let connected = Connected::new().extra(stream.allowance.clone());
+        if tls.alpn_protocol() == Some(b"h2") {
             connected.negotiated_h2()
         } else {
             connected
@@ -215,26 +222,37 @@ impl Write for ReceiverStream {
     }
 }
 
-/// A stream that fails once more was received than what was sent allows.
-struct Metered<S> {
-    inner: S,
-    allowance: u64,
+/// What a receiver may still send on a connection, in bytes.
+#[derive(Clone)]
+pub(super) struct Allowance(Arc<AtomicU64>);
+
+impl Allowance {
+    fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(FIRST_ALLOWANCE)))
+    }
+
+    /// One more request is sent.
+    pub(super) fn grant(&self) {
+        self.update(|left| Some(left.saturating_add(ALLOWANCE_PER_REQUEST).min(LARGEST_ALLOWANCE)));
+    }
+
+    /// So many bytes came. False: more than was allowed.
+    fn spend(&self, bytes: u64) -> bool {
+        self.update(|left| left.checked_sub(bytes))
+    }
+
+    fn update(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
+        // Only a number is shared, so no order beside its own matters.
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, change)
+            .is_ok()
+    }
 }
 
-impl<S> Metered<S> {
-    fn new(inner: S) -> Self {
-        Self {
-            inner,
-            allowance: FIRST_ALLOWANCE,
-        }
-    }
-
-    fn sent(&mut self, bytes: usize) {
-        self.allowance = self
-            .allowance
-            .saturating_add(ALLOWANCE_PER_BYTE.saturating_mul(bytes as u64))
-            .min(LARGEST_ALLOWANCE);
-    }
+/// A stream that fails once more came than is allowed.
+struct Metered<S> {
+    inner: S,
+    allowance: Allowance,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
@@ -245,22 +263,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
-        let received = (buf.filled().len() - before) as u64;
-        match self.allowance.checked_sub(received) {
-            Some(rest) => {
-                self.allowance = rest;
-                Poll::Ready(Ok(()))
-            }
-            None => Poll::Ready(Err(io::Error::other(ConnectError::Flood))),
+        if self.allowance.spend((buf.filled().len() - before) as u64) {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Ready(Err(io::Error::other(ConnectError::Flood)))
         }
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, buf))?;
-        self.sent(written);
-        Poll::Ready(Ok(written))
+        Pin::new(&mut self.inner).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -280,8 +293,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs))?;
-        self.sent(written);
-        Poll::Ready(Ok(written))
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
     }
 }

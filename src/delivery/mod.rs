@@ -6,6 +6,7 @@ pub mod client;
 mod connector;
 pub mod dispatch;
 pub mod resolver;
+pub mod rules;
 pub mod schedule;
 pub mod settings;
 pub mod signature;
@@ -13,6 +14,7 @@ pub mod target;
 
 pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
 pub use client::{ClientError, ClientSettings, ReceiverClient};
+pub use rules::{Forbidden, TargetRules};
 pub use schedule::RetrySchedule;
 pub use settings::ReceiverSettings;
-pub use target::{Forbidden, ReceiverUrl, TargetRules, UrlError};
+pub use target::{ReceiverUrl, UrlError};

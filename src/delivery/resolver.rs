@@ -35,8 +35,8 @@ const RETRIES: usize = 2;
 const LONGEST_TTL: Duration = Duration::from_secs(300);
 /// Longest that it is kept that a name does not exist, so that a mended one works at the next retry.
 const LONGEST_NEGATIVE_TTL: Duration = Duration::from_secs(30);
-/// Answers kept.
-const CACHE_SIZE: u64 = 4096;
+/// Answers kept: few, since whoever owns a name decides how long its answer is.
+const CACHE_SIZE: u64 = 512;
 /// Most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
 

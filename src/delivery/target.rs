@@ -3,73 +3,19 @@
 //! Names are checked here by what they are called; where they lead is checked when they are looked up
 //! ([`super::resolver`]), by the same [`TargetRules::check_address`].
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use http::Uri;
-use ipnet::IpNet;
 use thiserror::Error;
 use url::{Host, Url};
 
-use super::addresses;
+use super::{Forbidden, TargetRules};
 
 /// Longest URL, in characters: what is sure to work everywhere.
 pub const MAX_URL: usize = 2048;
 /// Longest name and longest label of a name, in bytes (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;
 const MAX_LABEL: usize = 63;
-
-/// Names that lead into the network or the cluster that this runs in, with all below them (RFC 6762, RFC 8375, ICANN's
-/// reservation of `internal`, and Kubernetes' own). The cluster's domain comes on top.
-const INTERNAL_NAMES: &[&str] = &[
-    "local",
-    "internal",
-    "localdomain",
-    "home.arpa",
-    "svc",
-    "kubernetes.default",
-];
-
-/// Which addresses and names receivers may have, beyond the built-in rules. All of it is the administrator's.
-///
-/// Where an allowed and a denied range (or name) both match, the narrower one holds, and of equals the denial. So "private
-/// addresses, but not these" can be said, and "nothing but these".
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetRules {
-    /// Ranges that receivers may be in though the built-in rules forbid it.
-    pub allow: Vec<IpNet>,
-    /// Ranges that receivers may not be in.
-    pub deny: Vec<IpNet>,
-    /// Names that receivers may have, with all below them, though they are internal ones. Their addresses need to be allowed too.
-    pub allow_names: Vec<String>,
-    /// Names that receivers may not have, with all below them.
-    pub deny_names: Vec<String>,
-    /// The DNS domain of the cluster, whose names no receiver may have.
-    pub cluster_domain: String,
-}
-
-impl Default for TargetRules {
-    /// The built-in rules alone, in a cluster with the domain `cluster.local`.
-    fn default() -> Self {
-        Self {
-            allow: Vec::new(),
-            deny: Vec::new(),
-            allow_names: Vec::new(),
-            deny_names: Vec::new(),
-            cluster_domain: "cluster.local".to_owned(),
-        }
-    }
-}
-
-/// An address that a receiver may not have.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Forbidden {
-    /// By the built-in rules.
-    #[error("{0}")]
-    BuiltIn(&'static str),
-    /// By a range that the administrator denied.
-    #[error("an address that the administrator has denied")]
-    Denied,
-}
 
 /// Why a URL cannot be a receiver's. `Display` says what it must be instead.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -126,91 +72,6 @@ impl UrlError {
             _ => "invalid_url",
         }
     }
-}
-
-impl TargetRules {
-    /// Whether a receiver may have this address. An IPv4-mapped one is forbidden, unless the administrator allows it or the
-    /// IPv4 address in it; a NAT64 or 6to4 one needs to be allowed itself, and to hold an IPv4 address that is not forbidden.
-    pub fn check_address(&self, address: IpAddr) -> Result<(), Forbidden> {
-        match self.administrator_on(address) {
-            Some(false) => Err(Forbidden::Denied),
-            Some(true) => match addresses::translated(address) {
-                Some(inner) => self.check_address(inner.into()),
-                None => Ok(()),
-            },
-            None => addresses::special(address).map_or(Ok(()), |what| Err(Forbidden::BuiltIn(what))),
-        }
-    }
-
-    /// Whether a name is one of this machine: `localhost` and all below it (RFC 6761, section 6.3).
-    pub fn is_localhost(name: &str) -> bool {
-        depth_below(name, "localhost").is_some()
-    }
-
-    /// What `localhost` stands for, as far as it is allowed.
-    pub fn loopback(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
-            .into_iter()
-            .filter(|address| self.check_address(*address).is_ok())
-    }
-
-    /// What the administrator's ranges say: allowed, denied, or nothing.
-    fn administrator_on(&self, address: IpAddr) -> Option<bool> {
-        let inner = addresses::mapped(address).map(IpAddr::from);
-        // IPv4 lengths are counted from where they begin in a mapped address, to compare with IPv6 ones.
-        let narrowest = |ranges: &[IpNet]| {
-            ranges
-                .iter()
-                .filter(|range| range.contains(&address) || inner.is_some_and(|inner| range.contains(&inner)))
-                .map(|range| range.prefix_len() + if range.addr().is_ipv4() { 96 } else { 0 })
-                .max()
-        };
-        narrower(narrowest(&self.allow), narrowest(&self.deny))
-    }
-
-    /// Whether a receiver may have this name: lower case, without the dot at its end.
-    fn check_name(&self, name: &str) -> Result<(), UrlError> {
-        let longest = |suffixes: &[String]| {
-            suffixes
-                .iter()
-                .filter_map(|suffix| depth_below(name, suffix))
-                .max()
-        };
-        match narrower(longest(&self.allow_names), longest(&self.deny_names)) {
-            Some(true) => return Ok(()),
-            Some(false) => return Err(UrlError::DeniedName(name.to_owned())),
-            None => {}
-        }
-        let internal = if Self::is_localhost(name) {
-            self.loopback().next().is_none()
-        } else {
-            !name.contains('.')
-                || depth_below(name, &self.cluster_domain).is_some()
-                || INTERNAL_NAMES
-                    .iter()
-                    .any(|suffix| depth_below(name, suffix).is_some())
-        };
-        if internal {
-            return Err(UrlError::InternalName(name.to_owned()));
-        }
-        Ok(())
-    }
-}
-
-/// Whether the narrower of two matches is the one that allows.
-fn narrower<T: Ord>(allowed: Option<T>, denied: Option<T>) -> Option<bool> {
-    match (&allowed, &denied) {
-        (None, None) => None,
-        _ => Some(allowed > denied),
-    }
-}
-
-/// The length of `suffix` if `name` is it or below it. Dots at its ends and a `*.` in front mean nothing.
-fn depth_below(name: &str, suffix: &str) -> Option<usize> {
-    let suffix = suffix.trim_start_matches('*').trim_matches('.');
-    let start = name.len().checked_sub(suffix.len())?;
-    let ends = !suffix.is_empty() && name.get(start..)?.eq_ignore_ascii_case(suffix);
-    (ends && (start == 0 || name.as_bytes()[start - 1] == b'.')).then_some(suffix.len())
 }
 
 /// A URL that a receiver may have, in its normal form: host in lower case and punycode, addresses in their usual form, no dot
@@ -312,4 +173,315 @@ fn check_form(name: &str) -> Result<(), UrlError> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(url: &str, rules: &TargetRules) -> Result<String, UrlError> {
+        ReceiverUrl::parse(url, rules).map(|url| url.as_str().to_owned())
+    }
+
+    fn allowing(ranges: &[&str]) -> TargetRules {
+        TargetRules {
+            allow: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            ..TargetRules::default()
+        }
+    }
+
+    /// All of them stand for 127.0.0.1.
+    const LOOPBACK: &[&str] = &[
+        "127.0.0.1",
+        "127.0.0.1.",
+        "127.1",
+        "127.0.1",
+        "2130706433",
+        "0x7f000001",
+        "0X7F.1",
+        "0177.0.0.1",
+        "017700000001",
+        "0x7f.0.0x0.01",
+        "%31%32%37.0.0.1",
+        "127。0。0。1",
+        "①②⑦.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[0:0:0:0:0:ffff:7f00:0001]",
+    ];
+
+    #[test]
+    fn a_loopback_address_is_refused_and_allowed_in_every_spelling() {
+        let rules = allowing(&["127.0.0.0/8", "::1/128"]);
+        for host in LOOPBACK {
+            let url = format!("https://{host}:8443/hook");
+            let error = parse(&url, &TargetRules::default()).unwrap_err();
+            assert_eq!(error.label(), "forbidden_address", "{host}");
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        for host in ["[::1]", "[0:0:0:0:0:0:0:1]", "[::0001]"] {
+            let url = format!("https://{host}/");
+            assert_eq!(
+                parse(&url, &TargetRules::default()).unwrap_err().label(),
+                "forbidden_address"
+            );
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        for host in [
+            "localhost",
+            "LOCALHOST",
+            "localhost.",
+            "a.localhost",
+            "a.localhost.",
+            "ⓛocalhost",
+        ] {
+            let url = format!("https://{host}/");
+            assert_eq!(
+                parse(&url, &TargetRules::default()).unwrap_err().label(),
+                "forbidden_name",
+                "{host}"
+            );
+            assert!(parse(&url, &rules).is_ok(), "{host}");
+        }
+        assert_eq!(
+            parse("https://localhost.:1/", &rules).unwrap(),
+            "https://localhost:1/"
+        );
+    }
+
+    #[test]
+    fn addresses_that_are_not_public_are_refused() {
+        for host in [
+            "0.0.0.0",
+            "0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "10.255.255.255",
+            "100.64.0.1",
+            "100.127.255.255",
+            "100.100.100.200",
+            "127.255.255.255",
+            "168.63.129.16",
+            "169.254.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.0.0.192",
+            "192.0.2.1",
+            "192.31.196.1",
+            "192.52.193.1",
+            "192.88.99.1",
+            "192.168.0.1",
+            "192.175.48.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "[::]",
+            "[::2]",
+            "[::127.0.0.1]",
+            "[::8.8.8.8]",
+            "[::ffff:8.8.8.8]",
+            "[::ffff:10.0.0.1]",
+            "[::ffff:0:127.0.0.1]",
+            "[64:ff9b::127.0.0.1]",
+            "[64:ff9b::8.8.8.8]",
+            "[64:ff9b:1::1]",
+            "[64:ff9b:1:ffff::a00:1]",
+            "[100::1]",
+            "[100:0:0:1::1]",
+            "[2001::1]",
+            "[2001:0:4136:e378:8000:63bf:3fff:fdd2]",
+            "[2001:2::1]",
+            "[2001:10::1]",
+            "[2001:20::1]",
+            "[2001:1ff:ffff::1]",
+            "[2001:db8::1]",
+            "[2002:7f00:1::]",
+            "[2002:a00:1::1]",
+            "[2002:808:808::1]",
+            "[2620:4f:8000::1]",
+            "[3fff::1]",
+            "[3fff:fff::1]",
+            "[4000::1]",
+            "[5f00::1]",
+            "[fc00::1]",
+            "[fd00:ec2::254]",
+            "[fd12:3456:789a::1]",
+            "[fe80::1]",
+            "[febf::1]",
+            "[fec0::1]",
+            "[feff::1]",
+            "[ff02::1]",
+            "[ff0e::1]",
+        ] {
+            let error = parse(&format!("https://{host}/"), &TargetRules::default()).unwrap_err();
+            assert_eq!(error.label(), "forbidden_address", "{host}: {error}");
+            assert!(
+                error.to_string().starts_with("must lead to a public address: "),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn public_addresses_and_names_are_taken() {
+        for host in [
+            "1.0.0.1",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.1",
+            "168.63.129.17",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.0",
+            "192.0.3.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "198.51.101.0",
+            "203.0.112.255",
+            "203.0.114.0",
+            "223.255.255.255",
+            "[2001:200::1]",
+            "[2001:4860:4860::8888]",
+            "[2003::1]",
+            "[2606:4700::1111]",
+            "[2a00:1450:4001::1]",
+            "[3ffe::1]",
+            "hooks.example.com",
+            "HOOKS.Example.COM.",
+            "a_b.example.com",
+            "müller.example",
+            "xn--mller-kva.example",
+            "local.example.com",
+            "svc.example.com",
+            "my-localhost.example",
+            "internal-hooks.example.com",
+            "1.2.3.4.example",
+            "default.example.com",
+        ] {
+            let parsed = parse(&format!("https://{host}/a?b=c"), &TargetRules::default());
+            assert!(parsed.is_ok(), "{host}: {parsed:?}");
+        }
+        assert_eq!(
+            parse(
+                "HTTPS://HOOKS.Example.com.:443/A/../b?C=%7e d"
+                    .replace(' ', "")
+                    .as_str(),
+                &TargetRules::default()
+            ),
+            Ok("https://hooks.example.com/b?C=%7ed".to_owned())
+        );
+    }
+
+    #[test]
+    fn names_of_the_cluster_and_of_the_network_are_refused() {
+        let rules = TargetRules {
+            cluster_domain: "K8s.Example.net.".to_owned(),
+            // An allowed range opens no name.
+            allow: vec!["10.0.0.0/8".parse().unwrap()],
+            ..TargetRules::default()
+        };
+        for host in [
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.",
+            "kubernetes.default.svc",
+            "x.y.svc.",
+            "kubernetes.default.svc.cluster.local",
+            "KUBERNETES.DEFAULT.SVC.CLUSTER.LOCAL.",
+            "cluster.local",
+            "x.svc.k8s.example.net",
+            "k8s.example.net",
+            "db.local",
+            "printer.local.",
+            "metadata.google.internal",
+            "instance-data.ec2.internal",
+            "internal",
+            "intranet",
+            "router.home.arpa",
+            "localhost.localdomain",
+            "localhost",
+            "x.localhost",
+        ] {
+            let error = parse(&format!("https://{host}/"), &rules).unwrap_err();
+            assert_eq!(error.label(), "forbidden_name", "{host}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_plain_https_url_is_refused_with_what_it_must_be() {
+        let long = format!("https://example.com/{}", "x".repeat(2029));
+        for (url, message) in [
+            ("", "must begin with https://"),
+            ("example.com", "must begin with https://"),
+            ("http://example.com/", "must begin with https://"),
+            ("ftp://example.com/", "must begin with https://"),
+            ("https:example.com", "must begin with https://"),
+            ("https:/example.com", "must begin with https://"),
+            ("javascript:alert(1)", "must begin with https://"),
+            (long.as_str(), "must be at most 2048 characters"),
+            ("https://user@example.com/", "must have no user name"),
+            ("https://user:pass@example.com/", "must have no user name"),
+            ("https://@example.com/", "must have no user name"),
+            ("https://:@example.com/", "must have no user name"),
+            ("https://good.example@127.0.0.1/", "must have no user name"),
+            ("https://example.com/#part", "must have no fragment"),
+            ("https://example.com/#", "must have no fragment"),
+            ("https://example.com#@127.0.0.1/", "must have no fragment"),
+            ("https://[fe80::1%25eth0]/", "must have no zone"),
+            ("https://[fe80::1%eth0]/", "must have no zone"),
+            ("https://[::1%lo]/", "must have no zone"),
+            ("https://", "must be a URL"),
+            ("https:///example.com/", "must be a URL"),
+            ("https://?x", "must be a URL"),
+            ("https://example.com:port/", "must be a URL"),
+            ("https://example.com:65536/", "must be a URL"),
+            ("https://example.com:0/", "must have a port"),
+            ("https://1.2.3.4.5/", "must be a URL"),
+            ("https://256.1.1.1/", "must be a URL"),
+            ("https://example.0x7f/", "must be a URL"),
+            ("https://[::1/", "must be a URL"),
+            ("https://exa mple.com/", "must have no spaces"),
+            (" https://example.com/", "must have no spaces"),
+            ("https://example.com/\n", "must have no spaces"),
+            ("https://exam\tple.com/", "must have no spaces"),
+            ("https://example.com\\@127.0.0.1/", "must have no spaces"),
+            ("https://example..com/", "must name a host"),
+            ("https://example.com../", "must name a host"),
+            ("https://.example.com/", "must name a host"),
+            ("https://a!b.example.com/", "must name a host"),
+            ("https://*.example.com/", "must name a host"),
+        ] {
+            let error = parse(url, &TargetRules::default()).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{url:?}: {error}");
+        }
+        let longest = format!("https://example.com/{}", "x".repeat(2028));
+        assert!(parse(&longest, &TargetRules::default()).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_written_both_parsers_agree_on_the_host(rest in "[a-z0-9./:@%#?\\[\\]\\\\|^`{}'\"<>é-]{0,40}") {
+            if let Ok(url) = ReceiverUrl::parse(&format!("https://{rest}"), &TargetRules::default()) {
+                prop_assert_eq!(url.uri().host(), url.url.host_str());
+                prop_assert_eq!(url.uri().scheme_str(), Some("https"));
+                // The normal form is one.
+                prop_assert_eq!(&ReceiverUrl::parse(url.as_str(), &TargetRules::default()).unwrap(), &url);
+            }
+        }
+
+    }
+}

@@ -2,29 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Sender, loopback,
+use super::{Sender, loopback, short};
+use crate::support::{
+    eventually,
     receivers::{Hostile, HostileReceiver},
-    short,
 };
-use crate::support::eventually;
 
 /// What a flooder gets rid of at most: what is read, and what the kernels' buffers hold.
-const MOST_SENT: u64 = 1024 * 1024;
+const MOST_SENT: u64 = 512 * 1024;
 
 #[tokio::test]
 async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory() {
-    let all = Hostile::all(Duration::from_secs(4));
+    let sender = Sender::new(short(), loopback());
+    let all = Hostile::all(Duration::from_secs(7));
     let attempts = all.into_iter().map(async |kind| {
-        let receiver = HostileReceiver::start(kind).await;
-        let sender = Sender::new(short(), loopback());
+        let receiver = HostileReceiver::start(kind);
         let begun = Instant::now();
         let outcome = sender.post(&receiver.url()).await;
         let took = begun.elapsed();
         assert_eq!(outcome.label(), kind.outcome(), "{kind:?}: {outcome:?}");
         assert_eq!(outcome.is_success(), outcome.status == Some(200), "{kind:?}");
         assert!(outcome.response.len() <= 4096, "{kind:?}");
-        assert!(took < Duration::from_secs(10), "{kind:?} took {took:?}");
+        assert!(took < Duration::from_secs(15), "{kind:?} took {took:?}");
         assert!(outcome.duration <= took, "{kind:?}");
         eventually(
             "the connection to be let go",
@@ -34,18 +33,10 @@ async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory()
         .await;
         assert_eq!(receiver.accepted(), 1, "{kind:?}");
         assert!(receiver.requests() <= 1, "{kind:?}");
-        if kind != Hostile::PingFlood {
-            assert!(
-                receiver.sent() < MOST_SENT,
-                "{kind:?} got rid of {} bytes",
-                receiver.sent()
-            );
-        }
-        println!(
-            "{kind:?}: {} in {took:?}, sent {}: {:?}",
-            outcome.label(),
-            receiver.sent(),
-            outcome.error.map(|e| e.to_string())
+        assert!(
+            receiver.sent() < MOST_SENT,
+            "{kind:?} got rid of {} bytes",
+            receiver.sent()
         );
     });
     futures::future::join_all(attempts).await;

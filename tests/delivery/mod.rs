@@ -4,9 +4,6 @@ mod client;
 mod hostile;
 mod targets;
 
-#[path = "../support/receivers/mod.rs"]
-mod receivers;
-
 use std::{io::Write as _, time::Duration};
 
 use bytes::Bytes;
@@ -14,7 +11,7 @@ use http::HeaderMap;
 use stellage::delivery::{AttemptOutcome, ClientSettings, ReceiverClient, TargetRules};
 use tempfile::NamedTempFile;
 
-use receivers::Receiver;
+use crate::support::receivers::Receiver;
 
 /// A client that trusts the receivers of the tests.
 struct Sender {
@@ -22,11 +19,11 @@ struct Sender {
     _ca: NamedTempFile,
 }
 
-/// Short deadlines, so that what never ends is seen to end.
+/// Short deadlines, so that what never ends is seen to end; and long enough for a busy machine to do what does.
 fn short() -> ClientSettings {
     ClientSettings {
-        timeout: Duration::from_secs(2),
-        connect_timeout: Duration::from_secs(1),
+        timeout: Duration::from_secs(5),
+        connect_timeout: Duration::from_secs(4),
         response_timeout: Duration::from_millis(500),
         ..ClientSettings::default()
     }

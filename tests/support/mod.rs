@@ -1,5 +1,6 @@
 //! The control plane, the operator and an account of one's own for every test.
 
+pub mod receivers;
 pub mod smtp;
 
 use std::{

@@ -7,8 +7,9 @@ use rcgen::{
     date_time_ymd,
 };
 use rustls::{
-    ServerConfig,
+    ALL_VERSIONS, ServerConfig, SupportedProtocolVersion,
     pki_types::{CertificateDer, PrivatePkcs8KeyDer},
+    version::TLS12,
 };
 
 static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
@@ -16,6 +17,7 @@ static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
 /// What the certificates of receivers are for.
 pub const NAMES: &[&str] = &[
     "127.0.0.1",
+    "::ffff:127.0.0.1",
     "::1",
     "localhost",
     "receiver.test",
@@ -57,6 +59,13 @@ impl Authority {
         config(certificate.der().clone(), &key, alpn)
     }
 
+    /// The same, with TLS 1.2 alone.
+    pub fn server_with_tls12(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
+        config_of(&[&TLS12], certificate.der().clone(), &key, alpn)
+    }
+
     /// TLS with a certificate that ended in 2001.
     pub fn expired(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
@@ -81,9 +90,18 @@ fn params(names: &[&str]) -> CertificateParams {
 }
 
 fn config(certificate: CertificateDer<'static>, key: &KeyPair, alpn: &[&str]) -> Arc<ServerConfig> {
+    config_of(ALL_VERSIONS, certificate, key, alpn)
+}
+
+fn config_of(
+    versions: &[&'static SupportedProtocolVersion],
+    certificate: CertificateDer<'static>,
+    key: &KeyPair,
+    alpn: &[&str],
+) -> Arc<ServerConfig> {
     let key = PrivatePkcs8KeyDer::from(key.serialize_der());
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key.into())

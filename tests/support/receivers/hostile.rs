@@ -70,6 +70,10 @@ pub enum Hostile {
     InformationalFlood,
     /// `103 Early Hints` without end over HTTP/2.
     InformationalHttp2Flood,
+    /// Refuses the stream over HTTP/2, which invites to send the request again.
+    RefusedStream,
+    /// Says goodbye over HTTP/2 without having looked at the request, which invites to send it again.
+    GoAway,
     /// 200, and the body at one byte a second.
     SlowBody,
     /// 200, and a body without end.
@@ -106,6 +110,8 @@ impl Hostile {
             PingFlood,
             InformationalFlood,
             InformationalHttp2Flood,
+            RefusedStream,
+            GoAway,
             SlowBody,
             EndlessBody,
             HugeBody,
@@ -121,14 +127,13 @@ impl Hostile {
             Self::ExpiredCertificate => "tls_expired",
             Self::SelfSignedCertificate => "tls_unknown_issuer",
             Self::WrongNameCertificate => "tls_wrong_name",
-            Self::ResetOnAccept | Self::ResetInHead => "reset",
-            Self::SilentHttp | Self::SilentHttp2 | Self::SlowHead | Self::LateStatus(_) | Self::PingFlood => {
-                "timeout"
-            }
+            Self::ResetOnAccept | Self::ResetInHead | Self::RefusedStream | Self::GoAway => "reset",
+            Self::SilentHttp | Self::SilentHttp2 | Self::SlowHead | Self::LateStatus(_) => "timeout",
             Self::GarbageForHttp
             | Self::EndlessHeader
             | Self::EndlessHeaders
             | Self::EndlessHttp2Headers
+            | Self::PingFlood
             | Self::InformationalFlood
             | Self::InformationalHttp2Flood => "protocol",
             Self::ResetInBody | Self::SlowBody | Self::EndlessBody | Self::HugeBody | Self::GzipBomb => {
@@ -140,7 +145,12 @@ impl Hostile {
     fn http2(self) -> bool {
         matches!(
             self,
-            Self::SilentHttp2 | Self::EndlessHttp2Headers | Self::PingFlood | Self::InformationalHttp2Flood
+            Self::RefusedStream
+                | Self::GoAway
+                | Self::SilentHttp2
+                | Self::EndlessHttp2Headers
+                | Self::PingFlood
+                | Self::InformationalHttp2Flood
         )
     }
 
@@ -179,7 +189,7 @@ struct Counts {
 }
 
 impl HostileReceiver {
-    pub async fn start(kind: Hostile) -> Self {
+    pub fn start(kind: Hostile) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         // Accepted connections inherit it.
         socket.set_send_buffer_size(SEND_BUFFER).unwrap();
@@ -431,6 +441,14 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
         Hostile::PingFlood => wire.flood(&frame(6, 0, 0, b"pingping").repeat(100)).await,
         Hostile::InformationalFlood => wire.flood(&b"HTTP/1.1 102 Processing\r\n\r\n".repeat(100)).await,
         Hostile::InformationalHttp2Flood => wire.flood(&frame(1, 4, 1, b"\x08\x03103").repeat(100)).await,
+        Hostile::RefusedStream => {
+            wire.send(&frame(3, 0, 1, &7_u32.to_be_bytes())).await?;
+            wire.hold().await
+        }
+        Hostile::GoAway => {
+            wire.send(&frame(7, 0, 0, &[0; 8])).await?;
+            wire.hold().await
+        }
         Hostile::SlowBody => {
             wire.send(HEAD).await?;
             wire.send(b"Content-Length: 4000\r\n\r\n").await?;

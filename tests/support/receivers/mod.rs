@@ -1,7 +1,13 @@
 //! Receivers on loopback, kind and hostile, and a DNS server that answers as told. Nothing here needs an API server; a bench
 //! takes the folder in with `#[path]`.
+//!
+//! All certificates are from [`Authority::shared`], whose PEM the sender under test has to trust.
 
-#![allow(dead_code, reason = "each who takes this in uses another part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each who takes this in uses another part"
+)]
 
 mod authority;
 mod dns;
