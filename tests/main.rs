@@ -19,4 +19,5 @@ mod leader;
 mod mail;
 mod resilience;
 mod support;
+mod webhooks;
 mod writes;

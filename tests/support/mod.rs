@@ -201,6 +201,22 @@ pub struct Cluster {
     pub operator: Operator,
 }
 
+/// Arguments with which an operator sends to the receivers of the tests, and writes mails into `mail/` of the plane's folder.
+pub fn receiver_arguments(plane: &ControlPlane) -> Vec<String> {
+    let ca = plane.folder().join("receivers.pem");
+    std::fs::write(&ca, receivers::Receiver::ca_pem()).unwrap();
+    vec![
+        format!("--receiver-ca={}", ca.display()),
+        "--receiver-allow=127.0.0.0/8,::1/128".to_owned(),
+        format!("--smtp-url=file://{}", mail_folder(plane).display()),
+    ]
+}
+
+/// Where that operator's mails are.
+pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
+    plane.folder().join("mail")
+}
+
 /// The cluster that all tests share which neither kill nor count.
 pub async fn shared() -> &'static Cluster {
     static SHARED: OnceCell<Cluster> = OnceCell::const_new();
@@ -208,7 +224,11 @@ pub async fn shared() -> &'static Cluster {
         .get_or_init(|| async {
             let plane = control_plane::shared().await.unwrap();
             install(plane);
-            let operator = Operator::start(plane, &["run", "--provisioning-seconds", "0.5"]).await;
+            let mut arguments = vec!["run", "--provisioning-seconds", "0.5"];
+            let receivers = receiver_arguments(plane);
+            arguments.extend(receivers.iter().map(String::as_str));
+            arguments.extend(["--retry-schedule", "200ms,200ms,200ms,200ms,200ms"]);
+            let operator = Operator::start(plane, &arguments).await;
             Cluster { plane, operator }
         })
         .await

@@ -1,0 +1,68 @@
+//! From a transition to a receiver, and what is written down of it.
+
+use serde_json::json;
+use standardwebhooks::Webhook as Verifier;
+use stellage::resources::{DeliveryPhase, InstanceState};
+
+use super::{ALL, SECRET, all_in, body, types};
+use crate::support::{
+    Tenant,
+    receivers::{Answer, Receiver},
+};
+
+#[tokio::test]
+async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recorded() {
+    let tenant = Tenant::new("hooks-life").await;
+    let receiver = Receiver::start(|_| Answer::ok().body("thanks")).await;
+    tenant.webhook("orders", &receiver.url("/hook"), &ALL).await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    receiver.wait_for(2).await;
+    let stop = json!({ "spec": { "powerState": "Stopped" } });
+    let patch = kube::api::Patch::Merge(&stop);
+    let instances = tenant.instances();
+    instances.patch("web", &Default::default(), &patch).await.unwrap();
+    receiver.wait_for(3).await;
+    instances.delete("web", &Default::default()).await.unwrap();
+    receiver.wait_for(4).await;
+
+    let all = tenant
+        .wait_for_deliveries(
+            "orders",
+            "four deliveries in the log",
+            all_in(4, DeliveryPhase::Delivered),
+        )
+        .await;
+    let received = receiver.received();
+    assert_eq!(
+        types(&received),
+        [
+            "instance.created",
+            "instance.started",
+            "instance.stopped",
+            "instance.deleted"
+        ]
+    );
+    let verifier = Verifier::new(SECRET).unwrap();
+    for (request, delivery) in received.iter().zip(&all) {
+        verifier.verify(&request.body, &request.headers).unwrap();
+        let body = body(request);
+        assert_eq!(request.body, delivery.spec.body);
+        assert_eq!(body["id"], request.header("x-service-event-id"));
+        assert_eq!(body["id"], delivery.spec.event_id);
+        assert_eq!(body["data"]["instance"]["name"], "web");
+        let is_about_the_account =
+            ["instance.created", "instance.deleted"].contains(&body["type"].as_str().unwrap());
+        assert_eq!(
+            body["data"]["user"]["email"] == "hooks-life@example.com",
+            is_about_the_account
+        );
+        let attempts = &delivery.status.as_ref().unwrap().attempts;
+        assert_eq!(attempts.len(), 1);
+        assert_eq!(
+            (attempts[0].status_code, attempts[0].response.as_deref()),
+            (Some(200), Some("thanks"))
+        );
+    }
+    assert_eq!(receiver.count(), 4, "sent more than once");
+}

@@ -1,0 +1,123 @@
+//! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
+
+mod delivery;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use stellage::resources::{Delivery, DeliveryPhase, Webhook};
+
+use crate::support::{Tenant, eventually, receivers::Received};
+
+/// The signing secret of the tests' webhooks.
+pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+/// Every event of instances.
+pub const ALL: [&str; 4] = [
+    "instance.created",
+    "instance.deleted",
+    "instance.started",
+    "instance.stopped",
+];
+
+impl Tenant {
+    pub fn webhooks(&self) -> Api<Webhook> {
+        Api::namespaced(self.kube.clone(), &self.namespace)
+    }
+
+    pub fn deliveries(&self) -> Api<Delivery> {
+        Api::namespaced(self.kube.clone(), &self.namespace)
+    }
+
+    /// Makes a Secret and a Webhook for these events, as kubectl would.
+    pub async fn webhook(&self, name: &str, url: &str, events: &[&str]) -> Webhook {
+        self.secret(name, SECRET).await;
+        let webhook = json!({
+            "metadata": { "name": name },
+            "spec": { "url": url, "events": events, "secretRef": { "name": name } },
+        });
+        let webhook = self.object(&webhook, "Webhook");
+        self.webhooks()
+            .create(&PostParams::default(), &webhook)
+            .await
+            .unwrap()
+    }
+
+    pub async fn secret(&self, name: &str, value: &str) {
+        let secrets: Api<Secret> = Api::namespaced(self.kube.clone(), &self.namespace);
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name }, "stringData": { "secret": value },
+        });
+        let params = PatchParams::apply("tests").force();
+        secrets
+            .patch(name, &params, &Patch::Apply(&secret))
+            .await
+            .unwrap();
+    }
+
+    fn object<K: serde::de::DeserializeOwned>(&self, value: &Value, kind: &str) -> K {
+        let mut value = value.clone();
+        value["apiVersion"] = json!("stellage.dev/v1");
+        value["kind"] = json!(kind);
+        value["metadata"]["namespace"] = json!(self.namespace);
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// Changes the spec of a webhook.
+    pub async fn change_webhook(&self, name: &str, spec: Value) -> Webhook {
+        let patch = json!({ "spec": spec });
+        self.webhooks()
+            .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap()
+    }
+
+    /// Waits until a webhook is as wanted.
+    pub async fn wait_for_webhook(&self, name: &str, what: &str, is: impl Fn(&Webhook) -> bool) -> Webhook {
+        let look = async || self.webhooks().get(name).await.unwrap();
+        eventually(what, look, is).await
+    }
+
+    /// The deliveries of a webhook, oldest event first.
+    pub async fn deliveries_of(&self, webhook: &str) -> Vec<Delivery> {
+        let params = ListParams::default().labels(&format!("stellage.dev/webhook={webhook}"));
+        let mut all = self.deliveries().list(&params).await.unwrap().items;
+        all.sort_by_key(|delivery| (delivery.spec.event_created_at, delivery.spec.sequence));
+        all
+    }
+
+    /// Waits until a webhook's deliveries are as wanted.
+    pub async fn wait_for_deliveries(
+        &self,
+        webhook: &str,
+        what: &str,
+        are: impl Fn(&Vec<Delivery>) -> bool,
+    ) -> Vec<Delivery> {
+        eventually(what, async || self.deliveries_of(webhook).await, are).await
+    }
+}
+
+/// Whether there are as many deliveries, and all in this phase.
+pub fn all_in(count: usize, phase: DeliveryPhase) -> impl Fn(&Vec<Delivery>) -> bool {
+    move |all| all.len() == count && all.iter().all(|delivery| phase_of(delivery) == Some(phase))
+}
+
+pub fn phase_of(delivery: &Delivery) -> Option<DeliveryPhase> {
+    delivery.status.as_ref().map(|status| status.phase)
+}
+
+/// The body of a request that a receiver got.
+pub fn body(received: &Received) -> Value {
+    serde_json::from_slice(&received.body).unwrap()
+}
+
+/// The event types of requests, in the order of their arrival.
+pub fn types(received: &[Received]) -> Vec<String> {
+    received
+        .iter()
+        .map(|request| request.header("x-service-event-type").to_owned())
+        .collect()
+}
