@@ -15,6 +15,7 @@ mod facade;
 mod instances;
 mod kinds;
 mod leader;
+mod listen;
 mod receivers;
 mod resilience;
 mod support;
