@@ -108,14 +108,14 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
 
     let given = args.secret.is_some();
     let secret = args.secret.unwrap_or_else(signature::new_secret);
-    let mut welcome = format!(
-        "Listening to the events of account {} in namespace {namespace}.",
+    let passed_on = args.forward.as_ref().map_or_else(String::new, |url| {
+        let which = if given { "that was given" } else { &secret };
+        format!("\nEach is passed on to {url}, signed with the secret {which}")
+    });
+    let welcome = format!(
+        "Listening to the events of account {} in namespace {namespace}.{passed_on}",
         args.account
     );
-    if let Some(url) = &args.forward {
-        let which = if given { "that was given" } else { &secret };
-        welcome += &format!("\nEach is passed on to {url}, signed with the secret {which}");
-    }
     let mut listener = Listener {
         types: args.events,
         output: args.output,
