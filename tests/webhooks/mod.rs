@@ -2,7 +2,9 @@
 
 mod delivery;
 mod disablement;
+mod retention;
 mod secrets;
+mod writes;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
