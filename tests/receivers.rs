@@ -41,7 +41,7 @@ fn there_is(program: &str) -> bool {
     there
 }
 
-/// A certificate for `localhost` that signs itself.
+/// A certificate for 127.0.0.1 that signs itself.
 struct Certificate {
     folder: tempfile::TempDir,
     pem: String,
@@ -49,7 +49,7 @@ struct Certificate {
 
 impl Certificate {
     fn new() -> Self {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let pem = made.cert.pem();
         std::fs::write(folder.path().join("cert.pem"), &pem).unwrap();
@@ -143,7 +143,7 @@ impl Receiver {
     fn announce(&self, length: usize) -> u16 {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port())).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head = format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{{");
+        let head = format!("POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n{{");
         stream.write_all(head.as_bytes()).unwrap();
         let mut line = [0; 12];
         stream.read_exact(&mut line).unwrap();

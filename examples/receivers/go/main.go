@@ -159,7 +159,7 @@ func main() {
 			log.Fatal(err)
 		}
 	}()
-	fmt.Printf("listening on %s://localhost:%d/\n", scheme, listener.Addr().(*net.TCPAddr).Port)
+	fmt.Printf("listening on %s://127.0.0.1:%d/\n", scheme, listener.Addr().(*net.TCPAddr).Port)
 
 	// No new requests; those that are under way are answered, and what was accepted is processed.
 	<-stopped.Done()

@@ -92,7 +92,7 @@ const server = TLS_CERT
   ? https.createServer({ ...options, cert: readFileSync(TLS_CERT), key: readFileSync(TLS_KEY) }, listener)
   : http.createServer(options, listener);
 server.listen(Number(PORT), "127.0.0.1", () => {
-  console.log(`listening on ${TLS_CERT ? "https" : "http"}://localhost:${server.address().port}/`);
+  console.log(`listening on ${TLS_CERT ? "https" : "http"}://127.0.0.1:${server.address().port}/`);
 });
 
 // No new connections; requests that are under way are answered, and what was accepted is processed. Then nothing is left to

@@ -104,7 +104,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     worker = threading.Thread(target=work)
     worker.start()
-    print(f"listening on {scheme}://localhost:{server.server_port}/", flush=True)
+    print(f"listening on {scheme}://127.0.0.1:{server.server_port}/", flush=True)
     server.serve_forever()
     server.server_close()
     waiting.put(None)

@@ -195,7 +195,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     println!(
-        "listening on {scheme}://localhost:{}/",
+        "listening on {scheme}://127.0.0.1:{}/",
         listener.local_addr()?.port()
     );
     let connections = GracefulShutdown::new();
