@@ -2,6 +2,7 @@
 
 mod delivery;
 mod disablement;
+mod fairness;
 mod retention;
 mod secrets;
 mod writes;

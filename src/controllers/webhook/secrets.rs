@@ -214,10 +214,11 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
 pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
     loop {
         let namespaces = due(&hub);
-        let reads = futures::stream::iter(namespaces).for_each_concurrent(POLL_CONCURRENCY, |(namespace, due)| {
-            let hub = hub.clone();
-            async move { tokio::join!(read_all(&hub, &namespace, due), tokio::time::sleep(POLL_PACE)).0 }
-        });
+        let reads =
+            futures::stream::iter(namespaces).for_each_concurrent(POLL_CONCURRENCY, |(namespace, due)| {
+                let hub = hub.clone();
+                async move { tokio::join!(read_all(&hub, &namespace, due), tokio::time::sleep(POLL_PACE)).0 }
+            });
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = reads => {}
@@ -236,7 +237,8 @@ fn due(hub: &Hub) -> BTreeMap<String, Vec<(LaneKey, Arc<Webhook>)>> {
     for (lane, known) in &state.webhooks {
         let is_fresh = |known: Known| known.read_at.elapsed() < FRESH;
         let namespace = known.webhook.metadata.namespace.as_deref().unwrap_or_default();
-        if hub.deps.directory.account_of(namespace).is_some() && !hub.secrets.get(lane).is_some_and(is_fresh) {
+        if hub.deps.directory.account_of(namespace).is_some() && !hub.secrets.get(lane).is_some_and(is_fresh)
+        {
             let of_namespace = due.entry(namespace.to_owned()).or_default();
             of_namespace.push((lane.clone(), known.webhook.clone()));
         }
@@ -254,7 +256,9 @@ async fn read_all(hub: &Arc<Hub>, namespace: &str, due: Vec<(LaneKey, Arc<Webhoo
     let secrets: HashMap<String, Secret> = match bounded(api.list(&ListParams::default())).await {
         Ok(list) => {
             let named = list.items.into_iter();
-            named.filter_map(|secret| Some((secret.metadata.name.clone()?, secret))).collect()
+            named
+                .filter_map(|secret| Some((secret.metadata.name.clone()?, secret)))
+                .collect()
         }
         Err(error) => {
             tracing::warn!(namespace, %error, "signing secrets cannot be read");
