@@ -15,7 +15,7 @@ use crate::{
     },
     facade::{self, Facade},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
-    resources::{Account, ApiKey, Instance},
+    resources::{Account, ApiKey, Instance, Webhook},
     runtime::{
         Clock, Health, Metrics, SystemClock, client,
         events::Events,
@@ -99,6 +99,7 @@ pub async fn serve(
 
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
@@ -110,14 +111,17 @@ pub async fn serve(
             clock: clock.clone(),
             metrics: metrics.clone(),
             usage: Box::new(SimulatedUsage),
+            receiver_check: Arc::new(|_| Ok(())),
         });
         let facade::Listeners {
             instances,
+            webhooks,
             keys,
             accounts,
         } = facade.listeners();
         on_accounts.push(accounts);
         on_instances.push(instances);
+        on_webhooks.push(webhooks);
         watches.spawn::<ApiKey>(vec![keys]);
         let (shutdown, grace) = (
             shutdown.clone(),
@@ -138,6 +142,7 @@ pub async fn serve(
         on_instances.push(Box::new(controllers.queue.clone()));
     }
     let instances = watches.spawn(on_instances);
+    watches.spawn(on_webhooks);
     if let Some(controllers) = &controllers {
         let (queue, instances) = (controllers.queue.clone(), instances.clone());
         on_accounts.push(controllers.directory.listener(move |namespace| {

@@ -9,6 +9,8 @@ pub const MAX_NAME: usize = 63;
 pub const MAX_TAGS: usize = 50;
 /// Most SSH keys of an instance.
 pub const MAX_SSH_KEYS: usize = 20;
+/// Longest URL of a receiver, in bytes.
+const MAX_URL: usize = 2048;
 /// Fewest bits of an RSA key.
 const MIN_RSA_BITS: usize = 2048;
 
@@ -69,6 +71,28 @@ pub fn tag(value: &str) -> Result<(), &'static str> {
         Ok(())
     } else {
         Err("must be 1 to 63 letters, digits, '_', '.', ':' or '-'")
+    }
+}
+
+/// The URL of a receiver: `https://`, a host, no user name or password, no fragment, at most 2,048 characters. Whether its host
+/// may be sent to is another question.
+pub fn receiver_url(value: &str) -> Result<(), &'static str> {
+    let Some(rest) = value.strip_prefix("https://") else {
+        return Err("must begin with https://");
+    };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if value.len() > MAX_URL {
+        Err("must have at most 2048 characters")
+    } else if !value.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
+        Err("must be printable ASCII without spaces and backslashes; percent-encode anything else")
+    } else if authority.contains('@') {
+        Err("must not have a user name or password: deliveries are signed")
+    } else if value.contains('#') {
+        Err("must not have a fragment (#…): it would never be sent")
+    } else if authority.is_empty() || authority.starts_with(':') {
+        Err("must be a URL with a host, such as https://hooks.example.com/stellage")
+    } else {
+        Ok(())
     }
 }
 

@@ -115,7 +115,7 @@ enum Start {
     Adopted,
 }
 
-/// Whether instances can be counted against the quota, or there is none. Until they can, the API server refuses them all.
+/// Whether what the quota limits is counted. Until it is, the API server refuses it all.
 enum Quota {
     Counts,
     DoesNotCountYet,
@@ -240,38 +240,48 @@ impl Work<'_> {
             .get_opt(children::QUOTA_NAME)
             .doing("read the ResourceQuota")
             .await?;
-        let (Some(wanted), Some(limit)) = (children::quota(account), account.spec.instance_quota) else {
-            if is.is_some_and(|is| is.labels().contains_key(ACCOUNT_LABEL)) {
-                self.delete_quota(&quotas).await?;
-            }
-            return Ok(Quota::Counts);
-        };
+        let (wanted, limits) = (children::quota(account), children::limits(account));
         let is = match is {
-            Some(is) if children::quota_matches(&is, &wanted, limit) => {
+            Some(is) if children::quota_matches(&is, &wanted, &limits) => {
                 let now = self.shared.deps.clock.now();
-                if children::quota_is_stuck(&is, limit, now) {
+                if children::quota_is_stuck(&is, &limits, now) {
                     tracing::info!(
                         namespace = self.namespace,
                         "makes a quota anew that has never been counted"
                     );
-                    self.delete_quota(&quotas).await?;
-                    self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+                    self.remake_quota(quotas, &wanted).await?
                 } else {
                     is
                 }
             }
-            Some(is) if !children::limits_to(&is, limit) && children::has_more(&is) => {
-                // Scopes cannot be changed, and other limits are not ours to merge with.
-                self.delete_quota(&quotas).await?;
-                self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+            // Scopes cannot be changed, and other limits are not ours to merge with.
+            Some(is) if children::has_more(&is) => self.remake_quota(quotas, &wanted).await?,
+            _ => {
+                let applied = self
+                    .apply(quotas.clone(), &wanted, "apply the ResourceQuota")
+                    .await?;
+                if children::limits_to(&applied, &limits) {
+                    applied
+                } else {
+                    // A limit that the Account has no more is somebody else's too.
+                    self.remake_quota(quotas, &wanted).await?
+                }
             }
-            _ => self.apply(quotas, &wanted, "apply the ResourceQuota").await?,
         };
-        Ok(if children::quota_counts(&is, limit) {
+        Ok(if children::quota_counts(&is, &limits) {
             Quota::Counts
         } else {
             Quota::DoesNotCountYet
         })
+    }
+
+    async fn remake_quota(
+        &self,
+        quotas: Api<ResourceQuota>,
+        wanted: &ResourceQuota,
+    ) -> Result<ResourceQuota, AccountError> {
+        self.delete_quota(&quotas).await?;
+        self.apply(quotas, wanted, "apply the ResourceQuota").await
     }
 
     async fn delete_quota(&self, quotas: &Api<ResourceQuota>) -> Result<(), AccountError> {

@@ -261,8 +261,8 @@ impl Shared {
         let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
         let claims = self.claims.lock();
         claims
-            .quotas(namespace)
-            .any(|limit| children::limits_to(quota, limit))
+            .limits(namespace)
+            .any(|limits| children::limits_to(quota, limits))
     }
 }
 
