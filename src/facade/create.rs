@@ -1,6 +1,11 @@
 //! Creates: with an `Idempotency-Key` the name follows from it, so that the names in etcd tell whether it has been done.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher as _},
+    sync::Arc,
+};
+
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
     entry::{Entry, Index, Kept as _, ObjectOf},
@@ -40,6 +45,27 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
+/// Turns of requests with the same key; others rarely share one.
+const TURNS: usize = 1024;
+
+/// Lets the requests with one key through one by one.
+pub struct Turns(Box<[Mutex<()>]>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self((0..TURNS).map(|_| Mutex::new(())).collect())
+    }
+}
+
+impl Turns {
+    async fn of(&self, key: &impl Hash) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let turn = usize::try_from(hasher.finish()).unwrap_or_default() % self.0.len();
+        self.0[turn].lock().await
+    }
+}
+
 /// What a create made.
 pub struct Made<E> {
     /// The object as it is now.
@@ -57,6 +83,11 @@ impl<X: Index> Store<X> {
         keyed: Option<&KeyedCreate<<X::Entry as Entry>::Id>>,
         build: impl Fn(&str, Option<String>) -> ObjectOf<X> + Send + Sync,
     ) -> Result<Made<X::Entry>, ApiError> {
+        // One at a time: Kubernetes counts every attempt against the quota, and those that come to nothing for minutes.
+        let _turn = match keyed {
+            Some(keyed) => Some(self.turns().of(&(namespace, keyed.id)).await),
+            None => None,
+        };
         if let Some(keyed) = keyed
             && let Some(entry) = self.index().get(namespace, keyed.id)
         {

@@ -110,8 +110,8 @@ impl Fields {
             Value::Number(number) => {
                 let value = number.as_u64().filter(|value| *value <= most);
                 if value.is_none() {
-                    let must = format!("must be a whole number from 0 to {most}");
-                    self.problem(Detail::new(field, "invalid_value", must));
+                    let words = format!("must be a whole number from 0 to {most}");
+                    self.problem(Detail::new(field, "invalid_value", words));
                 }
                 value
             }

@@ -339,7 +339,7 @@ impl Namespace {
 
     fn remove(&mut self, instance: &Instance) {
         let id = InstanceId::of(instance);
-        let is_named = InstanceId::parse(&instance.name()).is_some();
+        let is_named = InstanceId::parse(instance.name()).is_some();
         let ids = if is_named { &self.named } else { &self.derived };
         if let Some(slot) = ids.get(&id).copied()
             && let Some(shown) = self.at(slot).cloned()

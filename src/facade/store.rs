@@ -11,7 +11,10 @@ use kube::{
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::entry::{Entry, Index, Kept, ObjectOf};
+use super::{
+    create::Turns,
+    entry::{Entry, Index, Kept, ObjectOf},
+};
 use crate::runtime::{
     client::{CallError, bounded},
     watch,
@@ -99,12 +102,22 @@ impl Calls {
 pub struct Store<X> {
     calls: Arc<Calls>,
     index: Arc<X>,
+    turns: Turns,
 }
 
 impl<X: Index> Store<X> {
     /// A store that writes through `calls` and is shown by `index`.
     pub fn new(calls: Arc<Calls>, index: Arc<X>) -> Self {
-        Self { calls, index }
+        Self {
+            calls,
+            index,
+            turns: Turns::default(),
+        }
+    }
+
+    /// For creates with a key.
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// What the watch shows.
@@ -147,19 +160,19 @@ impl<X: Index> Store<X> {
             progress.wait_for_removal(object.uid(), is_gone).await
         };
         if !is_shown {
-            self.late("a deletion", object);
+            Self::late("a deletion", object);
         }
         Ok(())
     }
 
     async fn shown(&self, object: ObjectOf<X>) -> X::Entry {
         if !self.index.progress().wait_for(watch::revision(&object)).await {
-            self.late("a write", &object);
+            Self::late("a write", &object);
         }
         X::Entry::of(Arc::new(object))
     }
 
-    fn late(&self, what: &'static str, object: &ObjectOf<X>) {
+    fn late(what: &'static str, object: &ObjectOf<X>) {
         let kind = X::Entry::WORD;
         tracing::warn!(
             kind,

@@ -89,7 +89,10 @@ pub fn receiver_url(value: &str) -> Result<(), &'static str> {
         Err("must not have a user name or password: deliveries are signed")
     } else if value.contains('#') {
         Err("must not have a fragment (#…): it would never be sent")
-    } else if authority.is_empty() || authority.starts_with(':') {
+    } else if !value
+        .parse::<http::Uri>()
+        .is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()))
+    {
         Err("must be a URL with a host, such as https://hooks.example.com/stellage")
     } else {
         Ok(())
@@ -184,6 +187,37 @@ mod tests {
         ] {
             assert!(region(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn receivers_have_a_host_and_no_secrets_in_their_url() {
+        for good in [
+            "https://example.com",
+            "https://hooks.example.com:8443/in?next=https://a@b",
+            "https://[2001:db8::7]/x",
+        ] {
+            assert_eq!(receiver_url(good), Ok(()), "{good}");
+        }
+        for (bad, because) in [
+            ("http://example.com", "https://"),
+            ("HTTPS://example.com", "https://"),
+            ("https://", "host"),
+            ("https:///path", "host"),
+            ("https://:443/", "host"),
+            ("https://example.com:port/", "host"),
+            ("https://[::1/", "host"),
+            ("https://user:pw@example.com", "user name"),
+            ("https://@example.com", "user name"),
+            ("https://example.com/#x", "fragment"),
+            ("https://example.com#x@y", "fragment"),
+            ("https://example.com\\@other.example", "ASCII"),
+            ("https://exa mple.com", "ASCII"),
+            ("https://münchen.example", "ASCII"),
+        ] {
+            let words = receiver_url(bad).unwrap_err();
+            assert!(words.contains(because), "{bad}: {words}");
+        }
+        assert!(receiver_url(&format!("https://example.com/{}", "x".repeat(2029))).is_err());
     }
 
     #[test]

@@ -298,7 +298,7 @@ impl App {
             event_type: None,
         };
         let mut exhausted = Vec::new();
-        self.each_delivery(webhook, &selection, |page| {
+        self.each_delivery(webhook, selection, |page| {
             let wanted = page
                 .into_iter()
                 .filter(|delivery| since.is_none_or(|since| delivery.spec.event_created_at >= since));

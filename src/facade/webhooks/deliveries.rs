@@ -70,8 +70,7 @@ impl Selection {
 
     /// The label selector for the deliveries of a webhook. What is asked for again has the phase that it had, and no label
     /// that says finished.
-    fn labels(&self, webhook: &Webhook) -> String {
-        let mut labels = format!("{WEBHOOK_LABEL}={}", webhook.name());
+    fn labels(self, webhook: &Webhook) -> String {
         let phase = match self.status {
             Some(phase) if phase.is_finished() => {
                 format!(",{FINISHED_LABEL},{PHASE_LABEL}={}", phase.as_str())
@@ -85,15 +84,14 @@ impl Selection {
             Some(held) => format!(",{PHASE_LABEL}={}", held.as_str()),
             None => String::new(),
         };
-        labels.push_str(&phase);
-        if let Some(event_type) = self.event_type {
-            labels.push_str(&format!(",{EVENT_TYPE_LABEL}={event_type}"));
-        }
-        labels
+        let event_type = self.event_type.map_or_else(String::new, |event_type| {
+            format!(",{EVENT_TYPE_LABEL}={event_type}")
+        });
+        format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
     }
 
     /// Whether it is one of those that are selected, and of this very webhook.
-    fn has(&self, delivery: &Delivery, webhook: &Webhook) -> bool {
+    fn has(self, delivery: &Delivery, webhook: &Webhook) -> bool {
         self.status.is_none_or(|status| status == phase(delivery))
             && self
                 .event_type
@@ -146,7 +144,7 @@ pub async fn list(
     let mut newest: Vec<Delivery> = Vec::new();
     let mut total = 0;
     if let Some(selection) = Selection::of(&parameters) {
-        let reading = app.each_delivery(&shown.webhook, &selection, |page| {
+        let reading = app.each_delivery(&shown.webhook, selection, |page| {
             total += page.len();
             newest.extend(page);
             newest.sort_by_cached_key(|delivery| (Reverse(created_at(delivery)), delivery.id()));
@@ -202,9 +200,9 @@ pub async fn redeliver(
     request: Request,
 ) -> Result<Response, ApiError> {
     let key = idempotency::key(request.headers())?.map(str::to_owned);
-    let path = request.uri().path().to_owned();
+    let url_path = request.uri().path().to_owned();
     let input = body::optional(request).await?;
-    let keyed = key.map(|key| KeyedAction::new(&path, &key, &input.canonical));
+    let keyed = key.map(|key| KeyedAction::new(&url_path, &key, &input.canonical));
     input.fields.finish()?;
     let shown = app.webhooks.find(caller.namespace(), id).await?;
     let answer = |delivery: &Delivery, before: bool| {
@@ -275,7 +273,7 @@ impl App {
     pub(super) async fn each_delivery(
         &self,
         webhook: &Webhook,
-        selection: &Selection,
+        selection: Selection,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), ApiError> {
         // One that does not parse must not hide the others.
