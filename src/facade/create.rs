@@ -3,18 +3,19 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher as _},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
     entry::{Entry, Index, Kept as _, ObjectOf},
-    error::{ApiError, ErrorCode},
+    error::{ApiError, ErrorCode, is_not_counted},
     id::PublicId,
     idempotency::{self, REQUEST_HASH_ANNOTATION},
     store::Store,
 };
-use crate::resources::ids;
+use crate::{resources::ids, runtime::client::CallError};
 
 /// Names tried for a create: a random one is taken once in 2⁸², one from an Idempotency-Key may become free meanwhile.
 const MAX_NAMES: u32 = 3;
@@ -45,6 +46,9 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
+/// How long a create waits for Kubernetes to count a new quota, and how often it looks.
+const COUNTED_WITHIN: Duration = Duration::from_secs(3);
+const COUNT_POLL: Duration = Duration::from_millis(100);
 /// Turns of requests with the same key; others rarely share one.
 const TURNS: usize = 1024;
 
@@ -81,6 +85,7 @@ impl<X: Index> Store<X> {
         &self,
         namespace: &str,
         keyed: Option<&KeyedCreate<<X::Entry as Entry>::Id>>,
+        check: impl Fn() -> Result<(), ApiError> + Send + Sync,
         build: impl Fn(&str, Option<String>) -> ObjectOf<X> + Send + Sync,
     ) -> Result<Made<X::Entry>, ApiError> {
         // One at a time: Kubernetes counts every attempt against the quota, and those that come to nothing for minutes.
@@ -93,11 +98,12 @@ impl<X: Index> Store<X> {
         {
             return made_before(entry, keyed);
         }
+        check()?;
         for _ in 0..MAX_NAMES {
             let random = || PublicId::of_suffix(&ids::random_suffix()).ok_or_else(ApiError::fault);
             let id: <X::Entry as Entry>::Id = keyed.map_or_else(random, |keyed| Ok(keyed.id))?;
             let object = build(&id.name(), keyed.map(|keyed| keyed.hash.clone()));
-            let refusal = match self.create(namespace, &object).await {
+            let refusal = match self.create_counted(namespace, &object).await {
                 Ok(entry) => {
                     return Ok(Made {
                         entry: Arc::new(entry),
@@ -132,6 +138,21 @@ impl<X: Index> Store<X> {
             ErrorCode::Conflict,
             "the Idempotency-Key is in use by another request; try again",
         ))
+    }
+}
+
+impl<X: Index> Store<X> {
+    /// Creates an object; where its quota is new, once Kubernetes has counted it, which takes tenths of a second.
+    async fn create_counted(&self, namespace: &str, object: &ObjectOf<X>) -> Result<X::Entry, CallError> {
+        let begun = Instant::now();
+        loop {
+            match self.create(namespace, object).await {
+                Err(refusal) if is_not_counted(&refusal) && begun.elapsed() < COUNTED_WITHIN => {
+                    tokio::time::sleep(COUNT_POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
     }
 }
 

@@ -275,6 +275,15 @@ impl From<CallError> for ApiError {
     }
 }
 
+/// What the API server says while a new quota has not been counted yet.
+const NOT_COUNTED: &str = "status unknown for quota";
+
+/// Whether it would have been another answer a moment later.
+pub(super) fn is_not_counted(error: &CallError) -> bool {
+    let status = error.status();
+    status.is_some_and(|status| status.code == 403 && status.message.contains(NOT_COUNTED))
+}
+
 /// What an answer of the API server means for a client that does not know that there is one.
 fn refused(status: &Status) -> ApiError {
     let terminating = status
@@ -307,7 +316,7 @@ fn refused(status: &Status) -> ApiError {
                 "instances"
             },
         ),
-        403 if status.message.contains("status unknown for quota") => {
+        403 if status.message.contains(NOT_COUNTED) => {
             ApiError::unavailable("the account's quota is not counted yet; try again")
         }
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),

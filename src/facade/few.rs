@@ -49,6 +49,14 @@ impl<E: Entry> Default for Namespace<E> {
 }
 
 impl<E: Entry> Few<E> {
+    /// How many there are in a namespace.
+    pub fn count(&self, namespace: &str) -> usize {
+        let namespaces = self.namespaces.read();
+        namespaces
+            .get(namespace)
+            .map_or(0, |namespace| namespace.ordered.len())
+    }
+
     /// One page, newest first, and how many there are in all. `page` counts from 1.
     pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<E>>, usize) {
         let namespaces = self.namespaces.read();

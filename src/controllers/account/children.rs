@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 
 use crate::{
-    resources::{ACCOUNT_LABEL, Account, webhook::DEFAULT_WEBHOOK_QUOTA},
+    resources::{ACCOUNT_LABEL, Account},
     runtime::watch,
 };
 
@@ -22,6 +22,8 @@ pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 
 /// Name of the ResourceQuota.
 pub(super) const QUOTA_NAME: &str = "stellage";
+/// Name of the quota that is there until Kubernetes can count webhooks.
+const PROBE_NAME: &str = "stellage-probe";
 /// Name of the RoleBinding.
 pub(super) const BINDING_NAME: &str = "stellage-operator";
 /// The ClusterRole that the RoleBinding grants: Secrets, in this one namespace.
@@ -30,7 +32,7 @@ pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
 /// What the quota counts, if the Account limits it.
 const INSTANCES: &str = "count/instances.stellage.dev";
-/// What the quota always counts.
+/// What the quota counts as soon as Kubernetes can.
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 
 /// How many there may be of what the quota counts.
@@ -42,11 +44,14 @@ pub(super) fn limits(account: &Account) -> Limits {
         .spec
         .instance_quota
         .map(|limit| (INSTANCES, i64::from(limit)));
-    let webhooks = account
-        .spec
-        .webhook_quota
-        .map_or(i64::from(DEFAULT_WEBHOOK_QUOTA), i64::from);
-    instances.into_iter().chain([(WEBHOOKS, webhooks)]).collect()
+    let webhooks = (WEBHOOKS, i64::from(account.webhook_quota()));
+    instances.into_iter().chain([webhooks]).collect()
+}
+
+/// These limits without that of webhooks, for as long as Kubernetes cannot count them: it would refuse every one.
+pub(super) fn without_webhooks(mut limits: Limits) -> Limits {
+    limits.remove(WEBHOOKS);
+    limits
 }
 
 fn labels(account: &str) -> BTreeMap<String, String> {
@@ -78,20 +83,44 @@ pub(super) fn namespace(account: &Account) -> Namespace {
     }
 }
 
-/// The quota.
-pub(super) fn quota(account: &Account) -> ResourceQuota {
-    let hard = limits(account)
-        .into_iter()
-        .map(|(what, limit)| (what.to_owned(), Quantity(limit.to_string())))
-        .collect();
+/// The quota with these limits.
+pub(super) fn quota(account: &Account, limits: &Limits) -> ResourceQuota {
+    limiting(metadata(account, QUOTA_NAME), limits)
+}
+
+fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
+    let hard = limits.iter();
     ResourceQuota {
-        metadata: metadata(account, QUOTA_NAME),
+        metadata,
         spec: Some(ResourceQuotaSpec {
-            hard: Some(hard),
+            hard: Some(
+                hard.map(|(what, limit)| ((*what).to_owned(), Quantity(limit.to_string())))
+                    .collect(),
+            ),
             ..Default::default()
         }),
         status: None,
     }
+}
+
+/// A quota in the operator's own namespace that limits nothing there is: once Kubernetes counts it, it can count webhooks.
+pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
+    let limits = Limits::from([(WEBHOOKS, 0)]);
+    let metadata = ObjectMeta {
+        name: Some(PROBE_NAME.to_owned()),
+        namespace: Some(operator_namespace.to_owned()),
+        labels: Some(BTreeMap::from(
+            [MANAGED_BY].map(|(k, v)| (k.to_owned(), v.to_owned())),
+        )),
+        ..Default::default()
+    };
+    (limiting(metadata, &limits), limits)
+}
+
+/// Whether Kubernetes has counted webhooks for this quota.
+pub(super) fn counts_webhooks(quota: &ResourceQuota) -> bool {
+    let used = quota.status.as_ref().and_then(|status| status.used.as_ref());
+    used.is_some_and(|used| used.contains_key(WEBHOOKS))
 }
 
 /// What lets the operator touch Secrets in this namespace.
@@ -228,8 +257,9 @@ mod tests {
         );
         ada.spec.instance_quota = Some(3);
         ada.spec.webhook_quota = Some(1000);
-        let wanted = quota(&ada);
         let both = limits(&ada);
+        let wanted = quota(&ada, &both);
+        assert_eq!(without_webhooks(both.clone()), [(INSTANCES, 3)].into());
         assert_eq!(both, [(INSTANCES, 3), (WEBHOOKS, 1000)].into());
         assert!(quota_matches(&wanted, &wanted, &both));
         // As Kubernetes writes it.
@@ -263,7 +293,7 @@ mod tests {
             Some(instances.into_iter().chain(webhooks).collect())
         };
         let limits_now = limits(&ada);
-        let mut is = quota(&ada);
+        let mut is = quota(&ada, &limits_now);
         is.metadata.creation_timestamp = Some(Time(at(100)));
         let stuck = |is: &ResourceQuota, second| quota_is_stuck(is, &limits_now, at(second));
         assert!(!quota_counts(&is, &limits_now) && !stuck(&is, 104) && stuck(&is, 111));

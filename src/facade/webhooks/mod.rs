@@ -25,7 +25,7 @@ use super::{
     App, answer, body,
     create::KeyedCreate,
     entry::Entry,
-    error::ApiError,
+    error::{ApiError, quota_used_up},
     id::WebhookId,
     idempotency,
     modify::Verdict,
@@ -124,9 +124,18 @@ pub async fn create(
     let hash = keyed.is_some().then(|| idempotency::body_hash(&input.canonical));
     let wanted = NewWebhook::read(input.fields, &*app.receiver_check)?;
     let build = |name: &str, hash: Option<String>| wanted.webhook(name, hash);
+    // The native quota is what holds. This spares it attempts that it would count, and is there before it.
+    let has_room = || {
+        let count = app.webhooks.index().count(&tenant.namespace);
+        if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
+            Ok(())
+        } else {
+            Err(quota_used_up("webhooks"))
+        }
+    };
     let made = app
         .webhooks
-        .create_once(&tenant.namespace, keyed.as_ref(), build)
+        .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
         .await?;
     let shown = &*made.entry;
     let ensured = app
