@@ -5,6 +5,7 @@ mod disablement;
 mod fairness;
 mod retention;
 mod secrets;
+mod targets;
 mod writes;
 
 use k8s_openapi::api::core::v1::Secret;
