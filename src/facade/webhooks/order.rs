@@ -294,13 +294,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::facade::body::input;
+    use crate::{
+        delivery::{ReceiverUrl, TargetRules},
+        facade::body::input,
+    };
 
     fn guard(url: &str) -> Result<(), String> {
-        if url.contains("//10.") {
-            Err("must not be a private address".to_owned())
-        } else {
-            Ok(())
+        match ReceiverUrl::parse(url, &TargetRules::default()) {
+            Ok(_) => Ok(()),
+            Err(complaint) => Err(complaint.to_string()),
         }
     }
 
