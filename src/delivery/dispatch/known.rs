@@ -155,11 +155,12 @@ impl Dispatcher {
         for (key, job) in &mut self.jobs {
             if listed.contains(key) {
                 job.is_missed = false;
-            } else if job.is_stored()
-                && job.writing != Writing::Running
-                && is_lost(job.version(), &mut job.is_missed)
-            {
-                lost.push(key.clone());
+            } else if job.is_stored() && is_lost(job.version(), &mut job.is_missed) {
+                if job.writing == Writing::Running {
+                    job.left_watch = true;
+                } else {
+                    lost.push(key.clone());
+                }
             }
         }
         for key in lost {

@@ -1,7 +1,7 @@
 //! The jobs of one webhook: which of them is next, and how many at a time.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -87,7 +87,7 @@ pub(super) struct Lane {
     pub(super) facts: Option<WebhookFacts>,
     /// The generation that is being disabled, before the API server shows it.
     pub(super) disabling: Option<i64>,
-    pub(super) jobs: HashSet<JobKey>,
+    pub(super) jobs: BTreeSet<JobKey>,
     pub(super) first: FirstAttempts,
     /// By ticket, as are `tests`.
     retries: BTreeMap<u64, JobKey>,

@@ -1,7 +1,7 @@
 //! Entries of outboxes, from their recording until they are settled.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -18,9 +18,9 @@ use crate::{
     resources::{Delivery, ids},
 };
 
-/// An event from before a webhook's creation is not for it. As much as clocks may differ: an event too many is harmless, one
-/// too few is not.
-const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(60);
+/// An event from before a webhook's creation is not for it. Where only clocks can tell, as much as they may differ or have
+/// been set: an event too many is harmless, one too few is not. Entries are seldom older than some seconds.
+const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_hours(24);
 
 /// How an entry came to be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
     by_object: HashMap<Arc<str>, Object>,
     /// By namespace: the webhooks were not looked up since.
-    unverified: BTreeMap<Arc<str>, HashSet<Arc<str>>>,
+    unverified: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +52,8 @@ struct Entry {
     namespace: Arc<str>,
     event: Arc<Event>,
     origin: Origin,
+    /// The version of its object that it is known from.
+    revision: u64,
     /// Whether the webhooks were looked up since.
     is_verified: bool,
     /// The jobs of it, those that are over included: none is made twice.
@@ -67,13 +69,14 @@ impl Entry {
 }
 
 impl Entries {
-    fn insert(&mut self, namespace: &str, event: Arc<Event>, origin: Origin) {
+    fn insert(&mut self, namespace: &str, event: Arc<Event>, origin: Origin, revision: u64) {
         let namespace: Arc<str> = namespace.into();
         let unverified = self.unverified.entry(namespace.clone()).or_default();
         unverified.insert(event.id.clone());
         let entry = Entry {
             namespace,
             origin,
+            revision,
             is_verified: false,
             made: Vec::new(),
             open: 0,
@@ -160,8 +163,8 @@ impl Dispatcher {
             let known = self.entries.by_object.entry(uid.clone()).or_default();
             known.revision = revision;
             known.events.push(id.clone());
-            self.entries.insert(namespace, event, origin);
-            self.send_to_all(&id, now);
+            self.entries.insert(namespace, event, origin, revision);
+            self.send_to_all(&id, origin == Origin::Fresh, now);
         }
         if origin == Origin::Found {
             self.entries.forget_emptied(uid);
@@ -206,22 +209,27 @@ impl Dispatcher {
     /// who wants one of them can be unknown.
     pub fn verified(&mut self, event_ids: &[Arc<str>], now: Now) {
         for id in event_ids {
-            self.send_to_all(id, now);
+            self.send_to_all(id, false, now);
             self.entries.verify(id);
             self.tell_if_settled(id);
         }
     }
 
-    /// A job for each webhook that wants the event and has none yet.
-    fn send_to_all(&mut self, id: &Arc<str>, now: Now) {
+    /// A job for each webhook that wants the event and has none yet. Those that are known when an event `is_just_recorded`
+    /// were there before it, whatever clocks say.
+    fn send_to_all(&mut self, id: &Arc<str>, is_just_recorded: bool, now: Now) {
         let Some(entry) = self.entries.by_event.get(id) else {
             return;
         };
         let (event, origin, namespace) = (entry.event.clone(), entry.origin, entry.namespace.clone());
+        let revision = entry.revision;
+        let was_there = |facts: &WebhookFacts| {
+            is_just_recorded
+                || facts.revision < revision
+                || facts.created_at.duration_since(event.created_at) <= CLOCKS_DIFFER
+        };
         let wants = |facts: &WebhookFacts| {
-            facts.gate != Gate::Inactive
-                && facts.events.contains(&event.event_type)
-                && began_before(facts.created_at, event.created_at)
+            facts.gate != Gate::Inactive && facts.events.contains(&event.event_type) && was_there(facts)
         };
         let lanes: Vec<_> = self
             .lanes_of(&namespace)
@@ -329,9 +337,4 @@ impl Dispatcher {
                 .push_back(Command::Settled(entry.event.subject.clone()));
         }
     }
-}
-
-/// Whether a webhook that was created then may want an event that happened then.
-fn began_before(created_at: Timestamp, event_at: Timestamp) -> bool {
-    created_at.duration_since(event_at) <= CLOCKS_DIFFER
 }

@@ -6,7 +6,7 @@ use super::{
     key,
     lane::{Gate, Lane, Tally, WebhookFacts},
 };
-use crate::resources::DeliveryPhase;
+use crate::resources::{Delivery, DeliveryPhase};
 
 /// How many webhooks that are gone are remembered: as many as may go while a list of them is under way.
 const GONE_KEPT: usize = 1024;
@@ -21,20 +21,17 @@ impl Dispatcher {
             Some(known) if known.revision > facts.revision => return,
             Some(known) if known.uid != facts.uid => {
                 let uid = known.uid.clone();
-                self.webhook_gone(&lane_key, &uid);
+                self.webhook_gone(&lane_key, &uid, now);
             }
             Some(_) => {}
             None if self.gone.contains(&facts.uid) => return,
             None => {}
         }
         let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::new);
-        if lane
-            .disabling
-            .is_some_and(|generation| generation != facts.generation)
-        {
-            lane.disabling = None;
-        }
         let (is_new, before) = (lane.facts.is_none(), lane.gate());
+        lane.disabling = lane
+            .disabling
+            .filter(|generation| *generation == facts.generation);
         if is_new {
             let siblings = self.by_namespace.entry(facts.namespace.clone()).or_default();
             siblings.push(lane_key.clone());
@@ -53,7 +50,7 @@ impl Dispatcher {
 
     /// The watch says that the webhook with this UID is no longer there, and with it goes everything that is owed to it. Not to
     /// be told of one that the watch has never shown: a list may have it before.
-    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str) {
+    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str, now: Now) {
         if !self.gone.iter().any(|gone| **gone == *uid) {
             self.gone.push_back(uid.into());
             if self.gone.len() > GONE_KEPT {
@@ -64,7 +61,7 @@ impl Dispatcher {
         if facts.is_none_or(|facts| *facts.uid != *uid) {
             return;
         }
-        let Some(mut lane) = self.lanes.remove(lane_key) else {
+        let Some(lane) = self.lanes.remove(lane_key) else {
             return;
         };
         if let Some(facts) = &lane.facts
@@ -83,8 +80,15 @@ impl Dispatcher {
         {
             flight.lane = None;
         }
-        for job in lane.jobs.drain() {
-            self.forget(&job);
+        // Some may be for another webhook of that name, which is yet to be seen.
+        let mut others = Vec::new();
+        for job_key in lane.jobs {
+            let record = self.jobs.get(&job_key).and_then(|job| job.record());
+            others.extend(record.filter(|record| !is_owned_by(record, uid)).cloned());
+            self.forget(&job_key);
+        }
+        for record in others {
+            self.delivery_seen(record, false, now);
         }
     }
 
@@ -207,4 +211,9 @@ impl Dispatcher {
         job.dropped = true;
         self.write(key);
     }
+}
+
+fn is_owned_by(record: &Delivery, uid: &str) -> bool {
+    let mut owners = record.metadata.owner_references.iter().flatten();
+    owners.any(|owner| owner.uid == uid)
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 
 use super::super::*;
@@ -287,6 +288,10 @@ impl World {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
                 namespace: Some(namespace.to_owned()),
+                owner_references: Some(vec![OwnerReference {
+                    uid: self.hooks[lane].facts.uid.to_string(),
+                    ..OwnerReference::default()
+                }]),
                 ..ObjectMeta::default()
             },
             spec: DeliverySpec {
@@ -586,7 +591,8 @@ impl World {
                 if self.told.get(&lane).is_some_and(|told| told.uid == uid) {
                     self.told.remove(&lane);
                 }
-                self.dispatcher.webhook_gone(&lane, &uid);
+                let now = self.now();
+                self.dispatcher.webhook_gone(&lane, &uid, now);
             }
         }
         self.take_commands();
@@ -765,6 +771,9 @@ impl World {
             self.change_hook(&lane, true);
         }
         self.run();
+        // What a list was too early to tell the next one tells.
+        self.relist();
+        self.relist();
     }
 
     // Questions.
@@ -823,7 +832,13 @@ impl World {
         self.audit();
         self.count_dropped();
         let d = &self.dispatcher;
-        assert!(d.jobs.is_empty(), "jobs left: {:#?}", d.jobs);
+        assert!(
+            d.jobs.is_empty(),
+            "jobs left: {:#?} in {:#?}, with {:?}",
+            d.jobs,
+            d.lanes,
+            self.deliveries.keys()
+        );
         assert!(d.buried.is_empty(), "buried: {:?}", d.buried);
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
