@@ -205,7 +205,11 @@ impl Dispatcher {
         lane.tally.last_failure_at = Some(now.wall);
         lane.tally.last_failure = Some(error.clone());
         let is_open = lane.gate() == Gate::Open;
-        let generation = lane.facts.as_ref().map(|facts| facts.generation);
+        let webhook = lane
+            .facts
+            .as_ref()
+            .map(|facts| (facts.generation, facts.uid.clone()));
+        let generation = webhook.as_ref().map(|(generation, _)| *generation);
         // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
         let is_judged = generation == Some(flight.generation);
         // Of several that are answered so at the same time, one ends; the others are held.
@@ -233,12 +237,13 @@ impl Dispatcher {
         job.state = State::Over;
         let attempts = status.attempt_count;
         job.set_status(status);
-        if let Some(generation) = generation.filter(|_| is_open && !job.test) {
+        if let Some((generation, uid)) = webhook.filter(|_| is_open && !job.test) {
             job.awaits_disablement = true;
             lane.disabling = Some(generation);
             let lane_key = job.lane.clone();
             let disablement = Disablement {
                 lane: lane_key.clone(),
+                uid,
                 generation,
                 at: now.wall,
                 reason: if gone {

@@ -132,6 +132,8 @@ pub enum Command {
 pub struct Disablement {
     /// The webhook.
     pub lane: LaneKey,
+    /// Its UID: another one of that name is not meant.
+    pub uid: Arc<str>,
     /// The generation whose ladder is over.
     pub generation: i64,
     /// When the last attempt ended.

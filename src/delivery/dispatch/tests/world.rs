@@ -487,7 +487,7 @@ impl World {
         let lane = disablement.lane.clone();
         if fate != Fate::Lost
             && let Some(hook) = self.hooks.get_mut(&lane)
-            && hook.facts.generation == disablement.generation
+            && (&hook.facts.uid, hook.facts.generation) == (&disablement.uid, disablement.generation)
         {
             let again = hook.disabled.replace(disablement.generation) == Some(disablement.generation);
             let is_repeat = self.disablements.last() == Some(&disablement);
