@@ -6,7 +6,7 @@ use super::{
     Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, LaneKey, MAX_STRETCH, Now, Report,
     Timer,
     job::{Job, State},
-    lane::{Gate, Place},
+    lane::{Gate, Lane, Place},
     name_of,
 };
 use crate::resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
@@ -140,10 +140,7 @@ impl Dispatcher {
         let Some(job) = self.jobs.get_mut(key).filter(is_it) else {
             return;
         };
-        let gate = self
-            .lanes
-            .get(&job.lane)
-            .map_or(Gate::Blocked, |lane| lane.gate());
+        let gate = self.lanes.get(&job.lane).map_or(Gate::Blocked, Lane::gate);
         match report {
             Report::Sent { attempt, retry_after } => {
                 self.withdraw(key);

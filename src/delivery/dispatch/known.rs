@@ -72,7 +72,7 @@ impl Dispatcher {
         self.forget(&job_key);
         let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
         let lane_key = key(namespace, &record.spec.webhook);
-        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::new);
+        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::unknown);
         lane.jobs.insert(job_key.clone());
         let is_open = lane.gate() == Gate::Open;
         let job = Job::of_record(job_key.clone(), lane_key, record, subject.unwrap_or_default());

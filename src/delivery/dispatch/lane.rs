@@ -109,7 +109,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new() -> Self {
+    /// Of a webhook of which nothing is known yet.
+    pub(super) fn unknown() -> Self {
         Self {
             window: FIRST_WINDOW,
             is_suspect: true,

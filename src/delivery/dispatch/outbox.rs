@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,

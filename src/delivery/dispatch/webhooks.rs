@@ -23,11 +23,10 @@ impl Dispatcher {
                 let uid = known.uid.clone();
                 self.webhook_gone(&lane_key, &uid, now);
             }
-            Some(_) => {}
             None if self.gone.contains(&facts.uid) => return,
-            None => {}
+            _ => {}
         }
-        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::new);
+        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::unknown);
         let (is_new, before) = (lane.facts.is_none(), lane.gate());
         lane.disabling = lane
             .disabling

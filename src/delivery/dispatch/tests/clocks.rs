@@ -33,7 +33,7 @@ fn run_for(world: &mut World, time: Duration) {
         world.pass(wait);
         world.settle();
     }
-    world.pass(until - world.elapsed);
+    world.pass(until.saturating_sub(world.elapsed));
     world.settle();
 }
 
