@@ -56,11 +56,10 @@ impl Dispatcher {
     /// Has a lane wait for its turn, unless it does.
     pub(super) fn offer(&mut self, lane_key: &LaneKey) {
         if let Some(lane) = self.lanes.get_mut(lane_key)
-            && let Some(facts) = &lane.facts
             && (lane.place == Place::Nowhere || lane.place == Place::Parked && !lane.is_suspect)
         {
             lane.place = Place::Turns;
-            self.turns.offer(&facts.namespace, lane_key.clone());
+            self.turns.offer(&lane.facts.namespace, lane_key.clone());
         }
     }
 
@@ -78,13 +77,12 @@ impl Dispatcher {
             let Some(lane) = self.lanes.get_mut(&lane_key).filter(|lane| lane.place == from) else {
                 continue;
             };
-            let Some(facts) = &lane.facts else { continue };
             if lane.is_suspect && !has_room {
                 lane.place = Place::Parked;
-                self.parked.offer(&facts.namespace, lane_key);
+                self.parked.offer(&lane.facts.namespace, lane_key);
                 continue;
             }
-            let generation = facts.generation;
+            let generation = lane.facts.generation;
             lane.place = Place::Nowhere;
             let Some((key, subject)) = lane.next(self.limits.in_flight_per_webhook) else {
                 continue;
@@ -202,13 +200,8 @@ impl Dispatcher {
         lane.tally.last_failure_at = Some(now.wall);
         lane.tally.last_failure = Some(error.clone());
         let is_open = lane.gate() == Gate::Open;
-        let webhook = lane
-            .facts
-            .as_ref()
-            .map(|facts| (facts.generation, facts.uid.clone()));
-        let generation = webhook.as_ref().map(|(generation, _)| *generation);
         // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
-        let is_judged = generation == Some(flight.generation);
+        let is_judged = lane.facts.generation == flight.generation;
         // Of several that are answered so at the same time, one ends; the others are held.
         let gone = code == Some(410) && is_judged && is_open;
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
@@ -234,14 +227,14 @@ impl Dispatcher {
         job.state = State::Over;
         let attempts = status.attempt_count;
         job.set_status(status);
-        if let Some((generation, uid)) = webhook.filter(|_| is_open && !job.test) {
+        if is_open && !job.test {
             job.awaits_disablement = true;
-            lane.disabling = Some(generation);
+            lane.disabling = Some(lane.facts.generation);
             let lane_key = job.lane.clone();
             let disablement = Disablement {
                 lane: lane_key.clone(),
-                uid,
-                generation,
+                uid: lane.facts.uid.clone(),
+                generation: lane.facts.generation,
                 at: now.wall,
                 reason: if gone {
                     DisableReason::Gone

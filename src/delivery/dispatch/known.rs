@@ -1,12 +1,16 @@
 //! Deliveries that are there, as the watch shows them.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
-    Dispatcher, JobKey, MAX_STRETCH, Now,
+    Dispatcher, JobKey, LaneKey, MAX_STRETCH, Now,
     job::{Job, Source, State, Writing},
     key,
-    lane::{Gate, Lane},
+    lane::{Gate, WebhookFacts},
 };
 use crate::{
     resources::{Delivery, DeliveryPhase},
@@ -20,6 +24,20 @@ pub(super) struct Buried {
     version: u64,
     /// As [`Job::is_missed`].
     is_missed: bool,
+}
+
+/// By name, and whether they were there at the start.
+pub(super) type Strangers = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+
+fn lane_of(record: &Delivery) -> LaneKey {
+    let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
+    key(namespace, &record.spec.webhook)
+}
+
+/// Whether a record is for this very webhook, not for another one of its name. One without an owner was made by hand.
+fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
+    let mut owners = record.metadata.owner_references.iter().flatten().peekable();
+    owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.uid)
 }
 
 fn key_of(record: &Delivery) -> JobKey {
@@ -70,9 +88,13 @@ impl Dispatcher {
     pub(super) fn adopt(&mut self, job_key: JobKey, record: Arc<Delivery>, at_start: bool, now: Now) {
         let subject = self.jobs.get(&job_key).map(|job| job.subject.clone());
         self.forget(&job_key);
-        let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
-        let lane_key = key(namespace, &record.spec.webhook);
-        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::unknown);
+        let lane_key = lane_of(&record);
+        let lane = self.lanes.get_mut(&lane_key);
+        let Some(lane) = lane.filter(|lane| is_for(&record, &lane.facts)) else {
+            let strangers = self.strangers.entry(lane_key).or_default();
+            strangers.insert(job_key, (record, at_start));
+            return;
+        };
         lane.jobs.insert(job_key.clone());
         let is_open = lane.gate() == Gate::Open;
         let job = Job::of_record(job_key.clone(), lane_key, record, subject.unwrap_or_default());
@@ -114,10 +136,26 @@ impl Dispatcher {
         }
     }
 
+    /// Takes on what was seen before its webhook.
+    pub(super) fn adopt_strangers(&mut self, lane_key: &LaneKey, now: Now) {
+        let strangers = self.strangers.remove(lane_key);
+        for (job_key, (record, at_start)) in strangers.into_iter().flatten() {
+            self.adopt(job_key, record, at_start, now);
+        }
+    }
+
+    fn forget_stranger(&mut self, job_key: &JobKey) {
+        self.strangers.retain(|_, strangers| {
+            strangers.remove(job_key);
+            !strangers.is_empty()
+        });
+    }
+
     /// A Delivery is no longer there, or is finished.
     pub fn delivery_gone(&mut self, namespace: &str, name: &str) {
         let job_key = key(namespace, name);
         self.buried.remove(&job_key);
+        self.forget_stranger(&job_key);
         let Some(job) = self.jobs.get_mut(&job_key).filter(|job| job.is_stored()) else {
             return;
         };
@@ -151,6 +189,7 @@ impl Dispatcher {
             |version: u64, is_missed: &mut bool| version <= as_of || std::mem::replace(is_missed, true);
         self.buried
             .retain(|key, over| listed.contains(key) || !is_lost(over.version, &mut over.is_missed));
+        self.strangers.clear();
         let mut lost = Vec::new();
         for (key, job) in &mut self.jobs {
             if listed.contains(key) {

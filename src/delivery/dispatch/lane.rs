@@ -72,9 +72,8 @@ pub struct Tally {
 }
 
 /// Where a lane waits for its turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    #[default]
     Nowhere,
     /// Among all.
     Turns,
@@ -82,9 +81,9 @@ pub(super) enum Place {
     Parked,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) facts: Option<WebhookFacts>,
+    pub(super) facts: WebhookFacts,
     /// The generation that is being disabled, before the API server shows it.
     pub(super) disabling: Option<i64>,
     pub(super) jobs: BTreeSet<JobKey>,
@@ -109,21 +108,33 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Of a webhook of which nothing is known yet.
-    pub(super) fn unknown() -> Self {
+    /// Of a webhook whose receiver is not known yet.
+    pub(super) fn new(facts: WebhookFacts) -> Self {
         Self {
+            facts,
+            disabling: None,
+            jobs: BTreeSet::new(),
+            first: FirstAttempts::default(),
+            retries: BTreeMap::new(),
+            tests: BTreeMap::new(),
+            tickets: 0,
+            held: BTreeMap::new(),
+            draining: 0,
+            pending: 0,
+            in_flight: 0,
             window: FIRST_WINDOW,
             is_suspect: true,
-            ..Self::default()
+            place: Place::Nowhere,
+            retry_next: false,
+            tally: Tally::default(),
         }
     }
 
     pub(super) fn gate(&self) -> Gate {
-        match &self.facts {
-            None => Gate::Blocked,
-            Some(facts) if facts.gate == Gate::Inactive => Gate::Inactive,
-            Some(facts) if self.disabling == Some(facts.generation) => Gate::Disabled,
-            Some(facts) => facts.gate,
+        let is_being_disabled = self.disabling == Some(self.facts.generation);
+        match self.facts.gate {
+            Gate::Open | Gate::Blocked if is_being_disabled => Gate::Disabled,
+            gate => gate,
         }
     }
 

@@ -34,7 +34,7 @@ pub use records::{WriteOrder, Written};
 use self::{
     attempts::Flight,
     job::{Job, State, Writing},
-    known::Buried,
+    known::{Buried, Strangers},
     lane::Lane,
     outbox::Entries,
     turns::Turns,
@@ -194,6 +194,8 @@ pub struct Dispatcher {
     suspects_in_flight: usize,
     /// Records that are over, which the watch may still show as they were.
     buried: HashMap<JobKey, Buried>,
+    /// Records of webhooks that are not known, yet or any more.
+    strangers: HashMap<LaneKey, Strangers>,
     entries: Entries,
     turns: Turns,
     /// Lanes that wait for another suspect's attempt to end.
@@ -229,6 +231,7 @@ impl Dispatcher {
             flights: HashMap::new(),
             suspects_in_flight: 0,
             buried: HashMap::new(),
+            strangers: HashMap::new(),
             entries: Entries::default(),
             turns: Turns::default(),
             parked: Turns::default(),
@@ -334,10 +337,6 @@ impl Dispatcher {
         job.state = State::Over;
         lane.count(&mut job);
         lane.jobs.remove(key);
-        if lane.facts.is_none() && lane.jobs.is_empty() {
-            self.lanes.remove(&job.lane);
-        } else {
-            self.offer(&job.lane);
-        }
+        self.offer(&job.lane);
     }
 }

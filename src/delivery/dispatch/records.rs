@@ -93,7 +93,7 @@ impl Dispatcher {
             }
             Source::Outbox(event) => {
                 let status = job.desired.as_deref()?.clone();
-                let facts = self.lanes.get(&job.lane)?.facts.as_ref()?;
+                let facts = &self.lanes.get(&job.lane)?.facts;
                 job.may_be_stored = true;
                 WriteOrder::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
             }

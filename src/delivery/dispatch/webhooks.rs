@@ -6,7 +6,7 @@ use super::{
     key,
     lane::{Gate, Lane, Tally, WebhookFacts},
 };
-use crate::resources::{Delivery, DeliveryPhase};
+use crate::resources::DeliveryPhase;
 
 /// How many webhooks that are gone are remembered: as many as may go while a list of them is under way.
 const GONE_KEPT: usize = 1024;
@@ -16,32 +16,31 @@ impl Dispatcher {
     /// ignored; a gate that closes for what is not in the Webhook itself comes with the same revision.
     pub fn webhook_seen(&mut self, facts: WebhookFacts, now: Now) {
         let lane_key = key(&facts.namespace, &facts.name);
-        let known = self.lanes.get(&lane_key).and_then(|lane| lane.facts.as_ref());
-        match known {
+        match self.lanes.get(&lane_key).map(|lane| &lane.facts) {
             Some(known) if known.revision > facts.revision => return,
             Some(known) if known.uid != facts.uid => {
                 let uid = known.uid.clone();
-                self.webhook_gone(&lane_key, &uid, now);
+                self.webhook_gone(&lane_key, &uid);
             }
             None if self.gone.contains(&facts.uid) => return,
             _ => {}
         }
-        let lane = self.lanes.entry(lane_key.clone()).or_insert_with(Lane::unknown);
-        let (is_new, before) = (lane.facts.is_none(), lane.gate());
+        let Some(lane) = self.lanes.get_mut(&lane_key) else {
+            let siblings = self.by_namespace.entry(facts.namespace.clone()).or_default();
+            siblings.push(lane_key.clone());
+            self.lanes.insert(lane_key.clone(), Lane::new(facts));
+            self.adopt_strangers(&lane_key, now);
+            return;
+        };
+        let before = lane.gate();
         lane.disabling = lane
             .disabling
             .filter(|generation| *generation == facts.generation);
-        if is_new {
-            let siblings = self.by_namespace.entry(facts.namespace.clone()).or_default();
-            siblings.push(lane_key.clone());
-        }
-        lane.facts = Some(facts);
+        lane.facts = facts;
         match (before, lane.gate()) {
             (Gate::Open, Gate::Open) => {}
             (_, Gate::Open) => self.release_all(&lane_key, now),
-            // Of what was held without a webhook nothing is written yet.
             (Gate::Open, _) => self.hold_all(&lane_key),
-            _ if is_new => self.hold_all(&lane_key),
             _ => {}
         }
         self.offer(&lane_key);
@@ -49,58 +48,44 @@ impl Dispatcher {
 
     /// The watch says that the webhook with this UID is no longer there, and with it goes everything that is owed to it. Not to
     /// be told of one that the watch has never shown: a list may have it before.
-    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str, now: Now) {
+    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str) {
         if !self.gone.iter().any(|gone| **gone == *uid) {
             self.gone.push_back(uid.into());
             if self.gone.len() > GONE_KEPT {
                 self.gone.pop_front();
             }
         }
-        let facts = self.lanes.get(lane_key).and_then(|lane| lane.facts.as_ref());
-        if facts.is_none_or(|facts| *facts.uid != *uid) {
-            return;
-        }
-        let Some(lane) = self.lanes.remove(lane_key) else {
+        let is_it = self
+            .lanes
+            .get(lane_key)
+            .is_some_and(|lane| *lane.facts.uid == *uid);
+        let Some(lane) = is_it.then(|| self.lanes.remove(lane_key)).flatten() else {
             return;
         };
-        if let Some(facts) = &lane.facts
-            && let Some(siblings) = self.by_namespace.get_mut(&facts.namespace)
-        {
+        if let Some(siblings) = self.by_namespace.get_mut(&lane.facts.namespace) {
             siblings.retain(|sibling| sibling != lane_key);
             if siblings.is_empty() {
-                self.by_namespace.remove(&facts.namespace);
+                self.by_namespace.remove(&lane.facts.namespace);
             }
         }
         // Another one of that name has nothing to do with what is under way to this one.
-        for flight in self
-            .flights
-            .values_mut()
-            .filter(|flight| flight.lane.as_ref() == Some(lane_key))
-        {
+        let flights = self.flights.values_mut();
+        for flight in flights.filter(|flight| flight.lane.as_ref() == Some(lane_key)) {
             flight.lane = None;
         }
-        // Some may be for another webhook of that name, which is yet to be seen.
-        let mut others = Vec::new();
         for job_key in lane.jobs {
-            let record = self.jobs.get(&job_key).and_then(|job| job.record());
-            others.extend(record.filter(|record| !is_owned_by(record, uid)).cloned());
             self.forget(&job_key);
-        }
-        for record in others {
-            self.delivery_seen(record, false, now);
         }
     }
 
     pub(super) fn lanes_of(&self, namespace: &str) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
         let lanes = self.by_namespace.get(namespace).into_iter().flatten();
-        lanes.filter_map(|key| Some((key, self.lanes.get(key)?.facts.as_ref()?)))
+        lanes.filter_map(|key| Some((key, &self.lanes.get(key)?.facts)))
     }
 
     /// The webhooks that are known.
     pub fn webhooks(&self) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
-        self.lanes
-            .iter()
-            .filter_map(|(key, lane)| Some((key, lane.facts.as_ref()?)))
+        self.lanes.iter().map(|(key, lane)| (key, &lane.facts))
     }
 
     /// How a webhook fares, with the numbers of its pending and held deliveries.
@@ -136,9 +121,11 @@ impl Dispatcher {
 
     pub(super) fn hold_all(&mut self, lane_key: &LaneKey) {
         for key in self.jobs_of(lane_key) {
-            if self.jobs.get(&key).is_some_and(|job| {
-                !job.test && matches!(job.state, State::Ready(_) | State::Waiting(_) | State::Held)
-            }) {
+            if self
+                .jobs
+                .get(&key)
+                .is_some_and(|job| !job.test && matches!(job.state, State::Ready(_) | State::Waiting(_)))
+            {
                 self.hold(&key);
             }
         }
@@ -186,10 +173,9 @@ impl Dispatcher {
             });
         if is_recorded {
             job.desired = None;
-        } else if lane.facts.is_some() {
+        } else {
             job.set_status(status);
         }
-        // Otherwise its webhook is not known: the record is on its way out, or was made by somebody else.
         lane.held.insert(job.order.clone(), key.clone());
         let is_too_many = lane.held.len() > self.limits.held_per_webhook;
         let oldest = is_too_many.then(|| lane.held.pop_first()).flatten();
@@ -210,9 +196,4 @@ impl Dispatcher {
         job.dropped = true;
         self.write(key);
     }
-}
-
-fn is_owned_by(record: &Delivery, uid: &str) -> bool {
-    let mut owners = record.metadata.owner_references.iter().flatten();
-    owners.any(|owner| owner.uid == uid)
 }

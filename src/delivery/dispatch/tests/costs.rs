@@ -211,7 +211,7 @@ fn nothing_is_quadratic() {
         dispatcher.tally(&lane);
         assert!(dispatcher.unverified().is_empty());
     }
-    dispatcher.webhook_gone(&lane, &facts.uid, now);
+    dispatcher.webhook_gone(&lane, &facts.uid);
     assert!(dispatcher.jobs.is_empty());
     let took = began.elapsed();
     println!("{took:?}");

@@ -591,8 +591,7 @@ impl World {
                 if self.told.get(&lane).is_some_and(|told| told.uid == uid) {
                     self.told.remove(&lane);
                 }
-                let now = self.now();
-                self.dispatcher.webhook_gone(&lane, &uid, now);
+                self.dispatcher.webhook_gone(&lane, &uid);
             }
         }
         self.take_commands();
@@ -842,9 +841,9 @@ impl World {
         assert!(d.buried.is_empty(), "buried: {:?}", d.buried);
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
-        assert!(d.timers.is_empty());
+        assert!(d.timers.is_empty() && d.strangers.is_empty());
         for (lane, it) in &d.lanes {
-            assert!(it.facts.is_some(), "{lane} is left over");
+            assert!(self.hooks.contains_key(lane), "{lane} is left over");
             assert!(it.first.is_empty() && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
         }
         for (job, record) in &self.deliveries {
