@@ -89,14 +89,20 @@ pub fn receiver_url(value: &str) -> Result<(), &'static str> {
         Err("must not have a user name or password: deliveries are signed")
     } else if value.contains('#') {
         Err("must not have a fragment (#…): it would never be sent")
-    } else if !value
-        .parse::<http::Uri>()
-        .is_ok_and(|uri| uri.host().is_some_and(|host| !host.is_empty()))
-    {
+    } else if !is_host_and_port(authority) {
         Err("must be a URL with a host, such as https://hooks.example.com/stellage")
     } else {
         Ok(())
     }
+}
+
+fn is_host_and_port(authority: &str) -> bool {
+    let Ok(parsed) = authority.parse::<http::uri::Authority>() else {
+        return false;
+    };
+    let port = authority.strip_prefix(parsed.host()).unwrap_or_default();
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    !parsed.host().is_empty() && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
 }
 
 /// The identifier of a private network: `pn-` and lower-case letters and digits, in parts joined by `-`.

@@ -1,7 +1,7 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
 use control_plane::Identity;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ResourceQuota, Secret};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -249,6 +249,41 @@ async fn one_webhook_too_many_is_refused_and_a_key_still_finds_its_own() {
         |answer| answer.status == 201,
     )
     .await;
+}
+
+#[tokio::test]
+async fn of_many_creates_at_once_no_more_are_accepted_than_the_quota_allows() {
+    let cluster = shared().await;
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "hook-race", |spec| {
+        spec.webhook_quota = Some(3);
+    })
+    .await;
+    let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    eventually(
+        "webhooks to be counted",
+        async || {
+            quotas
+                .get_opt("stellage")
+                .await
+                .unwrap()
+                .and_then(|quota| quota.status?.used)
+        },
+        |used| {
+            used.as_ref()
+                .is_some_and(|used| used.contains_key("count/webhooks.stellage.dev"))
+        },
+    )
+    .await;
+    let body = hook();
+    let calls = (0..12).map(|_| call(&tenant, Method::POST, PATH, Some(&body), &[]));
+    let answers = futures::future::join_all(calls).await;
+    let accepted = answers.iter().filter(|answer| answer.status == 201).count();
+    assert_eq!(accepted, 3, "{answers:#?}");
+    for refused in answers.iter().filter(|answer| answer.status != 201) {
+        assert_eq!(code(refused), "resource_limit_exceeded");
+    }
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    assert_eq!(secrets.list(&ListParams::default()).await.unwrap().items.len(), 3);
 }
 
 #[tokio::test]
