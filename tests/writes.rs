@@ -4,10 +4,11 @@ use std::{collections::HashMap, time::Duration};
 
 use control_plane::Identity;
 use futures::StreamExt as _;
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::{Api, api::ListParams};
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::InstanceState;
+use stellage::resources::{Account, InstanceState, conditions};
 
 use crate::support::{Operator, Tenant, eventually, own_plane};
 
@@ -54,6 +55,25 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
         outboxes.map(|status| status.outbox.len()).sum::<usize>()
     };
     eventually("the outboxes to be cleared", told, |left| *left == 0).await;
+    // Where the CRDs are new, Kubernetes cannot count webhooks for half a minute, and the controller tries until it can.
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let is_counted = async || {
+        let used = quotas
+            .get_opt("stellage")
+            .await
+            .unwrap()
+            .and_then(|quota| quota.status?.used);
+        let status = accounts
+            .get(&tenant.namespace)
+            .await
+            .unwrap()
+            .status
+            .unwrap_or_default();
+        used.is_some_and(|used| used.contains_key("count/webhooks.stellage.dev"))
+            && conditions::is_true(&status.conditions, conditions::READY)
+    };
+    eventually("webhooks to be counted", is_counted, |counted| *counted).await;
     let user = Identity::Operator.user();
     let mut writes: HashMap<String, Vec<String>> = HashMap::new();
     for request in plane.requests().unwrap() {

@@ -124,10 +124,6 @@ pub const fn data_keys(event_type: EventType) -> &'static [&'static str] {
 fn data(event_type: EventType) -> Data {
     let has = |key: &str| data_keys(event_type).contains(&key);
     let failed = event_type == EventType::BackupFailed;
-    let stopped = matches!(
-        event_type,
-        EventType::InstanceStopped | EventType::InstanceDeleted
-    );
     Data {
         backup: has("backup").then_some(BackupObject {
             id: "bkp_9c2m8x1ta4q7hz0k",
@@ -146,7 +142,8 @@ fn data(event_type: EventType) -> Data {
             name: "web-1",
             status: Some(match event_type {
                 EventType::InstanceCreated => InstanceState::Provisioning,
-                _ if stopped => InstanceState::Stopped,
+                EventType::InstanceStopped => InstanceState::Stopped,
+                EventType::InstanceDeleted => InstanceState::Deleting,
                 _ => InstanceState::Running,
             }),
             plan: Some(Plan::Starter),

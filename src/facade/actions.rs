@@ -14,15 +14,14 @@ use utoipa::ToSchema;
 
 use super::{
     App, answer,
-    body::{self, Input},
     change::check_state,
     error::ApiError,
     id::InstanceId,
-    idempotency::{self, KeyedAction},
+    idempotency,
     index::Shown,
     modify::{Verdict, instance_nonce},
     precondition::IfMatch,
-    request::{Caller, Target},
+    request::{Asked, Caller, Target},
     view::{InstanceView, Single},
 };
 use crate::{lifecycle::Action, resources::validation};
@@ -130,15 +129,12 @@ async fn act(
     request: Request,
     action: Action,
 ) -> Result<Response, ApiError> {
-    let key = idempotency::key(request.headers())?.map(str::to_owned);
-    let path = request.uri().path().to_owned();
-    let Input {
-        mut fields,
-        canonical,
-    } = match action {
-        Action::Rebuild => body::required(request).await?,
-        _ => body::optional(request).await?,
+    let asked = match action {
+        Action::Rebuild => Asked::with_body(request).await?,
+        _ => Asked::maybe_with_body(request).await?,
     };
+    let keyed = asked.keyed_action();
+    let mut fields = asked.input.fields;
     let image = if action == Action::Rebuild {
         let image = fields.string("image", &|text| {
             validation::image(text)?;
@@ -153,7 +149,6 @@ async fn act(
         None
     };
     fields.finish()?;
-    let keyed = key.map(|key| KeyedAction::new(&path, &key, &canonical));
     let replayed = AtomicBool::new(false);
     let decide = |shown: &Shown| {
         if let Some(keyed) = &keyed {

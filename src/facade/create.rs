@@ -30,15 +30,9 @@ pub struct KeyedCreate<I> {
 }
 
 impl<I: PublicId> KeyedCreate<I> {
-    /// The create at `path` with this key and body, if there is a key.
-    pub fn of(
-        key: Option<&str>,
-        account_uid: &str,
-        path: &str,
-        canonical_body: &[u8],
-    ) -> Result<Option<Self>, ApiError> {
-        let Some(key) = key else { return Ok(None) };
-        let suffix = idempotency::name_suffix(account_uid, path, key);
+    /// The create whose key gives names that end like this, if it has one, with this body.
+    pub fn of(suffix: Option<String>, canonical_body: &[u8]) -> Result<Option<Self>, ApiError> {
+        let Some(suffix) = suffix else { return Ok(None) };
         Ok(Some(Self {
             id: I::of_suffix(&suffix).ok_or_else(ApiError::fault)?,
             hash: idempotency::body_hash(canonical_body),

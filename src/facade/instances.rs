@@ -21,7 +21,7 @@ use super::{
     order::Order,
     precondition::IfMatch,
     query::Parameters,
-    request::{Caller, Target},
+    request::{Asked, Caller, Target},
     view::{InstanceMetrics, InstanceView, List, ListItem, NewInstance, Pagination, Single},
 };
 use crate::providers::Usage;
@@ -81,11 +81,9 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let tenant = &caller.0.tenant;
-    let path = request.uri().path().to_owned();
-    let key = idempotency::key(request.headers())?.map(str::to_owned);
-    let input = body::required(request).await?;
-    let keyed = KeyedCreate::of(key.as_deref(), &tenant.uid, &path, &input.canonical)?;
-    let order = Order::read(input.fields, &app.catalogue)?;
+    let asked = Asked::with_body(request).await?;
+    let keyed = KeyedCreate::of(asked.suffix(&tenant.uid), &asked.input.canonical)?;
+    let order = Order::read(asked.input.fields, &app.catalogue)?;
     let build = |name: &str, hash: Option<String>| order.clone().into_instance(name, hash);
     let made = app
         .instances

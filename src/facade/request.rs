@@ -1,11 +1,19 @@
-//! What handlers take from a request's head.
+//! What handlers take from a request.
 
 use std::convert::Infallible;
 
-use axum::extract::FromRequestParts;
-use http::{Uri, request::Parts};
+use axum::{body::Body, extract::FromRequestParts};
+use http::{Request, Uri, request::Parts};
 
-use super::{error::ApiError, id::PublicId, keys::Credential, precondition::IfMatch, query::Parameters};
+use super::{
+    body::{self, Input},
+    error::ApiError,
+    id::PublicId,
+    idempotency::{self, KeyedAction},
+    keys::Credential,
+    precondition::IfMatch,
+    query::Parameters,
+};
 
 /// Whose request it is, as [`super::front`] found out.
 pub struct Caller(pub Credential);
@@ -57,6 +65,47 @@ impl<S: Sync, I: PublicId> FromRequestParts<S> for Inner<I> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(Self(id_at(&parts.uri, 5)))
+    }
+}
+
+/// What every POST says: its path, its body, and maybe an `Idempotency-Key`.
+pub struct Asked {
+    key: Option<String>,
+    path: String,
+    /// The body.
+    pub input: Input,
+}
+
+impl Asked {
+    /// Reads a request whose body must be there.
+    pub async fn with_body(request: Request<Body>) -> Result<Self, ApiError> {
+        let (key, path) = Self::head(&request)?;
+        let input = body::required(request).await?;
+        Ok(Self { key, path, input })
+    }
+
+    /// Reads a request whose body may be left out.
+    pub async fn maybe_with_body(request: Request<Body>) -> Result<Self, ApiError> {
+        let (key, path) = Self::head(&request)?;
+        let input = body::optional(request).await?;
+        Ok(Self { key, path, input })
+    }
+
+    fn head(request: &Request<Body>) -> Result<(Option<String>, String), ApiError> {
+        let key = idempotency::key(request.headers())?.map(str::to_owned);
+        Ok((key, request.uri().path().to_owned()))
+    }
+
+    /// What the names of the objects that it makes end with, if it has a key.
+    pub fn suffix(&self, account_uid: &str) -> Option<String> {
+        let key = self.key.as_deref()?;
+        Some(idempotency::name_suffix(account_uid, &self.path, key))
+    }
+
+    /// The action, if it has a key.
+    pub fn keyed_action(&self) -> Option<KeyedAction> {
+        let key = self.key.as_deref()?;
+        Some(KeyedAction::new(&self.path, key, &self.input.canonical))
     }
 }
 

@@ -29,7 +29,8 @@ use crate::{
 
 /// How soon to look again at what no watch tells: a namespace of somebody else's that may go away.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// How soon to look again at a namespace that is on its way out; it takes about 5 s.
+/// How soon to look again at a namespace that is on its way out, which takes about 5 s, and whether Kubernetes knows the kinds
+/// to be counted, which takes up to 30 s.
 const LOOK_AGAIN_SOON: Duration = Duration::from_secs(3);
 /// How soon to look again whether Kubernetes has counted a new quota; it takes some tenths of a second.
 const QUOTA_POLL: Duration = Duration::from_millis(500);
@@ -158,7 +159,11 @@ impl Work<'_> {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
         };
-        let is_unfinished = matches!(children, Ok(Quota::DoesNotCountYet | Quota::WithoutWebhooks));
+        let next = match children {
+            Ok(Quota::DoesNotCountYet) => Action::requeue(QUOTA_POLL),
+            Ok(Quota::WithoutWebhooks) => Action::requeue(LOOK_AGAIN_SOON),
+            _ => resync(),
+        };
         let outcome = match children {
             Ok(Quota::Counts | Quota::WithoutWebhooks) => Outcome::Ready { adopted },
             Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
@@ -180,11 +185,7 @@ impl Work<'_> {
             let events = &self.shared.events;
             events.publish(&account, false, "NamespaceAdopted", "ClaimNamespace", &note);
         }
-        Ok(if is_unfinished {
-            Action::requeue(QUOTA_POLL)
-        } else {
-            resync()
-        })
+        Ok(next)
     }
 
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {

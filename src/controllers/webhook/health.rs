@@ -124,7 +124,7 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
     let generation = webhook.metadata.generation?;
     let new = facts
         .disablement
-        .filter(|disablement| disablement.generation == generation)
+        .filter(|disablement| disablement.is_of(webhook))
         .map(|disablement| Disabled {
             at: disablement.at,
             reason: disablement.reason,

@@ -42,13 +42,15 @@ impl Outbox {
     /// `instance` was written just now, and before had `known` events: what is newer goes out.
     pub fn recorded(&self, instance: &Instance, known: i64) {
         let entries = outbox(instance);
-        if entries.last().is_none_or(|entry| entry.sequence <= known) {
-            return;
-        }
         let hub = &self.0;
         let now = hub.now();
         let mut state = hub.state.lock();
         if !state.leading {
+            return;
+        }
+        if entries.last().is_none_or(|entry| entry.sequence <= known) {
+            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+            state.dispatcher.outbox_shown(uid, revision(instance), entries);
             return;
         }
         // What an earlier process left and the watch has not shown yet may have been sent.

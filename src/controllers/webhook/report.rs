@@ -99,10 +99,8 @@ fn release(state: &mut State, lane: &LaneKey) {
     let Some(known) = state.webhooks.get_mut(lane) else {
         return;
     };
-    let generation = known.webhook.metadata.generation;
-    let is_over = |disablement: &Disablement| {
-        known.webhook.disabled().is_some() || generation != Some(disablement.generation)
-    };
+    let is_over =
+        |disablement: &Disablement| known.webhook.disabled().is_some() || !disablement.is_of(&known.webhook);
     if known.disablement.as_ref().is_some_and(is_over) {
         known.disablement = None;
         state.dispatcher.disablement_written(lane);

@@ -42,7 +42,7 @@ use self::{
 use super::schedule::RetrySchedule;
 use crate::{
     events::EventType,
-    resources::{Attempt, DisableReason},
+    resources::{Attempt, DisableReason, Webhook},
 };
 
 /// A webhook: `namespace/name`.
@@ -155,6 +155,14 @@ pub struct Disablement {
     pub attempts: i32,
     /// Why the last one failed.
     pub error: String,
+}
+
+impl Disablement {
+    /// Whether it is this very webhook that is meant, with the spec as it is.
+    pub fn is_of(&self, webhook: &Webhook) -> bool {
+        webhook.metadata.uid.as_deref() == Some(&self.uid)
+            && webhook.metadata.generation == Some(self.generation)
+    }
 }
 
 /// What came of an attempt.

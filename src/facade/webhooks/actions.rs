@@ -23,14 +23,13 @@ use crate::{
     events::{EventType, catalogue},
     facade::{
         App, answer,
-        body::{self, Input},
         entry::Kept as _,
         error::ApiError,
         id::WebhookId,
-        idempotency::{self, KeyedAction, REQUEST_HASH_ANNOTATION},
+        idempotency::{self, REQUEST_HASH_ANNOTATION},
         modify::Verdict,
         precondition::IfMatch,
-        request::{Caller, Target},
+        request::{Asked, Caller, Target},
         view::Single,
     },
     resources::{
@@ -42,28 +41,6 @@ use crate::{
 
 /// Deliveries whose labels are taken away at the same time.
 const RECOVERED_AT_ONCE: usize = 16;
-
-/// What all actions on webhooks read from a request.
-struct Asked {
-    key: Option<String>,
-    path: String,
-    input: Input,
-}
-
-impl Asked {
-    async fn read(request: Request) -> Result<Self, ApiError> {
-        Ok(Self {
-            key: idempotency::key(request.headers())?.map(str::to_owned),
-            path: request.uri().path().to_owned(),
-            input: body::optional(request).await?,
-        })
-    }
-
-    fn keyed(&self) -> Option<KeyedAction> {
-        let key = self.key.as_deref()?;
-        Some(KeyedAction::new(&self.path, key, &self.input.canonical))
-    }
-}
 
 /// Sends an example to a webhook
 ///
@@ -80,17 +57,13 @@ pub async fn test(
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(request).await?;
-    let hash = asked
-        .key
+    let asked = Asked::maybe_with_body(request).await?;
+    let suffix = asked.suffix(&caller.0.tenant.uid);
+    let hash = suffix
         .as_ref()
         .map(|_| idempotency::body_hash(&asked.input.canonical));
-    let suffix = match &asked.key {
-        Some(key) => idempotency::name_suffix(&caller.0.tenant.uid, &asked.path, key),
-        None => ids::random_suffix(),
-    };
     let wanted = TestWebhook::read(asked.input.fields)?;
-    let event_id = format!("evt_test_{suffix}");
+    let event_id = format!("evt_test_{}", suffix.unwrap_or_else(ids::random_suffix));
     let namespace = caller.namespace();
     let shown = app.webhooks.find(namespace, id).await?;
     let name = ids::delivery_name(shown.webhook.uid(), &event_id);
@@ -196,8 +169,8 @@ pub async fn rotate_secret(
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(request).await?;
-    let keyed = asked.keyed();
+    let asked = Asked::maybe_with_body(request).await?;
+    let keyed = asked.keyed_action();
     let rotation = RotateSecret::read(asked.input.fields)?;
     let decide = |shown: &ShownWebhook| {
         if_match.check(&*shown.webhook)?;
@@ -236,8 +209,8 @@ pub async fn recover(
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(request).await?;
-    let keyed = asked.keyed();
+    let asked = Asked::maybe_with_body(request).await?;
+    let keyed = asked.keyed_action();
     let wanted = RecoverWebhook::read(asked.input.fields)?;
     let decide = |shown: &ShownWebhook| {
         if let Some(keyed) = &keyed

@@ -15,15 +15,15 @@ use super::view::{DeliveryView, created_at, phase};
 use crate::{
     events::EventType,
     facade::{
-        App, answer, body,
+        App, answer,
         entry::Kept as _,
         error::{ApiError, Detail, ErrorCode},
         id::{DeliveryId, PublicId as _, WebhookId},
-        idempotency::{self, KeyedAction},
+        idempotency,
         modify::{contended, pause},
         precondition::IfMatch,
         query::Parameters,
-        request::{Caller, Inner, Target},
+        request::{Asked, Caller, Inner, Target},
         view::{List, Pagination, Single},
     },
     resources::{
@@ -199,11 +199,9 @@ pub async fn redeliver(
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let key = idempotency::key(request.headers())?.map(str::to_owned);
-    let url_path = request.uri().path().to_owned();
-    let input = body::optional(request).await?;
-    let keyed = key.map(|key| KeyedAction::new(&url_path, &key, &input.canonical));
-    input.fields.finish()?;
+    let asked = Asked::maybe_with_body(request).await?;
+    let keyed = asked.keyed_action();
+    asked.input.fields.finish()?;
     let shown = app.webhooks.find(caller.namespace(), id).await?;
     let answer = |delivery: &Delivery, before: bool| {
         let again = if shown.webhook.is_active() {

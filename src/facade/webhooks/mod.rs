@@ -31,7 +31,7 @@ use super::{
     modify::Verdict,
     precondition::IfMatch,
     query::Parameters,
-    request::{Caller, Target},
+    request::{Asked, Caller, Target},
     view::{List, Pagination, Single},
 };
 use crate::resources::{Webhook, WebhookSpec};
@@ -115,12 +115,12 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let tenant = &caller.0.tenant;
-    let path = request.uri().path().to_owned();
-    let key = idempotency::key(request.headers())?.map(str::to_owned);
-    let input = body::required(request).await?;
+    let asked = Asked::with_body(request).await?;
+    let suffix = asked.suffix(&tenant.uid);
+    let input = asked.input;
     // The digest beside the Webhook does not help to guess the secret: that of the whole body is beside the secret itself.
     let visible = input.fields.canonical(Some("secret"));
-    let keyed = KeyedCreate::of(key.as_deref(), &tenant.uid, &path, &visible)?;
+    let keyed = KeyedCreate::of(suffix, &visible)?;
     let hash = keyed.is_some().then(|| idempotency::body_hash(&input.canonical));
     let wanted = NewWebhook::read(input.fields, &*app.receiver_check)?;
     let build = |name: &str, hash: Option<String>| wanted.webhook(name, hash);

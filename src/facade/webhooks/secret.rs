@@ -368,6 +368,10 @@ mod tests {
         ];
         let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
         assert_eq!(rotated, expected.clone().into());
+        // Only of the version that was read: who was faster has told somebody another secret.
+        let mut versioned = before.clone();
+        versioned.metadata.resource_version = Some("7".to_owned());
+        assert_eq!(change.patch(&versioned)["metadata"]["resourceVersion"], "7");
         change.previous_until = None;
         let at_once = after(&before, &change);
         assert_eq!(at_once.len(), 2);
