@@ -76,9 +76,11 @@ pub struct Attempt {
     pub status_code: Option<i32>,
     /// Why it failed; absent for a success.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
     pub error: Option<String>,
     /// The beginning of the answer's body, at most 4 KiB of it, not decompressed; what is not UTF-8 is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
     pub response: Option<String>,
 }
 
@@ -165,9 +167,11 @@ pub struct DeliveryStatus {
     pub last_status_code: Option<i32>,
     /// Why the last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
     pub last_error: Option<String>,
     /// The attempts, oldest first; the last 21 are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 21))]
     pub attempts: Vec<Attempt>,
 }
 

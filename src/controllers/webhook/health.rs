@@ -174,6 +174,7 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
             status.id.clone(),
             status.observed_generation,
             status.disabled.clone(),
+            status.dropped,
             conditions,
         )
     };

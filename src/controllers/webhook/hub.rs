@@ -48,11 +48,7 @@ impl Outbox {
         if !state.leading {
             return;
         }
-        if entries.last().is_none_or(|entry| entry.sequence <= known) {
-            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-            state.dispatcher.outbox_shown(uid, revision(instance), entries);
-            return;
-        }
+        let is_news = entries.last().is_some_and(|entry| entry.sequence > known);
         // What an earlier process left and the watch has not shown yet may have been sent.
         let is_left_over =
             |entry: &OutboxEntry| entry.sequence <= known && !state.dispatcher.knows(&entry.id);
@@ -61,10 +57,13 @@ impl Outbox {
         } else {
             Origin::Fresh
         };
+        // Without news, too: what the watch shows of before is known to be old then.
         see_outbox(&mut state, instance, origin, now);
         drop(state);
-        hub.wake.notify_one();
-        hub.unverified.notify_one();
+        if is_news {
+            hub.wake.notify_one();
+            hub.unverified.notify_one();
+        }
     }
 }
 
@@ -119,6 +118,8 @@ pub(super) struct Known {
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
+    /// When a write of its status last failed.
+    pub(super) failed: Option<Instant>,
 }
 
 /// What became of the e-mail about a disablement.
@@ -196,7 +197,12 @@ impl Hub {
         let known = state.webhooks.get_mut(&lane);
         match known {
             Some(known) if revision(&*known.webhook) > revision(&*webhook) => return,
-            Some(known) if known.webhook.metadata.uid == webhook.metadata.uid => known.webhook = webhook,
+            Some(known) if known.webhook.metadata.uid == webhook.metadata.uid => {
+                if revision(&*known.webhook) == revision(&*webhook) {
+                    return;
+                }
+                known.webhook = webhook;
+            }
             _ => {
                 self.secrets.forget(&lane);
                 let base = webhook.status.clone().unwrap_or_default();
@@ -207,6 +213,7 @@ impl Hub {
                     disablement: None,
                     notification: None,
                     written: None,
+                    failed: None,
                 };
                 state.webhooks.insert(lane.clone(), known);
             }

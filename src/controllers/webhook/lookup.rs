@@ -4,8 +4,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::try_join_all;
-use kube::{Api, Client, api::ListParams};
+use futures::future::join_all;
+use kube::{Api, api::ListParams, core::DeserializeGuard};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -40,24 +40,25 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
             if unverified.is_empty() {
                 break;
             }
-            let namespaces: Vec<&str> = unverified.keys().map(|namespace| &**namespace).collect();
-            let pause = match list(&hub.deps.client, &namespaces).await {
-                Ok(webhooks) => {
-                    let now = hub.now();
-                    let mut state = hub.state.lock();
-                    for webhook in webhooks {
-                        hub.webhook_listed(&mut state, webhook, now);
-                    }
-                    for events in unverified.values() {
-                        state.dispatcher.verified(events, now);
-                    }
-                    hub.wake.notify_one();
-                    begun.elapsed() * REST
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "webhooks cannot be listed; events wait for it, it will be tried again");
-                    AFTER_FAILURE
-                }
+            // Of many namespaces, all at once; else each on its own, so that one cannot hold up another.
+            let together = unverified.len() > MAX_NAMESPACES;
+            let work: Vec<(Option<Arc<str>>, Vec<Arc<str>>)> = if together {
+                vec![(None, unverified.into_values().flatten().collect())]
+            } else {
+                unverified
+                    .into_iter()
+                    .map(|(namespace, events)| (Some(namespace), events))
+                    .collect()
+            };
+            let lookups = work
+                .into_iter()
+                .map(|(namespace, events)| look_up(hub.clone(), namespace, events));
+            let failed = join_all(lookups).await.contains(&false);
+            hub.wake.notify_one();
+            let pause = if failed {
+                AFTER_FAILURE
+            } else {
+                begun.elapsed() * REST
             };
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -67,24 +68,37 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     }
 }
 
-async fn list(client: &Client, namespaces: &[&str]) -> Result<Vec<Webhook>, CallError> {
-    if namespaces.len() > MAX_NAMESPACES {
-        return pages(Api::all(client.clone())).await;
+/// Lists the webhooks of a namespace, or all, for these events. Returns whether that worked.
+async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
+    let client = hub.deps.client.clone();
+    let api = match &namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let webhooks = match pages(api).await {
+        Ok(webhooks) => webhooks,
+        Err(error) => {
+            tracing::warn!(?namespace, %error, "webhooks cannot be listed; events wait for it, it will be tried again");
+            return false;
+        }
+    };
+    let now = hub.now();
+    let mut state = hub.state.lock();
+    for webhook in webhooks {
+        hub.webhook_listed(&mut state, webhook, now);
     }
-    let lists = namespaces
-        .iter()
-        .map(|namespace| pages(Api::namespaced(client.clone(), namespace)));
-    Ok(try_join_all(lists).await?.concat())
+    state.dispatcher.verified(&events, now);
+    true
 }
 
 /// Objects that do not parse are left out: nothing is ever sent to them.
-async fn pages(api: Api<Webhook>) -> Result<Vec<Webhook>, CallError> {
+async fn pages(api: Api<DeserializeGuard<Webhook>>) -> Result<Vec<Webhook>, CallError> {
     let mut params = ListParams::default().limit(PAGE);
     let mut all = Vec::new();
     loop {
         let page = bounded(api.list(&params)).await?;
         let next = page.metadata.continue_.filter(|token| !token.is_empty());
-        all.extend(page.items);
+        all.extend(page.items.into_iter().filter_map(|object| object.0.ok()));
         match next {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(all),

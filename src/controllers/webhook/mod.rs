@@ -172,8 +172,10 @@ impl WebhookController {
             driver::run(hub.clone(), shutdown.clone(), grace),
             lookup::run(hub.clone(), shutdown.clone()),
             secrets::poll(hub.clone(), shutdown.clone()),
-            report::run(hub.clone(), events, shutdown.clone()),
-            retention::run(hub, shutdown),
+            report::run(hub.clone(), events.clone(), shutdown.clone()),
+            retention::run(hub.clone(), shutdown),
         );
+        // What was decided while stopping is written too.
+        report::flush(&hub, &events).await;
     }
 }

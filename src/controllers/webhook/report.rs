@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::StreamExt as _;
 use kube::{
     Api,
     api::{ObjectMeta, PostParams},
@@ -32,6 +33,10 @@ use crate::{
 const NUMBERS_EVERY: Duration = Duration::from_secs(10);
 /// How often it is looked for numbers to be written.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Statuses written at the same time.
+const WRITES: usize = 8;
+/// Pause of a webhook whose status could not be written.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Changes of so long are written together.
 const GATHER: Duration = Duration::from_millis(20);
 /// First pause after a mail failed; it doubles from there.
@@ -41,12 +46,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Runs until shutdown.
 pub(super) async fn run(hub: Arc<Hub>, events: Events, shutdown: CancellationToken) {
+    let mut counted: Option<Instant> = None;
     loop {
-        let due = due(&hub);
-        for (webhook, status) in due {
-            write(&hub, &events, &webhook, status).await;
+        flush(&hub, &events).await;
+        if counted.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            count(&hub);
+            counted = Some(Instant::now());
         }
-        count(&hub);
         for (lane, disabled) in to_notify(&hub) {
             let (hub, shutdown) = (hub.clone(), shutdown.clone());
             tokio::spawn(async move {
@@ -62,10 +68,18 @@ pub(super) async fn run(hub: Arc<Hub>, events: Events, shutdown: CancellationTok
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
     }
-    // What was decided while stopping is written too.
-    for (webhook, status) in due(&hub) {
-        write(&hub, &events, &webhook, status).await;
-    }
+}
+
+/// Writes the statuses that are to be written now.
+pub(super) async fn flush(hub: &Arc<Hub>, events: &Events) {
+    let writes = due(hub)
+        .into_iter()
+        .map(|(webhook, status)| write(hub, events, webhook, status));
+    let writes: Vec<_> = writes.collect();
+    futures::stream::iter(writes)
+        .buffer_unordered(WRITES)
+        .collect::<()>()
+        .await;
 }
 
 /// Statuses that are to be written now.
@@ -84,6 +98,9 @@ fn due(hub: &Hub) -> Vec<(Arc<Webhook>, WebhookStatus)> {
         if status == before {
             state.dirty.remove(&lane);
             release(&mut state, &lane);
+            continue;
+        }
+        if known.failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
             continue;
         }
         let rested = known.written.is_none_or(|at| at.elapsed() >= NUMBERS_EVERY);
@@ -127,7 +144,8 @@ fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff:
     health::status(&known.webhook, &facts, now)
 }
 
-async fn write(hub: &Hub, events: &Events, webhook: &Webhook, status: WebhookStatus) {
+async fn write(hub: &Hub, events: &Events, webhook: Arc<Webhook>, status: WebhookStatus) {
+    let webhook = &*webhook;
     let ObjectMeta {
         name,
         namespace,
@@ -178,7 +196,10 @@ async fn write(hub: &Hub, events: &Events, webhook: &Webhook, status: WebhookSta
         // The watch brings the version that is there now, or that there is none.
         Err(error) if error.is_conflict() || error.is_not_found() => look_up(hub, &api, &lane, webhook).await,
         Err(error) => {
-            tracing::warn!(webhook = %lane, %error, "the status cannot be written; it will be tried again")
+            tracing::warn!(webhook = %lane, %error, "the status cannot be written; it will be tried again");
+            if let Some(known) = hub.state.lock().webhooks.get_mut(&lane) {
+                known.failed = Some(Instant::now());
+            }
         }
     }
 }
@@ -277,6 +298,10 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
     let mut pause = FIRST_PAUSE;
     loop {
         let Some(mail) = mail(&hub, &lane, &disabled) else {
+            // Whoever looks next may find an account again.
+            if let Some(known) = hub.state.lock().webhooks.get_mut(&lane) {
+                known.notification = None;
+            }
             return;
         };
         let result = hub.deps.mailer.send(&mail.notification()).await;

@@ -6,7 +6,7 @@ use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api,
-    api::{DeleteParams, ListParams},
+    api::{DeleteParams, ListParams, Preconditions},
     core::PartialObjectMeta,
 };
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ const ROUND: Duration = Duration::from_secs(600);
 const MANY: u64 = 100;
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
-/// Deletions at the same time: clearing away is never in the way of anything.
+/// Webhooks cleared at the same time, and deletions for each of them.
 const CONCURRENCY: usize = 4;
 
 /// Runs until shutdown.
@@ -44,11 +44,16 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
             if everybody {
                 next_round = Instant::now() + ROUND;
             }
-            for lane in due(&hub, everybody) {
-                if let Err(error) = clear(&hub, &lane).await {
-                    tracing::warn!(webhook = %lane, %error, "finished deliveries cannot be cleared away; it will be tried again");
+            let due = futures::stream::iter(due(&hub, everybody));
+            due.for_each_concurrent(CONCURRENCY, |lane| {
+                let hub = hub.clone();
+                async move {
+                    if let Err(error) = clear(&hub, &lane).await {
+                        tracing::warn!(webhook = %lane, %error, "finished deliveries cannot be cleared away; it will be tried again");
+                    }
                 }
-            }
+            })
+            .await;
         }
     };
     tokio::select! {
@@ -80,15 +85,18 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<(), CallError> {
     let mut params = ListParams::default()
         .labels(&format!("{WEBHOOK_LABEL}={webhook},{FINISHED_LABEL}"))
         .limit(PAGE);
-    let mut finished: Vec<(Timestamp, String)> = Vec::new();
+    let mut finished: Vec<(Timestamp, Preconditions, String)> = Vec::new();
     loop {
         let page = bounded(api.list_metadata(&params)).await?;
         let next = page.metadata.continue_.filter(|token| !token.is_empty());
-        finished.extend(
-            page.items
-                .into_iter()
-                .filter_map(|meta| Some((finished_at(&meta), meta.metadata.name?))),
-        );
+        finished.extend(page.items.into_iter().filter_map(|meta| {
+            // Only as it was listed: it may be sent again meanwhile.
+            let exactly = Preconditions {
+                uid: meta.metadata.uid.clone(),
+                resource_version: meta.metadata.resource_version.clone(),
+            };
+            Some((finished_at(&meta), exactly, meta.metadata.name?))
+        }));
         match next {
             Some(token) => params = params.continue_token(&token),
             None => break,
@@ -97,14 +105,19 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<(), CallError> {
     let settings = &hub.deps.settings;
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
-    let names = surplus(finished, kept, age, hub.deps.clock.now());
-    futures::stream::iter(names)
-        .for_each_concurrent(CONCURRENCY, |name| {
+    let surplus = surplus(finished, kept, age, hub.deps.clock.now());
+    futures::stream::iter(surplus)
+        .for_each_concurrent(CONCURRENCY, |(exactly, name)| {
             let api = api.clone();
             async move {
+                let params = DeleteParams {
+                    preconditions: Some(exactly),
+                    ..DeleteParams::default()
+                };
                 // What fails is found again in the next round.
-                if let Err(error) = bounded(api.delete(&name, &DeleteParams::default())).await
+                if let Err(error) = bounded(api.delete(&name, &params)).await
                     && !error.is_not_found()
+                    && !error.is_conflict()
                 {
                     tracing::debug!(delivery = name, %error, "a finished delivery cannot be deleted");
                 }
@@ -121,19 +134,19 @@ fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// The names of those that are too old, or too many.
-fn surplus(
-    mut finished: Vec<(Timestamp, String)>,
+/// Those that are too old, or too many.
+fn surplus<P>(
+    mut finished: Vec<(Timestamp, P, String)>,
     kept: usize,
     age: SignedDuration,
     now: Timestamp,
-) -> Vec<String> {
-    finished.sort_by(|a, b| b.cmp(a));
+) -> Vec<(P, String)> {
+    finished.sort_by(|(a, _, a_name), (b, _, b_name)| (b, b_name).cmp(&(a, a_name)));
     finished
         .into_iter()
         .enumerate()
-        .filter(|(rank, (at, _))| *rank >= kept || now.duration_since(*at) > age)
-        .map(|(_, (_, name))| name)
+        .filter(|(rank, (at, ..))| *rank >= kept || now.duration_since(*at) > age)
+        .map(|(_, (_, exactly, name))| (exactly, name))
         .collect()
 }
 
@@ -144,12 +157,15 @@ mod tests {
     #[test]
     fn the_oldest_go_when_there_are_too_many_or_they_are_too_old() {
         let at = |hour: i64| Timestamp::from_second(hour * 3600).unwrap();
-        let all: Vec<_> = (0..6).map(|hour| (at(hour), format!("d{hour}"))).collect();
-        let day = SignedDuration::from_hours(24);
-        assert_eq!(surplus(all.clone(), 4, day, at(6)), ["d1", "d0"]);
-        assert_eq!(
-            surplus(all, 100, SignedDuration::from_hours(3), at(6)),
-            ["d2", "d1", "d0"]
-        );
+        let all: Vec<_> = (0..6).map(|hour| (at(hour), (), format!("d{hour}"))).collect();
+        let surplus = |kept, hours| {
+            let age = SignedDuration::from_hours(hours);
+            let names = surplus(all.clone(), kept, age, at(6))
+                .into_iter()
+                .map(|((), name)| name);
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(surplus(4, 24), ["d1", "d0"]);
+        assert_eq!(surplus(100, 3), ["d2", "d1", "d0"]);
     }
 }

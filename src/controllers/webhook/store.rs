@@ -29,7 +29,13 @@ pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
             let api = api(hub, &delivery);
             match bounded(api.create(&params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
-                Err(error) if error.is_conflict() => look(&api, &delivery).await,
+                Err(error) if error.status().is_some_and(Status::is_already_exists) => {
+                    match look(&api, &delivery).await {
+                        // It went in between: now there is room for ours.
+                        Written::Gone => Written::Failed,
+                        found => found,
+                    }
+                }
                 Err(error) if is_hopeless(&error) => Written::Gone,
                 Err(error) => failed(&delivery, &error),
             }
@@ -97,7 +103,13 @@ fn is_hopeless(error: &CallError) -> bool {
                 .any(|cause| cause.reason == "NamespaceTerminating")
         })
     };
-    error.is_not_found() || error.status().is_some_and(causes)
+    let lacks_namespace = |status: &Status| {
+        let kind = status.details.as_ref().map(|details| details.kind.as_str());
+        status.is_not_found() && kind == Some("namespaces")
+    };
+    error
+        .status()
+        .is_some_and(|status| causes(status) || lacks_namespace(status))
 }
 
 fn pruned(mut delivery: Delivery) -> Arc<Delivery> {

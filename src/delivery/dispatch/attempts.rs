@@ -11,6 +11,9 @@ use super::{
 };
 use crate::resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
 
+/// An attempt that takes this long makes its webhook a suspect, in milliseconds.
+const SLOW_MS: i64 = 2000;
+
 /// An attempt that is under way.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -120,7 +123,10 @@ impl Dispatcher {
         let lane = flight.lane.as_ref().and_then(|lane| self.lanes.get_mut(lane));
         if let Some(lane) = lane {
             let outcome = match &report {
-                Report::Sent { attempt, .. } => Some(attempt.error.is_none()),
+                // One that takes its time takes slots from others, whatever it answers in the end.
+                Report::Sent { attempt, .. } => {
+                    Some(attempt.error.is_none() && attempt.duration_ms < SLOW_MS)
+                }
                 Report::Blocked(_) | Report::Unready => None,
             };
             let cap = self.limits.in_flight_per_webhook;
