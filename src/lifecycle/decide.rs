@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    requests::{begin, milliseconds, state_during, take_on},
+    requests::{begin, state_during, take_on},
     summary,
     timings::Timings,
 };
@@ -16,6 +16,7 @@ use crate::{
     },
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState},
+    runtime::clock::milliseconds,
 };
 
 /// How far ahead of the clock an operation may seem to have begun: replicas' clocks differ a little.

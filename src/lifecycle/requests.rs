@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use crate::resources::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange, PowerState,
 };
+use crate::runtime::clock::milliseconds;
 
 /// The status as it will be once the controller has seen the spec: what the facade shows after it wrote one.
 pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
@@ -228,9 +229,4 @@ pub const fn state_during(kind: OperationKind) -> InstanceState {
         OperationKind::Rebuild => InstanceState::Rebuilding,
         OperationKind::Delete => InstanceState::Deleting,
     }
-}
-
-/// Cuts a time to milliseconds, so that a status stays readable.
-pub(super) fn milliseconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
 }

@@ -17,3 +17,8 @@ impl Clock for SystemClock {
         Timestamp::now()
     }
 }
+
+/// Cuts a time to milliseconds, so that a status stays readable.
+pub fn milliseconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
+}

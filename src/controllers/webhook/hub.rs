@@ -23,7 +23,10 @@ use crate::{
     },
     events::OutboxEntry,
     resources::{Delivery, Instance, Webhook, WebhookStatus},
-    runtime::watch::{Change, Listener, revision},
+    runtime::{
+        clock::milliseconds,
+        watch::{Change, Listener, revision},
+    },
 };
 
 /// How long an outbox entry that the watch shows is left to whoever has just written it.
@@ -160,7 +163,7 @@ impl Hub {
 
     pub(super) fn now(&self) -> Now {
         Now {
-            wall: self.deps.clock.now(),
+            wall: milliseconds(self.deps.clock.now()),
             mono: Instant::now(),
         }
     }

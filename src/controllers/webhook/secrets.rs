@@ -11,7 +11,7 @@ use std::{
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, api::ListParams};
+use kube::Api;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +19,7 @@ use super::hub::Hub;
 use crate::{
     delivery::{dispatch::LaneKey, signature::SigningKeys},
     resources::{
-        Webhook,
+        SecretReference, Webhook,
         webhook::{MAX_SECRET_CHARACTERS, PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY},
     },
     runtime::client::bounded,
@@ -29,9 +29,11 @@ use crate::{
 const FRESH: Duration = Duration::from_secs(4);
 /// A secret older than this is not used before it was read again, if it can be.
 const USABLE: Duration = Duration::from_secs(9);
+/// After a read failed, what is known is used for so long before another is tried.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// How often it is looked for secrets that nobody has used lately.
 const POLL_EVERY: Duration = Duration::from_secs(4);
-/// Namespaces that the poll reads at the same time.
+/// Secrets that the poll reads at the same time.
 const POLL_CONCURRENCY: usize = 4;
 /// Each of them takes at least this long, so that there are at most fifty a second.
 const POLL_PACE: Duration = Duration::from_millis(80);
@@ -60,10 +62,31 @@ pub(super) struct Secrets {
     known: Mutex<HashMap<LaneKey, Known>>,
 }
 
-#[derive(Clone)]
+/// What is known of one.
+#[derive(Clone, Default)]
 struct Known {
-    read_at: Instant,
-    result: Result<Usable, Problem>,
+    /// UID and reference of the Webhook that it was read for.
+    of: Option<(Option<String>, SecretReference)>,
+    /// When that was, and what it said.
+    read: Option<(Instant, Result<Usable, Problem>)>,
+    /// When it could not be read last.
+    failed_at: Option<Instant>,
+    /// Held by whoever is reading it: one reader is enough.
+    reader: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Known {
+    fn age(&self) -> Duration {
+        self.read.as_ref().map_or(Duration::MAX, |(at, _)| at.elapsed())
+    }
+
+    fn has_just_failed(&self) -> bool {
+        self.failed_at.is_some_and(|at| at.elapsed() < AFTER_FAILURE)
+    }
+
+    fn result(&self) -> Option<&Result<Usable, Problem>> {
+        self.read.as_ref().map(|(_, result)| result)
+    }
 }
 
 #[derive(Clone)]
@@ -85,22 +108,30 @@ impl Usable {
 impl Secrets {
     /// What is wrong with a webhook's secret, as far as that is known.
     pub(super) fn problem(&self, lane: &LaneKey) -> Option<Problem> {
-        self.known.lock().get(lane)?.result.as_ref().err().cloned()
+        self.known.lock().get(lane)?.result()?.as_ref().err().cloned()
     }
 
     /// Up to when the previous secret signs too.
     pub(super) fn overlap(&self, lane: &LaneKey) -> Option<Timestamp> {
-        let known = self.known.lock();
-        let usable = known.get(lane)?.result.as_ref().ok()?;
-        usable.alone.as_ref().map(|(until, _)| *until)
+        until(self.known.lock().get(lane)?)
     }
 
     pub(super) fn forget(&self, lane: &LaneKey) {
         self.known.lock().remove(lane);
     }
 
-    fn get(&self, lane: &LaneKey) -> Option<Known> {
-        self.known.lock().get(lane).cloned()
+    /// What is known for this very webhook and reference.
+    fn get(&self, lane: &LaneKey, webhook: &Webhook) -> Known {
+        let mut all = self.known.lock();
+        let known = all.entry(lane.clone()).or_default();
+        let of = Some((webhook.metadata.uid.clone(), webhook.spec.secret_ref.clone()));
+        if known.of != of {
+            *known = Known {
+                of,
+                ..Known::default()
+            };
+        }
+        known.clone()
     }
 }
 
@@ -110,66 +141,83 @@ pub(super) async fn keys(
     lane: &LaneKey,
     webhook: &Webhook,
 ) -> Result<Arc<SigningKeys>, NoKeys> {
-    let now = hub.now();
-    let known = hub.secrets.get(lane);
-    let age = known.as_ref().map(|known| now.mono.duration_since(known.read_at));
-    let known = match (known, age) {
-        (Some(known), Some(age)) if age < FRESH => known,
-        (Some(known), Some(age)) if age < USABLE && known.result.is_ok() => {
-            // Marked as fresh, so that one reader is enough.
-            if let Some(entry) = hub.secrets.known.lock().get_mut(lane) {
-                entry.read_at = now.mono.checked_sub(FRESH / 2).unwrap_or(now.mono);
+    let mut known = hub.secrets.get(lane, webhook);
+    if known.age() >= FRESH && !known.has_just_failed() {
+        let is_usable = known.age() < USABLE && known.result().is_some_and(Result::is_ok);
+        if !is_usable {
+            let _reader = known.reader.clone().lock_owned().await;
+            known = hub.secrets.get(lane, webhook);
+            if known.age() >= FRESH && !known.has_just_failed() {
+                read(hub, lane, webhook).await;
+                known = hub.secrets.get(lane, webhook);
             }
+        } else if let Ok(reader) = known.reader.clone().try_lock_owned() {
             let (hub, lane, webhook) = (hub.clone(), lane.clone(), webhook.clone());
-            tokio::spawn(async move { read(&hub, &lane, &webhook).await });
-            known
+            tokio::spawn(async move {
+                read(&hub, &lane, &webhook).await;
+                drop(reader);
+            });
         }
-        (known, _) => match read(hub, lane, webhook).await.or(known) {
-            Some(known) => known,
-            None => return Err(NoKeys::Unavailable),
-        },
-    };
-    known
-        .result
-        .map(|usable| usable.at(now.wall))
-        .map_err(NoKeys::Problem)
+    }
+    match known.read {
+        Some((_, Ok(usable))) => Ok(usable.at(hub.deps.clock.now())),
+        Some((_, Err(problem))) => Err(NoKeys::Problem(problem)),
+        None => Err(NoKeys::Unavailable),
+    }
 }
 
-/// Reads a secret anew. None: the API server does not answer.
-async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) -> Option<Known> {
+/// Reads a secret anew.
+async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) {
+    let secret = fetch(hub, webhook).await;
+    learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref));
+}
+
+/// The Secret that a webhook names, or none; an error if the API server does not say.
+async fn fetch(hub: &Hub, webhook: &Webhook) -> Result<Option<Secret>, ()> {
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-    let reference = &webhook.spec.secret_ref;
+    let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(hub.deps.client.clone(), namespace);
-    let secret = match bounded(api.get_opt(&reference.name)).await {
-        Ok(secret) => secret,
-        Err(error) => {
-            tracing::warn!(webhook = %lane, %error, "the signing secret cannot be read");
-            return None;
-        }
-    };
-    Some(learn(hub, lane, webhook, secret.as_ref()))
+    bounded(api.get_opt(name)).await.map_err(|error| {
+        tracing::warn!(namespace, name, %error, "a signing secret cannot be read");
+    })
 }
 
 /// Takes in what a webhook's Secret says by now.
-fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Option<&Secret>) -> Known {
+fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Result<Option<&Secret>, &()>) {
     let reference = &webhook.spec.secret_ref;
-    let known = Known {
-        read_at: Instant::now(),
-        result: parse(secret, &reference.name, &reference.key),
+    let before = hub.secrets.get(lane, webhook);
+    let mut after = before.clone();
+    match secret {
+        Ok(secret) => {
+            after.failed_at = None;
+            after.read = Some((Instant::now(), parse(secret, &reference.name, &reference.key)));
+        }
+        Err(()) => after.failed_at = Some(Instant::now()),
+    }
+    let told = |known: &Known| {
+        (
+            known.result().and_then(|result| result.as_ref().err().cloned()),
+            until(known),
+        )
     };
-    let before = hub.secrets.known.lock().insert(lane.clone(), known.clone());
-    let told = |known: &Known| (known.result.as_ref().err().cloned(), until(known));
-    let changed = before.as_ref().map_or((None, None), told) != told(&known);
+    let changed = told(&before) != told(&after);
+    {
+        let mut all = hub.secrets.known.lock();
+        // The webhook may name another by now, or be another.
+        match all.get_mut(lane) {
+            Some(known) if known.of == after.of => *known = after,
+            _ => return,
+        }
+    }
     if changed {
         let now = hub.now();
         let mut state = hub.state.lock();
         hub.look_again(&mut state, lane, now);
     }
-    known
 }
 
 fn until(known: &Known) -> Option<Timestamp> {
-    let usable = known.result.as_ref().ok()?;
+    let usable = known.result()?.as_ref().ok()?;
     usable.alone.as_ref().map(|(until, _)| *until)
 }
 
@@ -208,17 +256,14 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
     })
 }
 
-/// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With
-/// webhooks in more than some two hundred namespaces a round takes longer than [`POLL_EVERY`]; secrets that are in use are
-/// read again all the same.
+/// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With more
+/// than some two hundred Secrets a round takes longer than [`POLL_EVERY`]; those that are in use are read again all the same.
 pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
     loop {
-        let namespaces = due(&hub);
-        let reads =
-            futures::stream::iter(namespaces).for_each_concurrent(POLL_CONCURRENCY, |(namespace, due)| {
-                let hub = hub.clone();
-                async move { tokio::join!(read_all(&hub, &namespace, due), tokio::time::sleep(POLL_PACE)).0 }
-            });
+        let reads = futures::stream::iter(due(&hub)).for_each_concurrent(POLL_CONCURRENCY, |webhooks| {
+            let hub = hub.clone();
+            async move { tokio::join!(read_for(&hub, webhooks), tokio::time::sleep(POLL_PACE)).0 }
+        });
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = reads => {}
@@ -230,43 +275,32 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
     }
 }
 
-/// Webhooks whose secrets are to be read again, by namespace.
-fn due(hub: &Hub) -> BTreeMap<String, Vec<(LaneKey, Arc<Webhook>)>> {
+type Webhooks = Vec<(LaneKey, Arc<Webhook>)>;
+
+/// Webhooks whose secrets are to be read again, those of one Secret together.
+fn due(hub: &Hub) -> Vec<Webhooks> {
     let state = hub.state.lock();
-    let mut due: BTreeMap<String, Vec<(LaneKey, Arc<Webhook>)>> = BTreeMap::new();
+    let mut due: BTreeMap<(&str, &str), Webhooks> = BTreeMap::new();
     for (lane, known) in &state.webhooks {
-        let is_fresh = |known: Known| known.read_at.elapsed() < FRESH;
-        let namespace = known.webhook.metadata.namespace.as_deref().unwrap_or_default();
-        if hub.deps.directory.account_of(namespace).is_some() && !hub.secrets.get(lane).is_some_and(is_fresh)
+        let webhook = &known.webhook;
+        let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
+        if hub.deps.directory.account_of(namespace).is_some() && hub.secrets.get(lane, webhook).age() >= FRESH
         {
-            let of_namespace = due.entry(namespace.to_owned()).or_default();
-            of_namespace.push((lane.clone(), known.webhook.clone()));
+            let of_secret = due.entry((namespace, &webhook.spec.secret_ref.name)).or_default();
+            of_secret.push((lane.clone(), webhook.clone()));
         }
     }
-    due
+    due.into_values().collect()
 }
 
-/// Reads the secrets of these webhooks of one namespace, several with one list.
-async fn read_all(hub: &Arc<Hub>, namespace: &str, due: Vec<(LaneKey, Arc<Webhook>)>) {
-    if let [(lane, webhook)] = due.as_slice() {
-        read(hub, lane, webhook).await;
+/// Reads one Secret for all webhooks that name it.
+async fn read_for(hub: &Arc<Hub>, webhooks: Webhooks) {
+    let Some((_, webhook)) = webhooks.first() else {
         return;
-    }
-    let api: Api<Secret> = Api::namespaced(hub.deps.client.clone(), namespace);
-    let secrets: HashMap<String, Secret> = match bounded(api.list(&ListParams::default())).await {
-        Ok(list) => {
-            let named = list.items.into_iter();
-            named
-                .filter_map(|secret| Some((secret.metadata.name.clone()?, secret)))
-                .collect()
-        }
-        Err(error) => {
-            tracing::warn!(namespace, %error, "signing secrets cannot be read");
-            return;
-        }
     };
-    for (lane, webhook) in due {
-        learn(hub, &lane, &webhook, secrets.get(&webhook.spec.secret_ref.name));
+    let secret = fetch(hub, webhook).await;
+    for (lane, webhook) in &webhooks {
+        learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
         signature,
     },
     resources::Attempt,
-    runtime::metrics::OutcomeLabels,
+    runtime::{clock::milliseconds, metrics::OutcomeLabels},
 };
 
 /// Sends an event to a webhook once.
@@ -53,7 +53,7 @@ pub(super) async fn attempt(hub: &Arc<Hub>, lane: &LaneKey, event: &Event) -> Re
     let retry_after: Option<Duration> = outcome.retry_after.map(|when| when.delay(ended_at));
     Report::Sent {
         attempt: Attempt {
-            at: outcome.started_at,
+            at: milliseconds(outcome.started_at),
             duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
             status_code: outcome.status.map(i32::from),
             error: outcome.error.as_ref().map(ToString::to_string),
