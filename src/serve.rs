@@ -334,7 +334,14 @@ impl Controllers {
         let grace = Duration::from_secs(self.common.shutdown_grace_seconds);
         let told = Events::new(client, "webhook-controller", &self.identity);
         // Before any instance is looked at: what it records is taken on its way from the first event on.
-        self.webhooks.open(&stores);
+        tokio::select! {
+            () = shutdown.cancelled() => {
+                leadership.release().await;
+                return Ok(());
+            }
+            () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
+            () = self.webhooks.open(&stores) => {}
+        }
         let work = async {
             tokio::join!(
                 self.webhooks.run(told, shutdown.clone(), grace),

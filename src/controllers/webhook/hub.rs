@@ -95,6 +95,9 @@ pub(super) struct State {
     /// Instances with an outbox entry that nobody has claimed, since when.
     unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
+    deliveries: Option<Store<Delivery>>,
+    /// The version of the list that was begun with: what the watch of Deliveries shows of before is old.
+    floor: u64,
     /// Instances that are gone but for their last event, by UID.
     ending: HashMap<String, ObjectRef<Instance>>,
 }
@@ -153,6 +156,8 @@ impl Hub {
                 dirty: HashSet::new(),
                 unclaimed: VecDeque::new(),
                 instances: None,
+                deliveries: None,
+                floor: 0,
                 ending: HashMap::new(),
             }),
             wake: Notify::new(),
@@ -168,18 +173,28 @@ impl Hub {
         }
     }
 
-    /// Begins with all that is there: webhooks first, then what is owed to them, then what is not even that.
-    pub(super) fn open(&self, stores: &Stores) {
+    /// Begins with all that is there: webhooks first, then what is owed to them, then what is not even that. The first two
+    /// are as they were listed just now, since what the watches show may be older than what the leader before wrote.
+    pub(super) fn open(&self, stores: &Stores, listed: Listed) {
         let now = self.now();
         let mut state = self.state.lock();
         state.leading = true;
         state.instances = Some(stores.instances.clone());
+        state.floor = listed.revision;
         for webhook in stores.webhooks.state() {
             self.webhook_shown(&mut state, &webhook, now);
         }
-        for delivery in stores.deliveries.state() {
+        for webhook in listed.webhooks {
+            self.webhook_listed(&mut state, webhook, now);
+        }
+        for delivery in listed.deliveries {
+            // The same version is in memory once.
+            let shown = stores.deliveries.get(&ObjectRef::from_obj(&delivery));
+            let same = shown.filter(|shown| revision(&**shown) == revision(&delivery));
+            let delivery = same.unwrap_or_else(|| Arc::new(delivery));
             state.dispatcher.delivery_seen(delivery, true, now);
         }
+        state.deliveries = Some(stores.deliveries.clone());
         for instance in stores.instances.state() {
             if !outbox(&instance).is_empty() {
                 see_outbox(&mut state, &instance, Origin::Found, now);
@@ -219,6 +234,9 @@ impl Hub {
                     failed: None,
                 };
                 state.webhooks.insert(lane.clone(), known);
+                self.look_again(state, &lane, now);
+                take_up(state, &lane, now);
+                return;
             }
         }
         self.look_again(state, &lane, now);
@@ -233,8 +251,7 @@ impl Hub {
     }
 
     /// A webhook as a list shows it.
-    pub(super) fn webhook_listed(&self, state: &mut State, mut webhook: Webhook, now: Now) {
-        webhook.metadata.managed_fields = None;
+    pub(super) fn webhook_listed(&self, state: &mut State, webhook: Webhook, now: Now) {
         self.webhook_seen(state, Arc::new(webhook), now);
     }
 
@@ -297,7 +314,8 @@ impl Hub {
         };
         state.dirty.remove(lane);
         let uid = known.webhook.metadata.uid.as_deref().unwrap_or_default();
-        state.dispatcher.webhook_gone(lane, uid);
+        let after = revision(&*known.webhook);
+        state.dispatcher.webhook_gone(lane, uid, after);
         self.secrets.forget(lane);
         self.wake.notify_one();
     }
@@ -331,6 +349,28 @@ impl Hub {
             }
         }
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
+    }
+}
+
+/// What there is when a replica begins to lead.
+pub(super) struct Listed {
+    pub(super) webhooks: Vec<Webhook>,
+    pub(super) deliveries: Vec<Delivery>,
+    /// The version of the list of Deliveries.
+    pub(super) revision: u64,
+}
+
+/// Takes up what is owed to a webhook that could not be read for a while.
+fn take_up(state: &mut State, lane: &LaneKey, now: Now) {
+    let Some(deliveries) = &state.deliveries else {
+        return;
+    };
+    let (namespace, name) = lane.split_once('/').unwrap_or_default();
+    let is_owed = |delivery: &Delivery| {
+        delivery.spec.webhook == name && delivery.metadata.namespace.as_deref() == Some(namespace)
+    };
+    for delivery in deliveries.state_filter(is_owed) {
+        state.dispatcher.delivery_seen(delivery, true, now);
     }
 }
 
@@ -414,6 +454,9 @@ pub(super) fn delivery_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Delivery>> {
         }
         match change {
             Change::Replaced(all) => state.dispatcher.deliveries_listed(all, now),
+            Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
+                return;
+            }
             Change::Applied(delivery) => state.dispatcher.delivery_seen(delivery.clone(), false, now),
             Change::Deleted(delivery) => {
                 let metadata = &delivery.metadata;

@@ -2,16 +2,17 @@
 //! straight from etcd. A webhook whose creation was acknowledged before the operation is in that list, however far the watch
 //! lags behind (decisions, section 5). Events that come together share a list, so the cost does not grow with their rate.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use kube::{Api, api::ListParams, core::DeserializeGuard};
+use kube::{Api, Resource, api::ListParams, core::DeserializeGuard};
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::hub::Hub;
+use super::hub::{Hub, Listed};
 use crate::{
-    resources::Webhook,
+    resources::delivery::FINISHED_LABEL,
     runtime::client::{CallError, bounded},
 };
 
@@ -75,8 +76,8 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
     };
-    let webhooks = match pages(api).await {
-        Ok(webhooks) => webhooks,
+    let webhooks = match pages(api, ListParams::default()).await {
+        Ok((webhooks, _)) => webhooks,
         Err(error) => {
             tracing::warn!(?namespace, %error, "webhooks cannot be listed; events wait for it, it will be tried again");
             return false;
@@ -91,17 +92,55 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
     true
 }
 
-/// Objects that do not parse are left out: nothing is ever sent to them.
-async fn pages(api: Api<DeserializeGuard<Webhook>>) -> Result<Vec<Webhook>, CallError> {
-    let mut params = ListParams::default().limit(PAGE);
+/// All webhooks, and all deliveries that are not finished, straight from etcd. Tried until it works.
+pub(super) async fn list_all(hub: &Hub) -> Listed {
+    let client = &hub.deps.client;
+    let unfinished = ListParams::default().labels(&format!("!{FINISHED_LABEL}"));
+    loop {
+        let listed = async {
+            let (webhooks, _) = pages(Api::all(client.clone()), ListParams::default()).await?;
+            let (deliveries, revision) = pages(Api::all(client.clone()), unfinished.clone()).await?;
+            Ok::<_, CallError>(Listed {
+                webhooks,
+                deliveries,
+                revision,
+            })
+        };
+        match listed.await {
+            Ok(listed) => return listed,
+            Err(error) => {
+                tracing::warn!(%error, "webhooks and deliveries cannot be listed; it will be tried again");
+                tokio::time::sleep(AFTER_FAILURE).await;
+            }
+        }
+    }
+}
+
+/// All objects, and the version of the list. Objects that do not parse are left out: nothing is ever sent to or of them.
+async fn pages<K>(api: Api<DeserializeGuard<K>>, params: ListParams) -> Result<(Vec<K>, u64), CallError>
+where
+    K: Resource + Clone + Debug + DeserializeOwned,
+{
+    let mut params = params.limit(PAGE);
     let mut all = Vec::new();
     loop {
         let page = bounded(api.list(&params)).await?;
         let next = page.metadata.continue_.filter(|token| !token.is_empty());
-        all.extend(page.items.into_iter().filter_map(|object| object.0.ok()));
+        all.extend(
+            page.items
+                .into_iter()
+                .filter_map(|object| object.0.ok())
+                .map(|mut object: K| {
+                    object.meta_mut().managed_fields = None;
+                    object
+                }),
+        );
         match next {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(all),
+            None => {
+                let version = page.metadata.resource_version.as_deref();
+                return Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)));
+            }
         }
     }
 }

@@ -160,9 +160,10 @@ impl WebhookController {
         move |namespace| hub.owner_changed(namespace)
     }
 
-    /// Takes over what is there; from now on this replica leads.
-    pub fn open(&self, stores: &Stores) {
-        self.hub.open(stores);
+    /// Takes over what is there; from then on this replica leads. Tries until the API server says what there is.
+    pub async fn open(&self, stores: &Stores) {
+        let listed = lookup::list_all(&self.hub).await;
+        self.hub.open(stores, listed);
     }
 
     /// Delivers until shutdown; what is under way then gets `grace`.

@@ -150,6 +150,11 @@ impl Dispatcher {
                 self.withdraw(key);
                 self.sent(key, attempt, retry_after, flight, now);
             }
+            // Where no Account is, nothing is looked up for ever.
+            Report::Unready if job.test && gate == Gate::Blocked => {
+                let why = "the webhook cannot be sent to; its conditions say why".to_owned();
+                self.evaluate(key, Report::Blocked(why), flight, now);
+            }
             Report::Blocked(why) if job.test => {
                 let mut status = job.status();
                 status.phase = DeliveryPhase::Exhausted;

@@ -201,8 +201,8 @@ pub struct Dispatcher {
     log: DeliveryLog,
     lanes: HashMap<LaneKey, Lane>,
     by_namespace: HashMap<Arc<str>, Vec<LaneKey>>,
-    /// UIDs of webhooks that are gone, the latest last.
-    gone: VecDeque<Arc<str>>,
+    /// UIDs of webhooks that are gone, and after which revision, the latest last.
+    gone: VecDeque<(Arc<str>, u64)>,
     jobs: HashMap<JobKey, Job>,
     /// What is being sent, whether its job is still there or not.
     flights: HashMap<JobKey, Flight>,

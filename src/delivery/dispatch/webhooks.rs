@@ -1,5 +1,7 @@
 //! The webhooks, and what becomes of their jobs when they can no longer be sent to, or can be again.
 
+use std::sync::Arc;
+
 use super::{
     Dispatcher, JobKey, LaneKey, Now,
     job::{State, Writing},
@@ -19,10 +21,10 @@ impl Dispatcher {
         match self.lanes.get(&lane_key).map(|lane| &lane.facts) {
             Some(known) if known.revision > facts.revision => return,
             Some(known) if known.uid != facts.uid => {
-                let uid = known.uid.clone();
-                self.webhook_gone(&lane_key, &uid);
+                let (uid, revision) = (known.uid.clone(), known.revision);
+                self.webhook_gone(&lane_key, &uid, revision);
             }
-            None if self.gone.contains(&facts.uid) => return,
+            None if self.is_gone(&facts) => return,
             _ => {}
         }
         let Some(lane) = self.lanes.get_mut(&lane_key) else {
@@ -46,14 +48,19 @@ impl Dispatcher {
         self.offer(&lane_key);
     }
 
-    /// The watch says that the webhook with this UID is no longer there, and with it goes everything that is owed to it. Not to
-    /// be told of one that the watch has never shown: a list may have it before.
-    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str) {
-        if !self.gone.iter().any(|gone| **gone == *uid) {
-            self.gone.push_back(uid.into());
-            if self.gone.len() > GONE_KEPT {
-                self.gone.pop_front();
-            }
+    /// Whether these facts are from before the webhook went. One that could not be read for a while comes back newer.
+    fn is_gone(&self, facts: &WebhookFacts) -> bool {
+        let is_it = |(uid, revision): &(Arc<str>, u64)| *uid == facts.uid && facts.revision <= *revision;
+        self.gone.iter().any(is_it)
+    }
+
+    /// The watch says that the webhook with this UID is no longer there after this revision, and with it goes everything that
+    /// is owed to it. Not to be told of one that the watch has never shown: a list may have it before.
+    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str, revision: u64) {
+        self.gone.retain(|(gone, _)| **gone != *uid);
+        self.gone.push_back((uid.into(), revision));
+        if self.gone.len() > GONE_KEPT {
+            self.gone.pop_front();
         }
         let is_it = self
             .lanes

@@ -591,7 +591,7 @@ impl World {
                 if self.told.get(&lane).is_some_and(|told| told.uid == uid) {
                     self.told.remove(&lane);
                 }
-                self.dispatcher.webhook_gone(&lane, &uid);
+                self.dispatcher.webhook_gone(&lane, &uid, u64::MAX);
             }
         }
         self.take_commands();
