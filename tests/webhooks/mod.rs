@@ -1,6 +1,9 @@
 //! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
 
 mod delivery;
+mod ladder;
+mod late;
+mod proxy;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
