@@ -1,8 +1,10 @@
 //! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
 
+mod crashes;
 mod delivery;
 mod ladder;
 mod late;
+mod ledger;
 mod proxy;
 
 use k8s_openapi::api::core::v1::Secret;
