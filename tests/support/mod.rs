@@ -72,9 +72,7 @@ impl Operator {
         if arguments.first() != Some(&"controller") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        command
-            .env("KUBECONFIG", kubeconfig)
-            .env("RUST_LOG", "info");
+        command.env("KUBECONFIG", kubeconfig).env("RUST_LOG", "info");
         let log = plane.folder().join(format!("{name}.log"));
         let mut daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
         let ready = eventually(

@@ -17,9 +17,12 @@ use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
 
 use super::{
     ALL,
-    ledger::{Book, Driver, Logged, balance, expected},
+    ledger::{Book, Driver, Expected, Logged, balance, expected},
 };
-use crate::support::{Operator, Tenant, eventually, own_plane, receiver_arguments, receivers::Answer};
+use crate::support::{
+    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    receivers::{Answer, Receiver},
+};
 
 const INSTANCES: usize = 20;
 
@@ -89,12 +92,66 @@ fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'stati
         if dice < refused {
             return Answer::status(503);
         }
-        let delay = if dice < refused + slow {
-            1000..1400
-        } else {
-            0..30
-        };
+        let delay = if dice < refused + slow { 1000..1400 } else { 0..30 };
         Answer::ok().after(Duration::from_millis(rng.random_range(delay)))
+    }
+}
+
+/// An account with instances that run, a receiver that says yes, and one that fails at times.
+struct Scene {
+    tenant: Tenant,
+    names: Vec<String>,
+    steady: Book,
+    flaky: Book,
+    logged: Logged,
+    _receivers: [Receiver; 2],
+}
+
+impl Scene {
+    async fn new(plane: &ControlPlane, operator: &Operator, account: &str) -> Self {
+        let tenant = Tenant::on(plane, operator, account).await;
+        let (steady, flaky) = (Book::default(), Book::default());
+        let at_steady = steady.start(answer(0, 0)).await;
+        let at_flaky = flaky.start(answer(50, 10)).await;
+        tenant.webhook("steady", &at_steady.url("/"), &ALL).await;
+        tenant
+            .webhook("flaky", &at_flaky.url("/"), &["instance.stopped"])
+            .await;
+        let names: Vec<String> = (0..INSTANCES).map(|i| format!("web-{i}")).collect();
+        for name in &names {
+            tenant.apply(name, |_| {}).await;
+        }
+        for name in &names {
+            tenant.wait_for_state(name, InstanceState::Running).await;
+        }
+        Self {
+            logged: Logged::watch(&tenant),
+            tenant,
+            names,
+            steady,
+            flaky,
+            _receivers: [at_steady, at_flaky],
+        }
+    }
+
+    /// Ends the changes and waits until all has arrived. Returns the figures.
+    async fn close(&self, driver: Driver, begun: Instant) -> String {
+        let changed = driver.stop().await;
+        let took = begun.elapsed();
+        let changes: usize = changed.values().sum();
+        let all = expected(&self.tenant, &changed).await;
+        let is_stop = |(_, _, event_type): &(String, i64, &str)| *event_type == "instance.stopped";
+        let stops: Expected = all
+            .iter()
+            .filter(|(_, event)| is_stop(event))
+            .map(|(id, event)| (id.clone(), event.clone()))
+            .collect();
+        let steady = balance(&self.steady, &all, "steady", &self.logged).await;
+        let flaky = balance(&self.flaky, &stops, "flaky", &self.logged).await;
+        let settled = begun.elapsed() - took;
+        format!(
+            " while {changes} changes, in {took:.0?}, and {settled:.0?} until all had arrived; at a receiver that says yes: {steady}; at one that fails at times: {flaky}"
+        )
     }
 }
 
@@ -104,30 +161,14 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
     let changes: usize = setting("STELLAGE_TEST_CHANGES", 2000);
     let plane = own_plane().await;
     let operator = start(&plane).await;
-    let tenant = Tenant::on(&plane, &operator, "killed").await;
-    let (steady, flaky) = (Book::default(), Book::default());
-    let at_steady = steady.start(answer(0, 0)).await;
-    let at_flaky = flaky.start(answer(50, 10)).await;
-    tenant.webhook("steady", &at_steady.url("/"), &ALL).await;
-    tenant
-        .webhook("flaky", &at_flaky.url("/"), &["instance.stopped"])
-        .await;
-    let logged = Logged::watch(&tenant);
-    let names: Vec<String> = (0..INSTANCES).map(|i| format!("web-{i}")).collect();
-    for name in &names {
-        tenant.apply(name, |_| {}).await;
-    }
-    for name in &names {
-        tenant.wait_for_state(name, InstanceState::Running).await;
-    }
-
+    let scene = Scene::new(&plane, &operator, "killed").await;
     let mut mortal = Mortal {
         plane: &plane,
         leases: leases(&plane.client(Identity::Admin).await.unwrap()),
         operator,
     };
     let begun = Instant::now();
-    let driver = Driver::start(&tenant, &names, Duration::from_millis(100)).await;
+    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(100)).await;
     let mut killed = 0;
     while killed < kills || driver.count() < changes {
         let alive = rand::rng().random_range(50..500);
@@ -138,21 +179,59 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
             mortal.rise().await;
         }
     }
-    let changed = driver.stop().await;
-    let took = begun.elapsed();
-    let total: usize = changed.values().sum();
-    let all = expected(&tenant, &changed).await;
-    let stops = all
-        .clone()
-        .into_iter()
-        .filter(|(_, (.., event_type))| *event_type == "instance.stopped")
-        .collect();
-    let steady = balance(&steady, &all, "steady", &logged).await;
-    let flaky = balance(&flaky, &stops, "flaky", &logged).await;
     println!(
-        "kills: {killed} kills while {total} changes, in {took:.0?}, and {:.0?} until all had arrived; a steady receiver: \
-         {steady}; one that fails at times: {flaky}",
-        begun.elapsed() - took
+        "{killed} kills of the operator{}",
+        scene.close(driver, begun).await
     );
     mortal.operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
+    let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let scene = Scene::new(&plane, &operator, "stored").await;
+    let begun = Instant::now();
+    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
+    let (mut restarts, mut longest) = (0, Duration::ZERO);
+    let mut ready = begun;
+    for round in 0..kills {
+        // Once in a while they die before all is well again.
+        if round % 4 != 3 {
+            let done = driver.count();
+            eventually(
+                "changes to go on",
+                async || driver.count(),
+                |now| *now >= done + INSTANCES,
+            )
+            .await;
+            println!("resumed {:?}", ready.elapsed());
+            longest = longest.max(ready.elapsed());
+        }
+        let alive = rand::rng().random_range(0..1500);
+        tokio::time::sleep(Duration::from_millis(alive)).await;
+        // The API server, etcd, or both, in either order.
+        if round % 3 != 1 {
+            plane.kill_apiserver();
+        }
+        if round % 3 != 0 {
+            plane.kill_etcd();
+        }
+        let dead = rand::rng().random_range(0..1500);
+        tokio::time::sleep(Duration::from_millis(dead)).await;
+        plane.start_etcd().await.unwrap();
+        plane.start_apiserver().await.unwrap();
+        // An operator that cannot renew its Lease ends, and Kubernetes starts it again.
+        if operator.has_ended() {
+            restarts += 1;
+            operator = start(&plane).await;
+        }
+        ready = Instant::now();
+    }
+    println!(
+        "{kills} kills of API server, etcd or both, {restarts} restarts of the operator, at most {longest:.1?} until {INSTANCES} changes were done again{}",
+        scene.close(driver, begun).await
+    );
+    operator.stop().await;
 }

@@ -43,7 +43,7 @@ async fn set_power(tenant: &Tenant, name: &str, power: &str, state: InstanceStat
 
 #[tokio::test]
 async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_order_and_the_exhausted_on_demand()
-{
+ {
     let tenant = Tenant::new("hooks-ladder").await;
     let is_down = Arc::new(AtomicBool::new(true));
     let down = is_down.clone();
@@ -60,7 +60,9 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
 
     // Down for the whole ladder of the first event.
     let webhook = tenant
-        .wait_for_webhook("orders", "the disablement", |webhook| webhook.disabled().is_some())
+        .wait_for_webhook("orders", "the disablement", |webhook| {
+            webhook.disabled().is_some()
+        })
         .await;
     let disabled = webhook.disabled().unwrap().clone();
     assert_eq!(
@@ -124,7 +126,10 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
     // The exhausted one stays as it is, until somebody asks for it.
     let exhausted = tenant.deliveries().get(&disabled.delivery).await.unwrap();
     assert_eq!(phase_of(&exhausted), Some(DeliveryPhase::Exhausted));
-    assert_eq!(exhausted.labels().get(FINISHED_LABEL).map(String::as_str), Some("true"));
+    assert_eq!(
+        exhausted.labels().get(FINISHED_LABEL).map(String::as_str),
+        Some("true")
+    );
     let unfinished = json!({ "metadata": { "labels": { FINISHED_LABEL: null } } });
     tenant
         .deliveries()

@@ -66,7 +66,10 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
     tenant.apply("web", |_| {}).await;
     // Extended just before.
     tenant
-        .change_webhook("known", json!({ "events": ["instance.deleted", "instance.stopped"] }))
+        .change_webhook(
+            "known",
+            json!({ "events": ["instance.deleted", "instance.stopped"] }),
+        )
         .await;
     let stop = json!({ "spec": { "powerState": "Stopped" } });
     instances
@@ -121,7 +124,10 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
             .await;
         let events = events(receiver);
         let count = events.len();
-        assert!(events.windows(2).all(|pair| pair[0] != pair[1]), "sent twice: {events:?}");
+        assert!(
+            events.windows(2).all(|pair| pair[0] != pair[1]),
+            "sent twice: {events:?}"
+        );
         tenant
             .wait_for_deliveries(
                 name,

@@ -236,18 +236,12 @@ impl Book {
         page.arrivals.push((request.at, accepted));
     }
 
-    /// Requests so far.
-    pub fn requests(&self) -> usize {
-        self.0.lock().requests
-    }
-
     /// Events of these that have not been answered with yes, or whose Delivery does not say so.
     fn missing(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Vec<(String, i64, String)> {
         let (pages, log) = (self.0.lock(), logged.0.lock());
         let is_done = |id: &String| {
             let accepted = |page: &Page| page.arrivals.iter().any(|(_, accepted)| *accepted);
-            pages.events.get(id).is_some_and(accepted)
-                && log.contains_key(&(webhook.to_owned(), id.clone()))
+            pages.events.get(id).is_some_and(accepted) && log.contains_key(&(webhook.to_owned(), id.clone()))
         };
         let events = expected.iter().filter(|(id, _)| !is_done(id));
         events

@@ -2,6 +2,8 @@
 
 mod crashes;
 mod delivery;
+mod farewell;
+mod full;
 mod ladder;
 mod late;
 mod ledger;

@@ -101,10 +101,7 @@ async fn forward(
 ) -> Result<Response<BoxBody>, BoxError> {
     let (head, body) = request.into_parts();
     let is_watch = head.uri.path().ends_with("/webhooks")
-        && head
-            .uri
-            .query()
-            .is_some_and(|query| query.contains("watch=true"));
+        && head.uri.query().is_some_and(|query| query.contains("watch=true"));
     let body = body.collect().await?.to_bytes();
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut forwarded = Request::builder().method(head.method).uri(path);
