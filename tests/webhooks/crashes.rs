@@ -20,11 +20,11 @@ use super::{
     ledger::{Book, Driver, Expected, Logged, balance, expected},
 };
 use crate::support::{
-    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    Operator, Tenant, eventually, plane_with, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
-const INSTANCES: usize = 20;
+const INSTANCES: usize = 30;
 
 /// A number from the environment, for longer runs than that of the suite.
 fn setting<T: FromStr>(name: &str, default: T) -> T {
@@ -159,7 +159,7 @@ impl Scene {
 async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_logged_is_not_sent_again() {
     let kills: usize = setting("STELLAGE_TEST_KILLS", 200);
     let changes: usize = setting("STELLAGE_TEST_CHANGES", 2000);
-    let plane = own_plane().await;
+    let plane = plane_with(ControlPlane::options()).await;
     let operator = start(&plane).await;
     let scene = Scene::new(&plane, &operator, "killed").await;
     let mut mortal = Mortal {
@@ -168,7 +168,7 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
         operator,
     };
     let begun = Instant::now();
-    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(100)).await;
+    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(50)).await;
     let mut killed = 0;
     while killed < kills || driver.count() < changes {
         let alive = rand::rng().random_range(50..500);
@@ -189,7 +189,7 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
-    let plane = own_plane().await;
+    let plane = plane_with(ControlPlane::options()).await;
     let mut operator = start(&plane).await;
     let scene = Scene::new(&plane, &operator, "stored").await;
     let begun = Instant::now();
@@ -206,7 +206,6 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
                 |now| *now >= done + INSTANCES,
             )
             .await;
-            println!("resumed {:?}", ready.elapsed());
             longest = longest.max(ready.elapsed());
         }
         let alive = rand::rng().random_range(0..1500);

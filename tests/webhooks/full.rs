@@ -96,8 +96,9 @@ async fn keep_alive(plane: &ControlPlane, operator: &mut Operator, arguments: &[
 async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let options = ControlPlane::options().etcd_arg(format!("--quota-backend-bytes={QUOTA_BYTES}"));
     let plane = plane_with(options).await;
-    let ladder = ["500ms"; 20].join(",");
-    let mut arguments = vec!["run", "--provisioning-seconds", "5", "--retry-schedule", &ladder];
+    // Longer than etcd is full.
+    let ladder = ["1s"; 20].join(",");
+    let mut arguments = vec!["run", "--provisioning-seconds", "8", "--retry-schedule", &ladder];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
     let mut operator = Operator::start(&plane, &arguments).await;
