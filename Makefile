@@ -11,7 +11,7 @@ TARGET = $${CARGO_TARGET_DIR:-target}
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-run: tools ## Run everything on this machine until Ctrl-C (PORT=8080, PROVISIONING=150; control-plane/src/run/settings.rs)
+run: tools ## Run everything on this machine until Ctrl-C (PORT, PROVISIONING, RETRY_SCHEDULE, RECEIVER_CA, SMTP_URL: control-plane/src/run/settings.rs)
 	@cargo build --release --locked --package stellage --package control-plane
 	@exec "$(TARGET)/release/control-plane" run --stop-with-parent --parent $$PPID
 

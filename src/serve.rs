@@ -17,7 +17,7 @@ use crate::{
         instance::{InstanceController, InstanceQueue},
         webhook::{self, WebhookController},
     },
-    delivery::{ClientError, ReceiverClient},
+    delivery::{ClientError, ReceiverClient, ReceiverUrl},
     facade::{self, Facade},
     mail::{MailError, Mailer},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
@@ -116,6 +116,7 @@ pub async fn serve(
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
+        let rules = common.receivers.rules();
         let facade = Facade::new(facade::Dependencies {
             client: watches.client.clone(),
             catalogue: common.catalogue(),
@@ -123,14 +124,20 @@ pub async fn serve(
             clock: clock.clone(),
             metrics: metrics.clone(),
             usage: Box::new(SimulatedUsage),
+            receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
+                Ok(_) => Ok(()),
+                Err(complaint) => Err(complaint.to_string()),
+            }),
         });
         let facade::Listeners {
             instances,
+            webhooks,
             keys,
             accounts,
         } = facade.listeners();
         on_accounts.push(accounts);
         on_instances.push(instances);
+        on_webhooks.push(webhooks);
         watches.spawn::<ApiKey>(vec![keys]);
         let (shutdown, grace) = (
             shutdown.clone(),

@@ -13,7 +13,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use stellage::resources::{
-    Account, AccountSpec, ApiKey, Instance,
+    Account, AccountSpec, ApiKey, Instance, Webhook,
     conditions::{self, READY, STALLED},
 };
 
@@ -123,6 +123,32 @@ fn instance(name: &str) -> Instance {
     Instance::new(name, support::spec())
 }
 
+const INSTANCES: &str = "count/instances.stellage.dev";
+const WEBHOOKS: &str = "count/webhooks.stellage.dev";
+
+/// What an account's quota limits.
+async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
+    let quota = quotas.get_opt("stellage").await.unwrap();
+    let hard = quota.and_then(|quota| quota.spec?.hard).unwrap_or_default();
+    hard.into_iter().map(|(what, limit)| (what, limit.0)).collect()
+}
+
+/// Where the CRDs are new, Kubernetes cannot count webhooks for half a minute.
+async fn wait_until_all_is_counted(quotas: &Api<ResourceQuota>) {
+    eventually(
+        "webhooks to be counted",
+        async || {
+            quotas
+                .get_opt("stellage")
+                .await
+                .unwrap()
+                .and_then(|quota| quota.status?.used)
+        },
+        |used| used.as_ref().is_some_and(|used| used.contains_key(WEBHOOKS)),
+    )
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_decided() {
     let test = Accounts::new().await;
@@ -160,7 +186,11 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .delete("stellage-operator", &DeleteParams::default())
         .await
         .unwrap();
-    let more = json!({ "spec": { "hard": { "count/instances.stellage.dev": "99" } } });
+    let as_decided =
+        BTreeMap::from([(INSTANCES, "2"), (WEBHOOKS, "20")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+    wait_until_all_is_counted(&quotas).await;
+    assert_eq!(hard(&quotas).await, as_decided);
+    let more = json!({ "spec": { "hard": { INSTANCES: "99", WEBHOOKS: "99", "count/secrets": "1" } } });
     quotas
         .patch("stellage", &PatchParams::default(), &Patch::Merge(more))
         .await
@@ -173,23 +203,16 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
     eventually(
         "the binding, the quota and the label to be back",
         async || {
-            let limit = quotas
-                .get_opt("stellage")
-                .await
-                .unwrap()
-                .and_then(|quota| quota.spec?.hard?.remove("count/instances.stellage.dev"))
-                .map(|quantity| quantity.0);
+            let limits = hard(&quotas).await;
             let namespace = test.namespaces.get("acc-full").await.unwrap();
             let label = namespace.labels().get("stellage.dev/account").cloned();
             (
                 bindings.get_opt("stellage-operator").await.unwrap().is_some(),
-                limit,
+                limits,
                 label,
             )
         },
-        |(binding, limit, label)| {
-            *binding && limit.as_deref() == Some("2") && label.as_deref() == Some("acc-full")
-        },
+        |(binding, limits, label)| *binding && *limits == as_decided && label.as_deref() == Some("acc-full"),
     )
     .await;
 }
@@ -220,9 +243,9 @@ async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
         .unwrap();
     let quotas = test.inside::<ResourceQuota>("acc-quota");
     eventually(
-        "the quota to go",
-        async || quotas.get_opt("stellage").await.unwrap(),
-        Option::is_none,
+        "the limit to go",
+        async || hard(&quotas).await,
+        |hard| hard.keys().eq([WEBHOOKS]),
     )
     .await;
     eventually(
@@ -233,6 +256,41 @@ async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
                 .await
                 .map(|_| ())
         },
+        Result::is_ok,
+    )
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_webhook_quota_holds_for_kubectl_and_a_new_one_is_counted() {
+    let test = Accounts::new().await;
+    test.apply("acc-hooks", |spec| spec.webhook_quota = Some(1)).await;
+    test.wait_until_ready("acc-hooks").await;
+    wait_until_all_is_counted(&test.inside("acc-hooks")).await;
+    let webhooks = test.inside::<Webhook>("acc-hooks");
+    let create = async |name: &str| {
+        let webhook: Webhook = serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+        }))
+        .unwrap();
+        webhooks
+            .create(&PostParams::default(), &webhook)
+            .await
+            .map(|_| ())
+    };
+    create("one").await.unwrap();
+    let refused = create("two").await.unwrap_err().to_string();
+    assert!(refused.contains("exceeded quota: stellage"), "{refused}");
+    let more = json!({ "spec": { "webhookQuota": 2 } });
+    test.api
+        .patch("acc-hooks", &PatchParams::default(), &Patch::Merge(more))
+        .await
+        .unwrap();
+    eventually(
+        "another webhook to be accepted",
+        async || create("two").await,
         Result::is_ok,
     )
     .await

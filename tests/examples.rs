@@ -4,7 +4,7 @@ use std::process::Command;
 
 use control_plane::Identity;
 
-use crate::support::{STELLAGE, new_key, shared};
+use crate::support::{STELLAGE, Tenant, kubectl, new_key, shared};
 
 /// Runs one line of the README in a shell that has what `source .run/env` gives.
 async fn run_line_of_readme(line: &str, key: &str) -> String {
@@ -59,4 +59,16 @@ async fn the_examples_run_as_the_readme_says() {
         "{seen}"
     );
     assert!(seen.contains("\"status\": \"running\""), "{seen}");
+}
+
+#[tokio::test]
+async fn the_example_of_a_webhook_is_one_that_the_cluster_takes() {
+    let tenant = Tenant::new("example-webhook").await;
+    let manifest = include_str!("../examples/webhook.yaml")
+        .replace("namespace: ada", &format!("namespace: {}", tenant.namespace));
+    let applied = kubectl(shared().await.plane, &["apply", "-f", "-"], Some(&manifest)).unwrap();
+    assert!(
+        applied.contains("webhook.stellage.dev/receiver created"),
+        "{applied}"
+    );
 }

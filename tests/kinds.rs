@@ -10,7 +10,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use serde_json::{Value, json};
-use stellage::resources::{Account, ApiKey, Instance};
+use stellage::resources::{Account, ApiKey, Delivery, Instance, Webhook};
 
 use crate::support;
 
@@ -49,8 +49,51 @@ fn whole_instance_status() -> Value {
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:00Z",
         "rebootRequestedAt": "2026-11-21T10:00:00Z", "rebuildRequestedAt": "2026-11-21T10:00:00Z",
         "provisionedAt": "2026-11-21T10:00:00Z", "startedAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:00Z",
+        "announcedPower": "Running", "eventSequence": 7,
+        "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
+    })
+}
+
+fn whole_webhook() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "whole" },
+        "spec": {
+            "url": "https://hooks.example.com:8443/in?a=b", "events": ["instance.created", "invoice.created"],
+            "secretRef": { "name": "signing", "key": "key" }, "active": false, "enableRequestedAt": "2026-11-21T10:00:00.5Z",
+        },
+    })
+}
+
+fn whole_webhook_status() -> Value {
+    json!({
+        "id": "wh_abcdefgh01234567", "observedGeneration": 3, "pending": 1, "held": 2, "delivered": 3, "failedAttempts": 4,
+        "dropped": 5, "lastSuccessAt": "2026-11-21T10:00:00Z", "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "no",
+        "previousSecretExpiresAt": "2026-11-21T10:00:00Z",
+        "disabled": {
+            "at": "2026-11-21T10:00:00Z", "reason": "Gone", "message": "why", "delivery": "dlv-abcdefgh01234567",
+            "eventId": "evt_a", "eventType": "instance.created", "attempts": 6, "lastStatusCode": 500, "error": "no",
+            "generation": 3, "notifiedAt": "2026-11-21T10:00:00Z", "notificationError": "no",
+        },
+        "conditions": [condition()],
+    })
+}
+
+/// Its status is an ordinary field, which one write sets with the rest.
+fn whole_delivery() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": { "name": "dlv-abcdefgh01234567", "labels": { "stellage.dev/finished": "true" } },
+        "spec": {
+            "webhook": "whole", "eventId": "evt_a", "eventType": "alert.triggered", "eventCreatedAt": "2026-11-21T10:00:00Z",
+            "sequence": 7, "body": "{\"id\":\"evt_a\"}", "test": true,
+        },
+        "status": {
+            "phase": "Exhausted", "attemptCount": 6, "retries": 5, "nextAttemptAt": "2026-11-21T10:00:00Z",
+            "lastStatusCode": 503, "lastError": "no",
+            "attempts": [{ "at": "2026-11-21T10:00:00.123456Z", "durationMs": 7, "statusCode": 503, "error": "no", "response": "x" }],
+        },
     })
 }
 
@@ -134,6 +177,12 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             Some("kinds-round-trip"),
         ),
         (key, None, Some("kinds-round-trip")),
+        (
+            whole_webhook(),
+            Some(whole_webhook_status()),
+            Some("kinds-round-trip"),
+        ),
+        (whole_delivery(), None, Some("kinds-round-trip")),
         (account, Some(account_status), None),
     ];
     for (object, status, namespace) in whole {
@@ -150,8 +199,19 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         let made: DynamicObject = serde_json::from_value(object.clone()).unwrap();
         let back = api.create(&PostParams::default(), &made).await.unwrap();
         assert_eq!(back.data["spec"], object["spec"], "{kind}");
+        if kind == "Delivery" {
+            for field in fields(&crd, "status") {
+                assert!(
+                    object["status"].get(&field).is_some(),
+                    "this test leaves out {kind}.status.{field}"
+                );
+            }
+            assert_eq!(back.data["status"], object["status"], "written with the rest");
+        }
         let typed: Value = match kind.as_str() {
             "Instance" => spec_of(&serde_json::from_value::<Instance>(object.clone()).unwrap()),
+            "Webhook" => spec_of(&serde_json::from_value::<Webhook>(object.clone()).unwrap()),
+            "Delivery" => spec_of(&serde_json::from_value::<Delivery>(object.clone()).unwrap()),
             "ApiKey" => spec_of(&serde_json::from_value::<ApiKey>(object.clone()).unwrap()),
             _ => spec_of(&serde_json::from_value::<Account>(object.clone()).unwrap()),
         };
@@ -314,6 +374,163 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
         let words = refusal(&manifest);
         assert!(words.contains(field) && words.contains(fix), "{field}: {words}");
     }
+}
+
+fn webhook(name: &str, field: &str, value: Value) -> Value {
+    let mut manifest = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "url": "https://hooks.example.com/in", "events": ["instance.created"], "secretRef": { "name": "signing" },
+        },
+    });
+    if !field.is_empty() {
+        manifest["spec"][field] = value;
+    }
+    manifest
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_webhook_is_refused_in_words_that_name_the_field_and_the_fix() {
+    let plane = support::shared().await.plane;
+    let url = |url: &str| webhook("bad", "url", json!(url));
+    let cases = [
+        (url("http://example.com"), "spec.url", "must begin with https://"),
+        (url("HTTPS://example.com"), "spec.url", "must begin with https://"),
+        (url("https://"), "spec.url", "must be a URL with a host"),
+        (url("https:///path"), "spec.url", "must be a URL with a host"),
+        (
+            url("https://user@example.com"),
+            "spec.url",
+            "must not have a user name or password",
+        ),
+        (
+            url("https://user:pw@example.com/x"),
+            "spec.url",
+            "must not have a user name or password",
+        ),
+        (
+            url("https://example.com/#top"),
+            "spec.url",
+            "must not have a fragment",
+        ),
+        (
+            url(&format!("https://example.com/{}", "x".repeat(2048))),
+            "spec.url",
+            "may not be more than 2048",
+        ),
+        (webhook("bad", "url", Value::Null), "spec.url", "Required value"),
+        (
+            webhook("bad", "events", json!(["instance.exploded"])),
+            "spec.events[0]",
+            "supported values: \"instance.created\"",
+        ),
+        (
+            webhook("bad", "events", json!([])),
+            "spec.events",
+            "should have at least 1 items",
+        ),
+        (
+            webhook("bad", "events", json!(["instance.created", "instance.created"])),
+            "spec.events[1]",
+            "Duplicate value",
+        ),
+        (
+            webhook("bad", "events", Value::Null),
+            "spec.events",
+            "Required value",
+        ),
+        (
+            webhook("bad", "secretRef", Value::Null),
+            "spec.secretRef",
+            "Required value",
+        ),
+        (
+            webhook("bad", "secretRef", json!({})),
+            "spec.secretRef.name",
+            "Required value",
+        ),
+        (
+            webhook("bad", "secretRef", json!({ "name": "" })),
+            "spec.secretRef.name",
+            "should be at least 1 chars",
+        ),
+        (
+            webhook("bad", "enableRequestedAt", json!("now")),
+            "spec.enableRequestedAt",
+            "such as 2026-11-21T10:00:00Z",
+        ),
+        (
+            webhook(&"a".repeat(64), "", Value::Null),
+            "metadata.name",
+            "at most 63 characters",
+        ),
+    ];
+    for (manifest, field, fix) in cases {
+        let words = refusal(&manifest);
+        assert!(words.contains(field) && words.contains(fix), "{field}: {words}");
+    }
+    for good in [
+        "https://hooks.example.com",
+        "https://hooks.example.com:8443/in?next=https://other.example.com/@x",
+        "https://localhost.example.com/svc",
+        "https://svc-hooks.example.com/?a=localhost",
+        "https://203.0.113.7/in",
+        "https://[2001:db8::7]:8443/in",
+        "https://xn--mnchen-3ya.example/x",
+    ] {
+        let manifest = url(good).to_string();
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        support::kubectl(plane, &create, Some(&manifest)).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_delivery_sends_never_changes() {
+    let plane = support::shared().await.plane;
+    support::kubectl(plane, &["create", "namespace", "kinds-delivery"], None).unwrap();
+    let mut manifest = whole_delivery();
+    manifest["metadata"]["namespace"] = json!("kinds-delivery");
+    support::kubectl(plane, &["create", "-f", "-"], Some(&manifest.to_string())).unwrap();
+    let patch = |patch: Value| {
+        let patch = patch.to_string();
+        let arguments = [
+            "patch",
+            "delivery",
+            "dlv-abcdefgh01234567",
+            "-n",
+            "kinds-delivery",
+            "--type=merge",
+            "-p",
+            &patch,
+        ];
+        support::kubectl(plane, &arguments, None)
+    };
+    for spec in [
+        json!({ "body": "{}" }),
+        json!({ "eventId": "evt_b" }),
+        json!({ "test": null }),
+    ] {
+        let words = patch(json!({ "spec": spec })).unwrap_err();
+        assert!(
+            words.contains("is immutable: the bytes of an event are the same in every attempt"),
+            "{words}"
+        );
+    }
+    let words = patch(json!({ "status": { "phase": "Lost" } })).unwrap_err();
+    assert!(
+        words.contains("status.phase") && words.contains("supported values: \"Pending\""),
+        "{words}"
+    );
+    // As the kind's description says.
+    let again = [
+        "label",
+        "delivery",
+        "dlv-abcdefgh01234567",
+        "-n",
+        "kinds-delivery",
+        "stellage.dev/finished-",
+    ];
+    support::kubectl(plane, &again, None).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,7 +28,7 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
 END
 ;;
-run) echo "$KUBECONFIG $*"; trap 'echo bye; exit' TERM
+run) echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; trap 'echo bye; exit' TERM
     printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$6"
     while :; do sleep 0.1; done;;
 account) kubectl get crd accounts.stellage.dev >/dev/null && echo '{"name": "demo"}';;
@@ -69,7 +69,11 @@ impl Run {
             .args(&words[1..])
             .arg(&stellage)
             .current_dir(checkout.path())
-            .envs([("PORT", "0"), ("PROVISIONING", "7")])
+            .envs([
+                ("PORT", "0"),
+                ("PROVISIONING", "7"),
+                ("RETRY_SCHEDULE", "200ms,2s"),
+            ])
             .stdin(Stdio::null())
             .stdout(fs::File::create(checkout.path().join("stdout")).unwrap())
             .stderr(fs::File::create(checkout.path().join("stderr")).unwrap())
@@ -204,7 +208,16 @@ fn the_local_run_keeps_its_contract_until_sigterm() {
         "{log}"
     );
     assert!(log.contains("--provisioning-seconds=7"), "{log}");
+    assert!(
+        log.contains("--retry-schedule=200ms,2s --receiver-allow=127.0.0.0/8,::1/128"),
+        "{log}"
+    );
+    let mail = run_folder.join("mail");
+    assert!(mail.is_dir());
+    let url = mail.to_str().unwrap().replace(' ', "%20");
+    assert!(log.contains(&format!("mail: file://{url}\n")), "{log}");
     let printed = run.read("stdout");
+    assert!(printed.contains(mail.to_str().unwrap()), "{printed}");
     assert!(
         printed.contains("it's secret") && printed.contains("export KUBECONFIG="),
         "{printed}"
@@ -287,6 +300,9 @@ fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
             "150s",
             "PROVISIONING is a whole number of seconds",
         ),
+        ("RETRY_SCHEDULE", "1m,5", "\"5\" is not such a delay"),
+        ("RECEIVER_CA", "nowhere.pem", "RECEIVER_CA is a PEM file"),
+        ("SMTP_URL", "mail:s3cret@host", "SMTP_URL is a URL that begins"),
         (
             "PORT",
             taken.as_str(),
@@ -302,6 +318,7 @@ fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
         assert!(!output.status.success());
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(message.contains(expected), "{message}");
+        assert!(!message.contains("s3cret"), "{message}");
         assert!(!folder.path().join(".run").exists());
     }
 }

@@ -126,7 +126,7 @@ fn words(status: &Status) -> String {
 }
 
 /// The cause at the bottom, which is the one that people can do something about.
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

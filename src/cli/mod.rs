@@ -1,10 +1,11 @@
-//! The commands for administrators: accounts, keys and CRDs, against the cluster of the current kubeconfig.
+//! The commands for administrators: accounts, keys, events and CRDs, against the cluster of the current kubeconfig.
 
 mod account;
 mod connect;
 mod crds;
 mod duration;
 mod key;
+mod listen;
 mod output;
 
 use std::path::PathBuf;
@@ -23,6 +24,11 @@ pub enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Print the events of an account as they happen, and pass them on to a receiver
+    ///
+    /// For those who write a receiver on a laptop: what is passed on is signed as a delivery is. Events go to stdout, one a
+    /// line; everything else goes to stderr. Ctrl-C ends it.
+    Listen(listen::ListenArgs),
     /// Print the CRDs, for `kubectl apply -f -`
     Crds(crds::CrdsArgs),
 }
@@ -32,6 +38,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Account(command) => account::run(command).await,
         Command::Key(command) => key::run(command).await,
+        Command::Listen(args) => listen::run(args).await,
         Command::Crds(args) => crds::run(&args),
     }
 }
@@ -115,6 +122,11 @@ pub enum CliError {
         /// The key's name.
         name: String,
     },
+    /// There is nothing to check a receiver's certificate against.
+    #[error(
+        "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or name a PEM file with SSL_CERT_FILE."
+    )]
+    Certificates(String),
     /// A file cannot be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     File {

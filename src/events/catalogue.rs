@@ -1,1 +1,375 @@
-//! What every type of event looks like: an example and a JSON Schema.
+//! What every type of event looks like: an example and a JSON Schema (specification, sections 2.5, 6.1 and 6.2; decisions,
+//! section 7). `examples/events/` has the examples as files; the OpenAPI document describes the deliveries.
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    EventType,
+    payload::{self, InstanceObject, User},
+};
+use crate::resources::{InstanceState, Plan};
+
+/// When the examples happened.
+const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
+/// The event id of the examples.
+const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
+
+/// A backup, as events show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BackupObject {
+    /// Identifier, `bkp_…`.
+    pub id: &'static str,
+    /// `completed` or `failed`.
+    pub status: &'static str,
+    /// When it began, RFC 3339.
+    pub created_at: &'static str,
+    /// Its size in GB; `null` if it failed.
+    pub size_gb: Option<f64>,
+}
+
+/// Why something failed, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ErrorObject {
+    /// For programs.
+    pub code: &'static str,
+    /// For people.
+    pub message: &'static str,
+}
+
+/// An alert, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AlertObject {
+    /// Identifier, `alr_…`.
+    pub id: &'static str,
+    /// The rule that fired.
+    pub rule: &'static str,
+    /// For how many seconds the metric was over its threshold.
+    pub duration_seconds: u32,
+    /// When it fired, RFC 3339.
+    pub triggered_at: &'static str,
+}
+
+/// A metric that an alert is about, as events show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MetricObject {
+    /// The metric, as in `include=metrics`.
+    pub name: &'static str,
+    /// Its value when the alert fired.
+    pub value: f64,
+    /// What it is over.
+    pub threshold: f64,
+    /// Unit of both.
+    pub unit: &'static str,
+}
+
+/// An invoice, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InvoiceObject {
+    /// Identifier, `inv_…`.
+    pub id: &'static str,
+    /// `issued`.
+    pub status: &'static str,
+    /// First day, RFC 3339.
+    pub period_start: &'static str,
+    /// Last day, RFC 3339.
+    pub period_end: &'static str,
+    /// When it was issued, RFC 3339.
+    pub created_at: &'static str,
+}
+
+/// An amount of money, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AmountObject {
+    /// Decimal number with two places.
+    pub value: &'static str,
+    /// ISO 4217 code.
+    pub currency: &'static str,
+}
+
+/// The keys that `data` may have, in the order in which bodies have them.
+#[derive(Default, Serialize)]
+struct Data {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backup: Option<BackupObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alert: Option<AlertObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<InstanceObject<'static>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<User>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metric: Option<MetricObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    invoice: Option<InvoiceObject>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    amount: Option<AmountObject>,
+}
+
+/// The keys of `data` (specification, section 6.1).
+pub const fn data_keys(event_type: EventType) -> &'static [&'static str] {
+    match event_type {
+        EventType::InstanceCreated | EventType::InstanceDeleted => &["instance", "user"],
+        EventType::InstanceStarted | EventType::InstanceStopped => &["instance"],
+        EventType::BackupCompleted => &["backup", "instance"],
+        EventType::BackupFailed => &["backup", "instance", "error"],
+        EventType::AlertTriggered => &["alert", "instance", "metric"],
+        EventType::InvoiceCreated => &["invoice", "amount"],
+    }
+}
+
+fn data(event_type: EventType) -> Data {
+    let has = |key: &str| data_keys(event_type).contains(&key);
+    let failed = event_type == EventType::BackupFailed;
+    let stopped = matches!(
+        event_type,
+        EventType::InstanceStopped | EventType::InstanceDeleted
+    );
+    Data {
+        backup: has("backup").then_some(BackupObject {
+            id: "bkp_9c2m8x1ta4q7hz0k",
+            status: if failed { "failed" } else { "completed" },
+            created_at: "2026-11-21T10:00:00Z",
+            size_gb: (!failed).then_some(12.4),
+        }),
+        alert: has("alert").then_some(AlertObject {
+            id: "alr_2m8x1ta4q7hz0c9k",
+            rule: "cpu_usage_high",
+            duration_seconds: 300,
+            triggered_at: "2026-11-21T10:02:31Z",
+        }),
+        instance: has("instance").then(|| InstanceObject {
+            id: "i-4q7hz0c9k2m8x1ta".to_owned(),
+            name: "web-1",
+            status: Some(match event_type {
+                EventType::InstanceCreated => InstanceState::Provisioning,
+                _ if stopped => InstanceState::Stopped,
+                _ => InstanceState::Running,
+            }),
+            plan: Some(Plan::Starter),
+            region: "fr-par-1",
+            ip_address: Some("198.18.0.7"),
+        }),
+        user: has("user").then(|| User {
+            id: "usr_8x1ta4q7hz0c9k2m".to_owned(),
+            email: "ada@example.com".to_owned(),
+        }),
+        error: has("error").then_some(ErrorObject {
+            code: "storage_unavailable",
+            message: "the backup storage did not answer",
+        }),
+        metric: has("metric").then_some(MetricObject {
+            name: "cpu_usage",
+            value: 96.4,
+            threshold: 90.0,
+            unit: "percent",
+        }),
+        invoice: has("invoice").then_some(InvoiceObject {
+            id: "inv_1ta4q7hz0c9k2m8x",
+            status: "issued",
+            period_start: "2026-11-01T00:00:00Z",
+            period_end: "2026-11-30T23:59:59Z",
+            created_at: "2026-12-01T00:00:00Z",
+        }),
+        amount: has("amount").then_some(AmountObject {
+            value: "15.00",
+            currency: "EUR",
+        }),
+    }
+}
+
+/// The body of an example with this event id and time: what a test of a webhook sends.
+pub fn example_body(event_type: EventType, id: &str, created_at: Timestamp) -> String {
+    payload::body(id, event_type, created_at, data(event_type))
+}
+
+/// The example of a type, as `examples/events/<type>.json` has it.
+pub fn example(event_type: EventType) -> Value {
+    let time = EXAMPLE_TIME.parse().unwrap_or(Timestamp::UNIX_EPOCH);
+    serde_json::from_str(&example_body(event_type, EXAMPLE_ID, time)).unwrap_or_default()
+}
+
+/// The JSON Schema (draft 2020-12) of a type's bodies. Objects may get more fields; receivers ignore what they do not know.
+pub fn schema(event_type: EventType) -> Value {
+    let keys = data_keys(event_type);
+    let properties: Map<String, Value> = keys
+        .iter()
+        .map(|key| ((*key).to_owned(), object_schema(key)))
+        .collect();
+    json!({
+        "type": "object",
+        "required": ["id", "type", "created_at", "data"],
+        "properties": {
+            "id": {
+                "type": "string", "pattern": "^evt_[a-z0-9_]+$",
+                "description": "Identifier of the event, the same in every attempt: deduplicate by it.",
+            },
+            "type": { "type": "string", "const": event_type.as_str(), "description": "What happened." },
+            "created_at": time("When it happened."),
+            "data": { "type": "object", "required": keys, "properties": properties, "description": "What it is about." },
+        },
+    })
+}
+
+fn time(description: &str) -> Value {
+    json!({ "type": "string", "format": "date-time", "description": description })
+}
+
+fn id(prefix: &str, of: &str) -> Value {
+    json!({ "type": "string", "pattern": format!("^{prefix}[a-z0-9]{{16}}$"), "description": format!("Identifier of the {of}.") })
+}
+
+/// The schema of what is under a key of `data`.
+fn object_schema(key: &str) -> Value {
+    let text = |description: &str| json!({ "type": "string", "description": description });
+    let number = |description: &str| json!({ "type": "number", "description": description });
+    let properties = match key {
+        "instance" => json!({
+            "id": id("i-", "instance"),
+            "name": text("What people call it."),
+            "status": { "type": "string", "enum": InstanceState::ALL.map(InstanceState::as_str), "description": "Its status at the time of the event." },
+            "plan": { "type": "string", "enum": ["starter", "business", "performance", "enterprise"], "description": "The plan in effect." },
+            "region": text("Region code."),
+            "ip_address": { "type": ["string", "null"], "format": "ipv4", "description": "IPv4 address; `null` until it is known." },
+        }),
+        "user" => json!({
+            "id": id("usr_", "account holder"),
+            "email": { "type": "string", "format": "email", "description": "E-mail address." },
+        }),
+        "backup" => json!({
+            "id": id("bkp_", "backup"),
+            "status": { "type": "string", "enum": ["completed", "failed"], "description": "How it ended." },
+            "created_at": time("When it began."),
+            "size_gb": { "type": ["number", "null"], "minimum": 0, "description": "Its size in GB; `null` if it failed." },
+        }),
+        "error" => {
+            json!({ "code": text("Why it failed, for programs."), "message": text("Why it failed, for people.") })
+        }
+        "alert" => json!({
+            "id": id("alr_", "alert"),
+            "rule": text("The rule that fired."),
+            "duration_seconds": { "type": "integer", "minimum": 0, "description": "For how long the metric was over its threshold." },
+            "triggered_at": time("When it fired."),
+        }),
+        "metric" => json!({
+            "name": { "type": "string", "enum": ["cpu_usage", "memory_usage", "disk_usage"], "description": "The metric." },
+            "value": number("Its value when the alert fired."),
+            "threshold": number("What it is over."),
+            "unit": { "type": "string", "const": "percent", "description": "Unit of value and threshold." },
+        }),
+        "invoice" => json!({
+            "id": id("inv_", "invoice"),
+            "status": { "type": "string", "const": "issued", "description": "It is final." },
+            "period_start": time("Its first moment."),
+            "period_end": time("Its last second."),
+            "created_at": time("When it was issued."),
+        }),
+        _ => json!({
+            "value": { "type": "string", "pattern": r"^[0-9]+\.[0-9]{2}$", "description": "Decimal number with two places." },
+            "currency": { "type": "string", "pattern": "^[A-Z]{3}$", "description": "ISO 4217 code." },
+        }),
+    };
+    let required: Vec<&String> = properties.as_object().into_iter().flat_map(Map::keys).collect();
+    json!({ "type": "object", "required": required, "properties": properties })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::resources::{Instance, InstanceStatus};
+
+    fn check(event_type: EventType, body: &Value) {
+        let schema = schema(event_type);
+        let validator = jsonschema::draft202012::options()
+            .should_validate_formats(true)
+            .build(&schema)
+            .unwrap();
+        let errors: Vec<_> = validator
+            .iter_errors(body)
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{event_type}: {errors:#?}");
+        let keys: Vec<&String> = body["data"].as_object().unwrap().keys().collect();
+        let mut expected = data_keys(event_type).to_vec();
+        expected.sort_unstable();
+        assert_eq!(keys, expected, "{event_type}");
+    }
+
+    #[test]
+    fn every_example_follows_its_schema() {
+        for event_type in EventType::ALL {
+            check(event_type, &example(event_type));
+        }
+    }
+
+    #[test]
+    fn a_schema_refuses_what_is_wrong() {
+        for (pointer, value) in [
+            ("/type", json!("instance.stopped")),
+            ("/id", json!("i-1")),
+            ("/created_at", json!("yesterday")),
+            ("/data/instance/ip_address", json!("here")),
+            ("/data/user", json!({})),
+        ] {
+            let mut body = example(EventType::InstanceCreated);
+            *body.pointer_mut(pointer).unwrap() = value;
+            let schema = schema(EventType::InstanceCreated);
+            let validator = jsonschema::draft202012::options()
+                .should_validate_formats(true)
+                .build(&schema)
+                .unwrap();
+            assert!(!validator.is_valid(&body), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn the_bodies_that_are_sent_follow_their_schemas() {
+        let instance: Instance = serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap();
+        let user = User {
+            id: crate::resources::ids::account_id("u"),
+            email: "ada@example.com".into(),
+        };
+        let now: Timestamp = "2026-11-21T10:00:00.123456Z".parse().unwrap();
+        for status in [
+            json!({ "state": "provisioning", "plan": "starter" }),
+            json!({ "state": "running", "plan": "enterprise", "ipAddress": "198.18.0.7" }),
+            json!({ "state": "deleting", "plan": "starter", "ipAddress": "198.18.0.7" }),
+        ] {
+            let status: InstanceStatus = serde_json::from_value(status).unwrap();
+            for event_type in EventType::ALL.into_iter().take(4) {
+                let entry = payload::instance_event(&instance, &status, event_type, &user, 7, now);
+                check(event_type, &serde_json::from_str(&entry.body).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn the_files_are_these_examples() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/events");
+        let mut expected = Vec::new();
+        for event_type in EventType::ALL {
+            let name = format!("{event_type}.json");
+            let text = std::fs::read_to_string(folder.join(&name)).unwrap_or_default();
+            let body: Value = serde_json::from_str(&text).unwrap_or_default();
+            let wanted = example(event_type);
+            assert_eq!(body, wanted, "{name} should be:\n{wanted:#}");
+            expected.push(name);
+        }
+        let mut found: Vec<String> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+    }
+}

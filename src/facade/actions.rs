@@ -9,7 +9,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 use utoipa::ToSchema;
 
 use super::{
@@ -17,9 +17,10 @@ use super::{
     body::{self, Input},
     change::check_state,
     error::ApiError,
-    idempotency::{self, IDEMPOTENCY_REPLAYED, KeyedAction},
+    id::InstanceId,
+    idempotency::{self, KeyedAction},
     index::Shown,
-    modify::{Verdict, nonce},
+    modify::{Verdict, instance_nonce},
     precondition::IfMatch,
     request::{Caller, Target},
     view::{InstanceView, Single},
@@ -45,7 +46,7 @@ pub struct Rebuild {
 pub async fn start(
     state: State<Arc<App>>,
     caller: Caller,
-    target: Target,
+    target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -62,7 +63,7 @@ pub async fn start(
 pub async fn stop(
     state: State<Arc<App>>,
     caller: Caller,
-    target: Target,
+    target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -79,7 +80,7 @@ pub async fn stop(
 pub async fn poweroff(
     state: State<Arc<App>>,
     caller: Caller,
-    target: Target,
+    target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -96,7 +97,7 @@ pub async fn poweroff(
 pub async fn reboot(
     state: State<Arc<App>>,
     caller: Caller,
-    target: Target,
+    target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -114,7 +115,7 @@ pub async fn reboot(
 pub async fn rebuild(
     state: State<Arc<App>>,
     caller: Caller,
-    target: Target,
+    target: Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -124,7 +125,7 @@ pub async fn rebuild(
 async fn act(
     State(app): State<Arc<App>>,
     caller: &Caller,
-    Target(id): Target,
+    Target(id): Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
     action: Action,
@@ -156,16 +157,16 @@ async fn act(
     let replayed = AtomicBool::new(false);
     let decide = |shown: &Shown| {
         if let Some(keyed) = &keyed {
-            let was_done = keyed.was_done(&shown.instance)?;
+            let was_done = keyed.was_done(&*shown.instance)?;
             replayed.store(was_done, Ordering::Relaxed);
             if was_done {
                 return Ok(Verdict::Leave);
             }
         }
-        if_match.check(&shown.instance)?;
+        if_match.check(&*shown.instance)?;
         check_state(action, shown)?;
         let mut spec = Box::new(shown.instance.spec.clone());
-        let nonce = nonce(app.clock.now(), &spec);
+        let nonce = instance_nonce(app.clock.now(), &spec);
         if let Some(image) = &image {
             spec.image.clone_from(image);
         }
@@ -174,18 +175,13 @@ async fn act(
             spec,
             done: keyed
                 .as_ref()
-                .map(|keyed| keyed.remember(&shown.instance, &nonce)),
+                .map(|keyed| keyed.remember(&*shown.instance, &nonce)),
         })
     };
-    let shown = app.modify(caller.namespace(), id, decide).await?;
+    let shown = app.instances.modify(caller.namespace(), id, decide).await?;
     let message = message(action, shown.instance.display_name(), image.as_deref());
-    let mut response = answer::detail(StatusCode::ACCEPTED, &shown, Some(message))?;
-    if replayed.into_inner() {
-        response
-            .headers_mut()
-            .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    }
-    Ok(response)
+    let response = answer::detail(StatusCode::ACCEPTED, &shown, Some(message))?;
+    Ok(idempotency::replayed_if(replayed.into_inner(), response))
 }
 
 fn message(action: Action, name: &str, image: Option<&str>) -> String {

@@ -1,12 +1,13 @@
 //! Successful answers.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use super::{
+    entry::Kept,
     error::ApiError,
     index::Shown,
     precondition,
@@ -53,18 +54,25 @@ pub fn page(instances: &[Arc<Shown>], pagination: Pagination) -> Result<Response
     Ok(bytes_of(StatusCode::OK, bytes))
 }
 
-/// An answer that shows one instance, with its `ETag`.
+/// An answer that shows one object, with its `ETag`.
 pub fn single(
     status: StatusCode,
-    shown: &Shown,
+    object: &impl Kept,
     data: impl Serialize,
     message: Option<String>,
 ) -> Result<Response, ApiError> {
     let mut response = json(status, &Single { data, message }, 768)?;
     response
         .headers_mut()
-        .insert(header::ETAG, precondition::etag(&shown.instance));
+        .insert(header::ETAG, precondition::etag(object));
     Ok(response)
+}
+
+/// Says where what was created is.
+pub fn locate(response: &mut Response, collection: &str, id: impl Display) {
+    if let Ok(location) = HeaderValue::try_from(format!("{collection}/{id}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
 }
 
 /// The plain detail of an instance.
@@ -77,5 +85,5 @@ pub fn rendered(shown: &Shown) -> Response {
 
 /// An answer with all about one instance.
 pub fn detail(status: StatusCode, shown: &Shown, message: Option<String>) -> Result<Response, ApiError> {
-    single(status, shown, InstanceView::of(shown, None), message)
+    single(status, &*shown.instance, InstanceView::of(shown, None), message)
 }

@@ -122,17 +122,11 @@ fn parse(bytes: &[u8]) -> Result<Input, ApiError> {
             problems.push(Detail::new(name, "duplicate_field", "must not be there twice"));
         }
     }
-    let canonical = canonical(&entries);
+    let fields = Fields::new(entries, problems);
     Ok(Input {
-        fields: Fields::new(entries, problems),
-        canonical,
+        canonical: fields.canonical(None),
+        fields,
     })
-}
-
-fn canonical(entries: &[(String, Value)]) -> Vec<u8> {
-    let mut sorted: Vec<&(String, Value)> = entries.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0));
-    serde_json::to_vec(&sorted).unwrap_or_default()
 }
 
 /// A JSON text whose top level keeps what a map would lose: fields that are there twice.

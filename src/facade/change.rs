@@ -187,7 +187,10 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{super::body::input, *};
+    use super::{
+        super::{body::input, entry::Entry as _},
+        *,
+    };
 
     fn shown(state: &str, in_effect: &str, wanted: &str, when: &str) -> Shown {
         let power = if state == "stopped" { "Stopped" } else { "Running" };

@@ -35,7 +35,7 @@ pub enum ErrorCode {
     MethodNotAllowed,
     /// 409: the object changed meanwhile; read it and try again.
     Conflict,
-    /// 409: the instance is in a status from which this is not allowed.
+    /// 409: the instance, webhook or delivery is in a status from which this is not allowed.
     InvalidState,
     /// 409: deletion protection is on.
     Protected,
@@ -192,8 +192,8 @@ impl ApiError {
     }
 
     /// The same words for what is not there and for what belongs to another account.
-    pub fn no_such_instance() -> Self {
-        Self::new(ErrorCode::NotFound, "there is no instance with this id")
+    pub fn no_such(word: &str) -> Self {
+        Self::new(ErrorCode::NotFound, format!("there is no {word} with this id"))
     }
 
     /// Nothing can be said for now.
@@ -275,6 +275,15 @@ impl From<CallError> for ApiError {
     }
 }
 
+/// What the API server says while a new quota has not been counted yet.
+const NOT_COUNTED: &str = "status unknown for quota";
+
+/// Whether it would have been another answer a moment later.
+pub(super) fn is_not_counted(error: &CallError) -> bool {
+    let status = error.status();
+    status.is_some_and(|status| status.code == 403 && status.message.contains(NOT_COUNTED))
+}
+
 /// What an answer of the API server means for a client that does not know that there is one.
 fn refused(status: &Status) -> ApiError {
     let terminating = status
@@ -287,7 +296,11 @@ fn refused(status: &Status) -> ApiError {
             ErrorCode::Conflict,
             "the account is being set up or removed; try again",
         ),
-        404 => ApiError::no_such_instance(),
+        404 => ApiError::no_such(match status.details.as_ref().map(|d| d.kind.as_str()) {
+            Some("webhooks") => "webhook",
+            Some("deliveries") => "delivery",
+            _ => "instance",
+        }),
         409 => ApiError::new(
             ErrorCode::Conflict,
             "the object changed while the request was handled; read it and try again",
@@ -296,11 +309,14 @@ fn refused(status: &Status) -> ApiError {
             ErrorCode::Conflict,
             "the account is being removed; nothing can be created in it",
         ),
-        403 if status.message.contains("exceeded quota") => ApiError::new(
-            ErrorCode::ResourceLimitExceeded,
-            "the account has as many instances as its quota allows; delete one or ask for a higher quota",
+        403 if status.message.contains("exceeded quota") => quota_used_up(
+            if status.message.contains("requested: count/webhooks.stellage.dev") {
+                "webhooks"
+            } else {
+                "instances"
+            },
         ),
-        403 if status.message.contains("status unknown for quota") => {
+        403 if status.message.contains(NOT_COUNTED) => {
             ApiError::unavailable("the account's quota is not counted yet; try again")
         }
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
@@ -313,6 +329,8 @@ fn refused(status: &Status) -> ApiError {
             )
         }
         422 => ApiError::invalid(causes(status)),
+        // What was asked for has more pages than the API server remembers for long.
+        410 => ApiError::unavailable("the list took too long to read; try again"),
         413 => ApiError::new(ErrorCode::PayloadTooLarge, "the object would become too large"),
         429 | 500..=599 => {
             tracing::warn!(
@@ -335,6 +353,14 @@ fn refused(status: &Status) -> ApiError {
             ApiError::fault()
         }
     }
+}
+
+/// 403 for one too many.
+pub(super) fn quota_used_up(words: &str) -> ApiError {
+    ApiError::new(
+        ErrorCode::ResourceLimitExceeded,
+        format!("the account has as many {words} as its quota allows; delete one or ask for a higher quota"),
+    )
 }
 
 /// 409 for a DELETE of what is protected.
@@ -418,6 +444,11 @@ mod tests {
             ),
             (
                 403,
+                "webhooks.stellage.dev \"wh-1\" is forbidden: exceeded quota: stellage, requested: count/webhooks.stellage.dev=1",
+                "resource_limit_exceeded",
+            ),
+            (
+                403,
                 "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
                 "service_unavailable",
             ),
@@ -440,6 +471,11 @@ mod tests {
             (401, "Unauthorized", "server_error"),
             (404, "instances.stellage.dev \"x\" not found", "not_found"),
             (409, "the object has been modified", "conflict"),
+            (
+                410,
+                "The provided continue parameter is too old",
+                "service_unavailable",
+            ),
             (429, "too many requests", "service_unavailable"),
             (500, "etcdserver: leader changed", "service_unavailable"),
             (504, "timeout", "service_unavailable"),

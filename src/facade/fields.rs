@@ -1,11 +1,11 @@
 //! Reads typed fields out of a JSON object and collects everything that is wrong with them, so that one answer names it
 //! all.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::error::{ApiError, Detail};
-
-type Check<'a> = &'a dyn Fn(&str) -> Result<(), &'static str>;
 
 /// The fields of a request that have not been read yet, and what was wrong with those that have.
 pub struct Fields {
@@ -21,6 +21,21 @@ impl Fields {
     /// Whether nothing was sent.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.problems.is_empty()
+    }
+
+    /// The same bytes for bodies that say the same: order of fields and white space do not count. The value of a `hidden`
+    /// field does not either, only that it is there.
+    pub(super) fn canonical(&self, hidden: Option<&str>) -> Vec<u8> {
+        let mut sorted: Vec<(&str, &Value)> = self
+            .entries
+            .iter()
+            .map(|(name, value)| match hidden {
+                Some(hidden) if hidden == name => (name.as_str(), &Value::Null),
+                _ => (name.as_str(), value),
+            })
+            .collect();
+        sorted.sort_by_key(|(name, _)| *name);
+        serde_json::to_vec(&sorted).unwrap_or_default()
     }
 
     /// Everything must have been read by now: what is left is unknown. 422 if anything is wrong.
@@ -41,6 +56,13 @@ impl Fields {
         self.problems.push(detail);
     }
 
+    /// Whether something was wrong with a field, or with an element of it.
+    pub fn is_told(&self, field: &str) -> bool {
+        self.problems
+            .iter()
+            .any(|problem| problem.field.starts_with(field))
+    }
+
     /// A field that must be there was not.
     pub fn missing<T>(&mut self, field: &'static str, value: Option<T>) -> Option<T> {
         let already_told = self.problems.iter().any(|problem| problem.field == field);
@@ -51,7 +73,11 @@ impl Fields {
     }
 
     /// A string that passes the check.
-    pub fn string(&mut self, field: &'static str, check: Check<'_>) -> Option<String> {
+    pub fn string<E: Into<Cow<'static, str>>>(
+        &mut self,
+        field: &'static str,
+        check: &dyn Fn(&str) -> Result<(), E>,
+    ) -> Option<String> {
         match self.take(field)? {
             Value::String(text) => match check(&text) {
                 Ok(()) => Some(text),
@@ -78,8 +104,31 @@ impl Fields {
         }
     }
 
+    /// A whole number from 0 to `most`.
+    pub fn integer(&mut self, field: &'static str, most: u64) -> Option<u64> {
+        match self.take(field)? {
+            Value::Number(number) => {
+                let value = number.as_u64().filter(|value| *value <= most);
+                if value.is_none() {
+                    let words = format!("must be a whole number from 0 to {most}");
+                    self.problem(Detail::new(field, "invalid_value", words));
+                }
+                value
+            }
+            other => {
+                self.wrong_type(field, &other, "a number");
+                None
+            }
+        }
+    }
+
     /// An array of at most `limit` strings that pass the check.
-    pub fn strings(&mut self, field: &'static str, limit: usize, check: Check<'_>) -> Option<Vec<String>> {
+    pub fn strings<E: Into<Cow<'static, str>>>(
+        &mut self,
+        field: &'static str,
+        limit: usize,
+        check: &dyn Fn(&str) -> Result<(), E>,
+    ) -> Option<Vec<String>> {
         let items = match self.take(field)? {
             Value::Array(items) => items,
             other => {

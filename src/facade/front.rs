@@ -229,7 +229,7 @@ impl Front {
                 ErrorCode::TokenReadonly,
                 "the key has the scope read; this needs one with the scope write",
             ))
-        } else if !self.app.index.progress().is_synced() {
+        } else if !self.app.is_synced() {
             refuse(ApiError::unavailable("the service is starting; try again"))
         } else {
             let mut request = request.map(Body::new);
@@ -343,6 +343,7 @@ mod tests {
             catalogue: Catalogue::default(),
             timings: Timings::default(),
             usage: Box::new(SimulatedUsage),
+            receiver_check: Arc::new(|_| Ok(())),
         });
         let mut listeners = facade.listeners();
         let parse = |value: Value| Arc::new(serde_json::from_value(value).unwrap());
@@ -368,10 +369,9 @@ mod tests {
 
     fn synced() -> Facade {
         let facade = facade();
-        facade
-            .listeners()
-            .instances
-            .changed(&Change::Replaced(Vec::new()));
+        let mut listeners = facade.listeners();
+        listeners.instances.changed(&Change::Replaced(Vec::new()));
+        listeners.webhooks.changed(&Change::Replaced(Vec::new()));
         facade
     }
 
@@ -482,7 +482,10 @@ mod tests {
     async fn every_route_is_counted_under_its_own_label() {
         let facade = synced();
         for served in openapi::router(facade.app.clone()).1 {
-            let path = served.path.replace("{id}", "i-0000000000000000");
+            let path = served
+                .path
+                .replace("{id}", "i-0000000000000000")
+                .replace("{delivery_id}", "dlv_0000000000000000");
             let route = facade.front.routes.find(&path).unwrap();
             assert_eq!(route.label, served.path);
         }

@@ -1,45 +1,102 @@
-//! The public id of an instance as a small value: what tables are keyed by.
+//! Public ids as small values: what tables are keyed by, and paths and answers are made of.
 
-use std::fmt;
+use std::{
+    fmt::{Debug, Display},
+    hash::Hash,
+};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::resources::{Instance, ids};
+use crate::resources::{Instance, Webhook, ids};
 
-/// `i-` and 16 of `[a-z0-9]`, without the `i-`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InstanceId([u8; 16]);
+/// The public id of the objects of one kind.
+pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {
+    /// What it begins with.
+    const PREFIX: &'static str;
 
-impl InstanceId {
-    /// The id that a path names; `None` for anything without the form of one.
-    pub fn parse(text: &str) -> Option<Self> {
-        if !ids::is_instance_id(text) {
-            return None;
-        }
-        text.as_bytes().get(2..)?.try_into().ok().map(Self)
+    /// The id that ends in these 16 of `[a-z0-9]`.
+    fn of_suffix(suffix: &str) -> Option<Self> {
+        Self::parse(&format!("{}{suffix}", Self::PREFIX))
     }
 
+    /// The id that a path names; `None` for anything without the form of one.
+    fn parse(text: &str) -> Option<Self>;
+
+    /// The name of the object with this id, if it was made through REST.
+    fn name(self) -> String;
+}
+
+/// A type for ids of the form `<prefix><16 of [a-z0-9]>`, which keeps the sixteen.
+macro_rules! public_id {
+    ($(#[$doc:meta])* $id:ident, $prefix:literal, $name_of:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $id([u8; 16]);
+
+        impl $id {
+            fn text(self) -> [u8; $prefix.len() + 16] {
+                let mut text = [0; $prefix.len() + 16];
+                text[..$prefix.len()].copy_from_slice($prefix.as_bytes());
+                text[$prefix.len()..].copy_from_slice(&self.0);
+                text
+            }
+        }
+
+        impl PublicId for $id {
+            const PREFIX: &'static str = $prefix;
+
+            fn parse(text: &str) -> Option<Self> {
+                $name_of(text)?;
+                text.as_bytes().get($prefix.len()..)?.try_into().ok().map(Self)
+            }
+
+            fn name(self) -> String {
+                $name_of(&self.to_string()).unwrap_or_default()
+            }
+        }
+
+        impl Display for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(str::from_utf8(&self.text()).unwrap_or_default())
+            }
+        }
+
+        impl Serialize for $id {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(str::from_utf8(&self.text()).unwrap_or_default())
+            }
+        }
+    };
+}
+
+public_id!(
+    /// `i-` and 16 of `[a-z0-9]`, which is the name of an instance made through REST.
+    InstanceId, "i-", instance_name
+);
+public_id!(
+    /// `wh_` and 16 of `[a-z0-9]`; an object made through REST is named `wh-…`.
+    WebhookId, "wh_", ids::webhook_name
+);
+public_id!(
+    /// `dlv_` and 16 of `[a-z0-9]`; the object is named `dlv-…`.
+    DeliveryId, "dlv_", ids::delivery_name_of
+);
+
+fn instance_name(id: &str) -> Option<String> {
+    ids::is_instance_id(id).then(|| id.to_owned())
+}
+
+impl InstanceId {
     /// The id of an object.
     pub fn of(instance: &Instance) -> Self {
         Self::parse(&instance.id()).unwrap_or(Self([b'0'; 16]))
     }
-
-    fn text(self) -> [u8; 18] {
-        let mut text = *b"i-0000000000000000";
-        text[2..].copy_from_slice(&self.0);
-        text
-    }
 }
 
-impl fmt::Display for InstanceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(str::from_utf8(&self.text()).unwrap_or_default())
-    }
-}
-
-impl Serialize for InstanceId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(str::from_utf8(&self.text()).unwrap_or_default())
+impl WebhookId {
+    /// The id of an object.
+    pub fn of(webhook: &Webhook) -> Self {
+        Self::parse(&webhook.id()).unwrap_or(Self([b'0'; 16]))
     }
 }
 
@@ -61,8 +118,27 @@ mod tests {
             "i-ABCDEFGH01234567",
             "i-abcdefgh0123456",
             "i-abcdefgh0123456%20",
+            "wh_abcdefgh01234567",
         ] {
             assert_eq!(InstanceId::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_id_names_the_object_that_rest_makes() {
+        let name = |id: Option<String>| id.unwrap_or_default();
+        assert_eq!(
+            name(InstanceId::parse("i-abcdefgh01234567").map(PublicId::name)),
+            "i-abcdefgh01234567"
+        );
+        assert_eq!(
+            name(WebhookId::parse("wh_abcdefgh01234567").map(PublicId::name)),
+            "wh-abcdefgh01234567"
+        );
+        assert_eq!(
+            name(DeliveryId::parse("dlv_abcdefgh01234567").map(PublicId::name)),
+            "dlv-abcdefgh01234567"
+        );
+        assert_eq!(WebhookId::parse("wh-abcdefgh01234567"), None);
     }
 }

@@ -1,23 +1,27 @@
 //! `Idempotency-Key`: the same request twice is done once. A create finds its own object again by name; an action finds its
 //! key in an annotation that was written together with what it asked for.
 
-use http::{HeaderMap, HeaderName};
+use axum::response::Response;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use super::error::{ApiError, Detail, ErrorCode};
-use crate::resources::{Instance, ids, instance::IDEMPOTENCY_ANNOTATION};
+use super::{
+    entry::Kept,
+    error::{ApiError, Detail, ErrorCode},
+};
+use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
 
 /// The request header.
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The response header of an answer to a request that was done before.
 pub static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// Annotation with the digest of the body that an Instance was created with, if it came with a key.
+/// Annotation with the digest of the body that an object was created with, if it came with a key.
 pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 
 /// Longest key.
 const MAX_KEY: usize = 255;
-/// Actions remembered for each instance; the oldest are forgotten first.
+/// Actions remembered for each object; the oldest are forgotten first.
 const MAX_REMEMBERED: usize = 256;
 
 /// The key of a request, if it has one: 1 to 255 visible ASCII characters, else 422.
@@ -41,13 +45,11 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         })
 }
 
-/// The name of the object that a create with this key makes: the key's namespace is the account's UID and the path.
-pub fn instance_name(account_uid: &str, path: &str, key: &str) -> String {
+/// What the name of the object that a create with this key makes ends with: the key's namespace is the account's UID and
+/// the path.
+pub fn name_suffix(account_uid: &str, path: &str, key: &str) -> String {
     // None of the parts can contain a line feed.
-    format!(
-        "i-{}",
-        ids::derived_suffix(format!("{account_uid}\n{path}\n{key}").as_bytes())
-    )
+    ids::derived_suffix(format!("{account_uid}\n{path}\n{key}").as_bytes())
 }
 
 /// A digest of a body.
@@ -70,6 +72,16 @@ pub fn reused() -> ApiError {
     }
 }
 
+/// Marks an answer if it is one to a request that was done before.
+pub fn replayed_if(before: bool, mut response: Response) -> Response {
+    if before {
+        response
+            .headers_mut()
+            .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
 /// An action that was done, as the annotation remembers it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 struct Remembered {
@@ -77,7 +89,7 @@ struct Remembered {
     k: String,
     /// Digest of the body.
     b: String,
-    /// The request's nonce.
+    /// The request's nonce, or what else has to be told again.
     n: String,
 }
 
@@ -98,21 +110,26 @@ impl KeyedAction {
     }
 
     /// Whether this very request has been done; 422 if it was another one with the same key.
-    pub fn was_done(&self, instance: &Instance) -> Result<bool, ApiError> {
-        match remembered(instance).iter().find(|done| done.k == self.k) {
-            Some(done) if done.b == self.b => Ok(true),
+    pub fn was_done(&self, object: &impl Kept) -> Result<bool, ApiError> {
+        Ok(self.note(object)?.is_some())
+    }
+
+    /// What was remembered of this very request, if it has been done; 422 if it was another one with the same key.
+    pub fn note(&self, object: &impl Kept) -> Result<Option<String>, ApiError> {
+        match remembered(object).into_iter().find(|done| done.k == self.k) {
+            Some(done) if done.b == self.b => Ok(Some(done.n)),
             Some(_) => Err(reused()),
-            None => Ok(false),
+            None => Ok(None),
         }
     }
 
     /// The annotation's value once this request is done too.
-    pub fn remember(&self, instance: &Instance, nonce: &str) -> String {
-        let mut list = remembered(instance);
+    pub fn remember(&self, object: &impl Kept, note: &str) -> String {
+        let mut list = remembered(object);
         list.push(Remembered {
             k: self.k.clone(),
             b: self.b.clone(),
-            n: nonce.to_owned(),
+            n: note.to_owned(),
         });
         let forgotten = list.len().saturating_sub(MAX_REMEMBERED);
         serde_json::to_string(&list[forgotten..]).unwrap_or_default()
@@ -120,9 +137,9 @@ impl KeyedAction {
 }
 
 /// What somebody else wrote into the annotation is as good as nothing.
-fn remembered(instance: &Instance) -> Vec<Remembered> {
-    instance
-        .annotation(IDEMPOTENCY_ANNOTATION)
+fn remembered(object: &impl Kept) -> Vec<Remembered> {
+    object
+        .annotation_of(IDEMPOTENCY_ANNOTATION)
         .and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
 }
@@ -132,6 +149,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::resources::Instance;
 
     fn instance(annotation: &str) -> Instance {
         serde_json::from_value(json!({
@@ -166,12 +184,12 @@ mod tests {
 
     #[test]
     fn a_creates_name_depends_on_account_path_and_key() {
-        let name = instance_name("uid-a", "/v1/instances", "k");
-        assert!(ids::is_instance_id(&name));
-        assert_eq!(name, instance_name("uid-a", "/v1/instances", "k"));
-        assert_ne!(name, instance_name("uid-b", "/v1/instances", "k"));
-        assert_ne!(name, instance_name("uid-a", "/v1/webhooks", "k"));
-        assert_ne!(name, instance_name("uid-a", "/v1/instances", "l"));
+        let name = name_suffix("uid-a", "/v1/instances", "k");
+        assert!(ids::is_instance_id(&format!("i-{name}")));
+        assert_eq!(name, name_suffix("uid-a", "/v1/instances", "k"));
+        assert_ne!(name, name_suffix("uid-b", "/v1/instances", "k"));
+        assert_ne!(name, name_suffix("uid-a", "/v1/webhooks", "k"));
+        assert_ne!(name, name_suffix("uid-a", "/v1/instances", "l"));
     }
 
     #[test]

@@ -10,19 +10,18 @@ use std::{
 use bytes::Bytes;
 use http::HeaderValue;
 use jiff::Timestamp;
-use kube::ResourceExt as _;
 use parking_lot::RwLock;
 
 use super::{
-    id::InstanceId,
+    entry::{Entry, Index, Kept as _},
+    id::{InstanceId, PublicId as _},
     precondition,
     progress::Progress,
     view::{InstanceView, ListItem, Single},
 };
 use crate::{
     lifecycle::project,
-    resources::{Instance, InstanceState, Plan},
-    runtime::watch::{self, Change, Listener},
+    resources::{Instance, InstanceSpec, InstanceState, Plan},
 };
 
 /// An instance as REST shows it: the object, with what is derived from it.
@@ -55,9 +54,14 @@ pub struct Rendered {
 /// keeps apart an id that is a name from the same one derived from a UID.
 type Order = (i64, Reverse<InstanceId>, bool);
 
-impl Shown {
-    /// What REST shows of an object.
-    pub fn of(instance: Arc<Instance>) -> Self {
+impl Entry for Shown {
+    type Object = Instance;
+    type Id = InstanceId;
+    type Spec = InstanceSpec;
+
+    const WORD: &'static str = "instance";
+
+    fn of(instance: Arc<Instance>) -> Self {
         // The time goes into the operation that begins only, which REST does not show.
         let status = project(&instance, Timestamp::UNIX_EPOCH);
         Self {
@@ -70,6 +74,20 @@ impl Shown {
         }
     }
 
+    fn id(&self) -> InstanceId {
+        self.id
+    }
+
+    fn object(&self) -> &Instance {
+        &self.instance
+    }
+
+    fn spec(&self) -> &InstanceSpec {
+        &self.instance.spec
+    }
+}
+
+impl Shown {
     /// How its detail is answered, without metrics and message.
     pub fn detail(&self) -> &Rendered {
         self.detail.get_or_init(|| {
@@ -79,7 +97,7 @@ impl Shown {
             };
             Box::new(Rendered {
                 body: serde_json::to_vec(&body).unwrap_or_default().into(),
-                etag: precondition::etag(&self.instance),
+                etag: precondition::etag(&*self.instance),
             })
         })
     }
@@ -93,14 +111,8 @@ impl Shown {
         })
     }
 
-    /// The namespace of the object.
-    pub fn namespace(&self) -> &str {
-        self.instance.metadata.namespace.as_deref().unwrap_or_default()
-    }
-
-    /// The name of the object.
-    pub fn name(&self) -> &str {
-        self.instance.metadata.name.as_deref().unwrap_or_default()
+    fn namespace(&self) -> &str {
+        self.instance.namespace()
     }
 
     fn region(&self) -> &str {
@@ -109,7 +121,7 @@ impl Shown {
 
     /// Whether the id comes from the UID, not from the name.
     fn is_derived(&self) -> bool {
-        InstanceId::parse(self.name()).is_none()
+        InstanceId::parse(self.instance.name()).is_none()
     }
 
     fn order(&self) -> Order {
@@ -138,25 +150,6 @@ pub struct InstanceIndex {
 }
 
 impl InstanceIndex {
-    /// The listener that feeds this index.
-    pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<Instance>> {
-        let index = self.clone();
-        Box::new(move |change: &Change<Instance>| index.changed(change))
-    }
-
-    /// How far the watch has come.
-    pub fn progress(&self) -> &Progress {
-        &self.progress
-    }
-
-    /// The instance with this id. Of two, the one whose name it is.
-    pub fn get(&self, namespace: &str, id: InstanceId) -> Option<Arc<Shown>> {
-        let namespaces = self.namespaces.read();
-        let namespace = namespaces.get(namespace)?;
-        let slot = namespace.named.get(&id).or_else(|| namespace.derived.get(&id))?;
-        namespace.at(*slot).cloned()
-    }
-
     /// One page, newest first, and how many there are in all. `page` counts from 1.
     pub fn page(
         &self,
@@ -183,62 +176,48 @@ impl InstanceIndex {
             list.len(),
         )
     }
+}
 
-    /// Whether the object with this UID is no longer shown under its name and id.
-    pub fn is_gone(&self, shown: &Shown) -> bool {
-        self.get(shown.namespace(), shown.id)
-            .is_none_or(|found| found.instance.metadata.uid != shown.instance.metadata.uid)
+impl Index for InstanceIndex {
+    type Entry = Shown;
+
+    fn progress(&self) -> &Progress {
+        &self.progress
     }
 
-    fn changed(&self, change: &Change<Instance>) {
-        match change {
-            Change::Replaced(instances) => {
-                let newest = instances.iter().map(|i| watch::revision(i.as_ref())).max();
-                let namespaces = build(instances);
-                *self.namespaces.write() = namespaces;
-                self.progress.listed(newest.unwrap_or(0));
-            }
-            Change::Applied(instance) => {
-                if instance.is_deleting() {
-                    self.remove(instance);
-                } else {
-                    let shown = Shown::of(instance.clone());
-                    let mut namespaces = self.namespaces.write();
-                    match namespaces.get_mut(shown.namespace()) {
-                        Some(namespace) => namespace.apply(shown),
-                        None => namespaces
-                            .entry(shown.namespace().into())
-                            .or_default()
-                            .apply(shown),
-                    }
-                }
-                self.progress.reached(watch::revision(instance.as_ref()));
-            }
-            Change::Deleted(instance) => {
-                self.remove(instance);
-                self.progress.reached(watch::revision(instance.as_ref()));
-            }
-            Change::Unreadable(object) => {
-                let revision = object.metadata.resource_version.as_deref();
-                self.progress
-                    .reached(revision.and_then(|r| r.parse().ok()).unwrap_or(0));
-            }
+    fn get(&self, namespace: &str, id: InstanceId) -> Option<Arc<Shown>> {
+        let namespaces = self.namespaces.read();
+        let namespace = namespaces.get(namespace)?;
+        let slot = namespace.named.get(&id).or_else(|| namespace.derived.get(&id))?;
+        namespace.at(*slot).cloned()
+    }
+
+    fn replace(&self, instances: &[Arc<Instance>]) {
+        let namespaces = build(instances);
+        *self.namespaces.write() = namespaces;
+    }
+
+    fn apply(&self, instance: &Arc<Instance>) {
+        let shown = Shown::of(instance.clone());
+        let mut namespaces = self.namespaces.write();
+        match namespaces.get_mut(shown.namespace()) {
+            Some(namespace) => namespace.apply(shown),
+            None => namespaces
+                .entry(shown.namespace().into())
+                .or_default()
+                .apply(shown),
         }
     }
 
-    fn remove(&self, instance: &Arc<Instance>) {
-        let key = instance.metadata.namespace.as_deref().unwrap_or_default();
-        {
-            let mut namespaces = self.namespaces.write();
-            if let Some(namespace) = namespaces.get_mut(key) {
-                namespace.remove(instance);
-                if namespace.lists.all.is_empty() {
-                    namespaces.remove(key);
-                }
+    fn take_out(&self, instance: &Instance) {
+        let key = instance.namespace();
+        let mut namespaces = self.namespaces.write();
+        if let Some(namespace) = namespaces.get_mut(key) {
+            namespace.remove(instance);
+            if namespace.lists.all.is_empty() {
+                namespaces.remove(key);
             }
         }
-        self.progress
-            .removed(instance.metadata.uid.as_deref().unwrap_or_default());
     }
 }
 
@@ -360,7 +339,7 @@ impl Namespace {
 
     fn remove(&mut self, instance: &Instance) {
         let id = InstanceId::of(instance);
-        let is_named = InstanceId::parse(&instance.name_any()).is_some();
+        let is_named = InstanceId::parse(instance.name()).is_some();
         let ids = if is_named { &self.named } else { &self.derived };
         if let Some(slot) = ids.get(&id).copied()
             && let Some(shown) = self.at(slot).cloned()
@@ -421,7 +400,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::*;
+    use super::{super::entry::changed, *};
+    use crate::runtime::watch::Change;
 
     const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];
     const STATES: [&str; 3] = ["running", "stopped", "error"];
@@ -494,14 +474,14 @@ mod tests {
                     Step::Apply(number, state, region, deleting) => {
                         let object = instance(number, version, state, region, deleting);
                         all.insert(number, object.clone());
-                        index.changed(&Change::Applied(object));
+                        changed(&*index, &Change::Applied(object));
                     }
                     Step::Delete(number) => {
                         if let Some(object) = all.remove(&number) {
-                            index.changed(&Change::Deleted(object));
+                            changed(&*index, &Change::Deleted(object));
                         }
                     }
-                    Step::Relist => index.changed(&Change::Replaced(all.values().cloned().collect())),
+                    Step::Relist => changed(&*index, &Change::Replaced(all.values().cloned().collect())),
                 }
                 let none = [None];
                 for status in STATES.map(Some).into_iter().chain(none).chain([Some("nonsense"), Some("deleting")]) {
@@ -531,7 +511,7 @@ mod tests {
     #[test]
     fn another_namespace_and_a_page_past_the_end_are_empty() {
         let index = Arc::new(InstanceIndex::default());
-        index.changed(&Change::Applied(instance(2, 7, 0, 0, false)));
+        changed(&*index, &Change::Applied(instance(2, 7, 0, 0, false)));
         assert_eq!(index.page("other", Filter::default(), 1, 20).1, 0);
         let (shown, total) = index.page("demo", Filter::default(), u64::MAX, 100);
         assert!(shown.is_empty() && total == 1);
@@ -545,13 +525,13 @@ mod tests {
     #[tokio::test]
     async fn what_is_applied_ends_the_wait_for_it() {
         let index = Arc::new(InstanceIndex::default());
-        index.changed(&Change::Replaced(Vec::new()));
+        changed(&*index, &Change::Replaced(Vec::new()));
         assert!(index.progress().is_synced());
-        index.changed(&Change::Applied(instance(2, 7, 0, 0, false)));
+        changed(&*index, &Change::Applied(instance(2, 7, 0, 0, false)));
         assert!(index.progress().wait_for(7).await);
         let shown = index.page("demo", Filter::default(), 1, 20).0.remove(0);
         assert!(!index.is_gone(&shown));
-        index.changed(&Change::Applied(instance(2, 8, 0, 0, true)));
+        changed(&*index, &Change::Applied(instance(2, 8, 0, 0, true)));
         assert!(index.is_gone(&shown));
         assert!(
             index.namespaces.read().is_empty(),

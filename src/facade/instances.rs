@@ -6,14 +6,16 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
 use jiff::Timestamp;
 
 use super::{
     App, answer, body,
     change::Change,
-    error::{ApiError, ErrorCode, protected},
-    idempotency::{self, IDEMPOTENCY_REPLAYED, REQUEST_HASH_ANNOTATION},
+    create::KeyedCreate,
+    error::{ApiError, protected},
+    id::InstanceId,
+    idempotency,
     index::{Filter, Shown},
     modify::Verdict,
     order::Order,
@@ -22,12 +24,10 @@ use super::{
     request::{Caller, Target},
     view::{InstanceMetrics, InstanceView, List, ListItem, NewInstance, Pagination, Single},
 };
-use crate::{providers::Usage, resources::ids};
+use crate::providers::Usage;
 
 /// How long an answer waits for metrics before they are unknown.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Names tried for a create: a random one is taken once in 2⁸², one from an Idempotency-Key may become free meanwhile.
-const MAX_NAMES: u32 = 3;
 
 /// Lists instances
 ///
@@ -57,7 +57,8 @@ pub async fn list(
         region: parameters.get("region"),
     };
     let (page, total) = app
-        .index
+        .instances
+        .index()
         .page(caller.namespace(), filter, paging.page, paging.limit);
     answer::page(&page, Pagination::new(paging.page, paging.limit, total))
 }
@@ -80,49 +81,18 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let tenant = &caller.0.tenant;
-    let name = idempotency::key(request.headers())?
-        .map(|key| idempotency::instance_name(&tenant.uid, request.uri().path(), key));
+    let path = request.uri().path().to_owned();
+    let key = idempotency::key(request.headers())?.map(str::to_owned);
     let input = body::required(request).await?;
-    let hash = name.is_some().then(|| idempotency::body_hash(&input.canonical));
+    let keyed = KeyedCreate::of(key.as_deref(), &tenant.uid, &path, &input.canonical)?;
     let order = Order::read(input.fields, &app.catalogue)?;
-    if let (Some(name), Some(hash)) = (&name, &hash)
-        && let Some(id) = super::id::InstanceId::parse(name)
-        && let Some(shown) = app.index.get(&tenant.namespace, id)
-    {
-        return replay(&app, &shown, hash);
-    }
-    for _ in 0..MAX_NAMES {
-        let chosen = name.clone().unwrap_or_else(ids::random_instance_id);
-        let instance = order.clone().into_instance(&chosen, hash.clone());
-        let refusal = match app.store.create(&tenant.namespace, &instance).await {
-            Ok(shown) => return created(&app, &shown),
-            Err(refusal) => refusal,
-        };
-        let is_taken = refusal
-            .status()
-            .is_some_and(kube::core::Status::is_already_exists);
-        // Whatever the API server has against another one (a quota that the first one used up, say), the first one may be
-        // there.
-        if let (Some(hash), true) = (&hash, refusal.status().is_some()) {
-            match app.store.get(&tenant.namespace, &chosen).await? {
-                Some(found) if found.is_deleting() => {
-                    return Err(ApiError::new(
-                        ErrorCode::Conflict,
-                        "the instance that was created with this Idempotency-Key is being deleted",
-                    ));
-                }
-                Some(found) => return replay(&app, &Shown::of(Arc::new(found)), hash),
-                None => {}
-            }
-        }
-        if !is_taken {
-            return Err(refusal.into());
-        }
-    }
-    Err(ApiError::new(
-        ErrorCode::Conflict,
-        "the Idempotency-Key is in use by another request; try again",
-    ))
+    let build = |name: &str, hash: Option<String>| order.clone().into_instance(name, hash);
+    let made = app
+        .instances
+        .create_once(&tenant.namespace, keyed.as_ref(), || Ok(()), build)
+        .await?;
+    let response = created(&app, &made.entry)?;
+    Ok(idempotency::replayed_if(made.before, response))
 }
 
 fn created(app: &App, shown: &Shown) -> Result<Response, ApiError> {
@@ -131,21 +101,13 @@ fn created(app: &App, shown: &Shown) -> Result<Response, ApiError> {
         shown.instance.display_name(),
         app.provisioning
     );
-    let mut response = answer::single(StatusCode::CREATED, shown, NewInstance::of(shown), Some(message))?;
-    if let Ok(location) = HeaderValue::try_from(format!("/v1/instances/{}", shown.id)) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
-}
-
-fn replay(app: &App, shown: &Shown, hash: &str) -> Result<Response, ApiError> {
-    if shown.instance.annotation(REQUEST_HASH_ANNOTATION) != Some(hash) {
-        return Err(idempotency::reused());
-    }
-    let mut response = created(app, shown)?;
-    response
-        .headers_mut()
-        .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    let mut response = answer::single(
+        StatusCode::CREATED,
+        &*shown.instance,
+        NewInstance::of(shown),
+        Some(message),
+    )?;
+    answer::locate(&mut response, "/v1/instances", shown.id);
     Ok(response)
 }
 
@@ -161,18 +123,18 @@ fn replay(app: &App, shown: &Shown, hash: &str) -> Result<Response, ApiError> {
 pub async fn detail(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Target(id): Target,
+    Target(id): Target<InstanceId>,
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     let include_metrics = parameters.include_metrics()?;
-    let shown = app.find(caller.namespace(), id).await?;
+    let shown = app.instances.find(caller.namespace(), id).await?;
     if !include_metrics {
         return Ok(answer::rendered(&shown));
     }
     let metrics = app.metrics_of(&shown).await;
     answer::single(
         StatusCode::OK,
-        &shown,
+        &*shown.instance,
         InstanceView::of(&shown, Some(metrics)),
         None,
     )
@@ -193,19 +155,19 @@ pub async fn detail(
 pub async fn change(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Target(id): Target,
+    Target(id): Target<InstanceId>,
     if_match: IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
     let change = Change::read(body::required(request).await?.fields)?;
     let decide = |shown: &Shown| {
-        if_match.check(&shown.instance)?;
+        if_match.check(&*shown.instance)?;
         Ok(Verdict::Write {
             spec: Box::new(change.apply(shown)?),
             done: None,
         })
     };
-    let shown = app.modify(caller.namespace(), id, decide).await?;
+    let shown = app.instances.modify(caller.namespace(), id, decide).await?;
     answer::detail(StatusCode::OK, &shown, None)
 }
 
@@ -222,17 +184,18 @@ pub async fn change(
 pub async fn delete(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Target(id): Target,
+    Target(id): Target<InstanceId>,
     if_match: IfMatch,
 ) -> Result<StatusCode, ApiError> {
     let check = |shown: &Shown| {
-        if_match.check(&shown.instance)?;
+        if_match.check(&*shown.instance)?;
         if shown.instance.spec.deletion_protection {
             return Err(protected());
         }
         Ok(())
     };
-    app.remove(caller.namespace(), id, if_match.is_present(), check)
+    app.instances
+        .remove(caller.namespace(), id, if_match.is_present(), check)
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -244,7 +207,7 @@ impl App {
         let usage = match tokio::time::timeout(USAGE_TIMEOUT, asked).await {
             Ok(Ok(usage)) => usage,
             Ok(Err(error)) => {
-                tracing::debug!(instance = shown.name(), %error, "no metrics");
+                tracing::debug!(instance = %shown.id, %error, "no metrics");
                 Usage::default()
             }
             Err(_) => Usage::default(),

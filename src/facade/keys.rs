@@ -33,6 +33,8 @@ pub struct Tenant {
     pub uid: Box<str>,
     /// The namespace that belongs to it.
     pub namespace: Box<str>,
+    /// Webhooks that it may have.
+    pub webhook_quota: u32,
     rate_limit: u32,
     age: Age,
 }
@@ -238,6 +240,7 @@ impl Tables {
             account: account.metadata.name.as_deref().unwrap_or_default().into(),
             uid: account.metadata.uid.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
+            webhook_quota: account.webhook_quota(),
             rate_limit: account.rate_limit_per_hour(),
             age: age(&account.metadata),
         });

@@ -1,19 +1,22 @@
 //! The REST facade, `/v1`: stateless, reads from watches, writes to the API server, never talks to a provider.
 //!
 //! A request's way: [`front`] (request id, route, key, scope, rate limit, metrics, and the one error format), then a handler
-//! of [`instances`], [`actions`] or [`catalogue`], which reads the request ([`request`], [`query`], [`body`] into
-//! [`fields`]), decides ([`order`], [`change`], [`precondition`], [`idempotency`]), writes ([`modify`], [`store`]) and
-//! answers ([`answer`], [`view`], [`error`]).
+//! of [`instances`], [`actions`], [`webhooks`] or [`catalogue`], which reads the request ([`request`], [`query`], [`body`] into
+//! [`fields`]), decides ([`order`], [`change`], [`precondition`], [`idempotency`]), writes ([`create`], [`modify`],
+//! [`store`]) and answers ([`answer`], [`view`], [`error`]).
 //!
-//! What it knows comes from watches: [`index`] has the instances, [`keys`] keys and accounts with their rate [`limit`]s,
-//! [`progress`] how far the watch has come. [`openapi`] makes the document out of the handlers.
+//! What it knows comes from watches: [`index`] has the instances, [`few`] the webhooks (an [`entry`] is what both have in
+//! common), [`keys`] keys and accounts with their rate [`limit`]s, [`progress`] how far a watch has come. [`openapi`] makes the document out of the handlers.
 
 pub mod actions;
 pub mod answer;
 pub mod body;
 pub mod catalogue;
 pub mod change;
+pub mod create;
+pub mod entry;
 pub mod error;
+pub mod few;
 pub mod fields;
 pub mod front;
 pub mod id;
@@ -31,6 +34,7 @@ pub mod query;
 pub mod request;
 pub mod store;
 pub mod view;
+pub mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
@@ -44,11 +48,19 @@ use crate::{
     catalogue::Catalogue,
     lifecycle::Timings,
     providers::{ProviderError, Usage, UsageSource},
-    resources::{Account, ApiKey, Instance, OperationKind},
+    resources::{Account, ApiKey, Instance, OperationKind, Webhook},
     runtime::{Clock, Metrics, http::connections, watch::Listener},
 };
 
-use self::{front::Front, index::InstanceIndex, keys::Keys, store::Store};
+use self::{
+    entry::Index as _,
+    few::Few,
+    front::Front,
+    index::InstanceIndex,
+    keys::Keys,
+    store::{Calls, Store},
+    webhooks::ShownWebhook,
+};
 
 /// What the facade stands on.
 pub struct Dependencies {
@@ -64,7 +76,13 @@ pub struct Dependencies {
     pub timings: Timings,
     /// Where `include=metrics` comes from.
     pub usage: Box<dyn AnyUsageSource>,
+    /// What is wrong with the URL of a receiver.
+    pub receiver_check: ReceiverCheck,
 }
+
+/// Says what is wrong with the URL of a receiver, for its account holder: the address that it names, or the name. Called on
+/// every create and change, so it must neither block nor resolve names.
+pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// A [`UsageSource`] of any type.
 pub trait AnyUsageSource: Send + Sync + 'static {
@@ -88,20 +106,31 @@ impl<S: UsageSource> AnyUsageSource for S {
 
 /// What handlers share.
 pub struct App {
-    index: Arc<InstanceIndex>,
+    calls: Arc<Calls>,
+    instances: Store<InstanceIndex>,
+    webhooks: Store<Few<ShownWebhook>>,
     keys: Arc<Keys>,
-    store: Store,
     catalogue: Catalogue,
     /// How long provisioning takes, in words.
     provisioning: String,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
+    receiver_check: ReceiverCheck,
+}
+
+impl App {
+    /// Whether every kind has been listed for the first time.
+    fn is_synced(&self) -> bool {
+        self.instances.index().progress().is_synced() && self.webhooks.index().progress().is_synced()
+    }
 }
 
 /// The listeners that the facade needs on the program's watches.
 pub struct Listeners {
     /// For the watch of instances.
     pub instances: Box<dyn Listener<Instance>>,
+    /// For the watch of webhooks.
+    pub webhooks: Box<dyn Listener<Webhook>>,
     /// For the watch of keys.
     pub keys: Box<dyn Listener<ApiKey>>,
     /// For the watch of accounts.
@@ -125,16 +154,19 @@ impl Facade {
             catalogue,
             timings,
             usage,
+            receiver_check,
         } = dependencies;
-        let index = Arc::<InstanceIndex>::default();
+        let calls = Arc::new(Calls::new(client));
         let app = Arc::new(App {
-            store: Store::new(client, index.clone()),
-            index,
+            instances: Store::new(calls.clone(), Arc::default()),
+            webhooks: Store::new(calls.clone(), Arc::default()),
+            calls,
             keys: Arc::default(),
             catalogue,
             provisioning: order::duration_in_words(timings.duration(OperationKind::Create)),
             clock,
             usage,
+            receiver_check,
         });
         let front = Arc::new(Front::new(app.clone(), metrics));
         Self { app, front }
@@ -143,7 +175,8 @@ impl Facade {
     /// The listeners to hand to the program's watches.
     pub fn listeners(&self) -> Listeners {
         Listeners {
-            instances: self.app.index.listener(),
+            instances: entry::listener(self.app.instances.shared_index()),
+            webhooks: entry::listener(self.app.webhooks.shared_index()),
             keys: self.app.keys.key_listener(),
             accounts: self.app.keys.account_listener(),
         }

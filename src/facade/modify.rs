@@ -1,130 +1,140 @@
-//! How an instance is found and changed: decided on the version that the watch shows, written only if that is still the
+//! How an object is found and changed: decided on the version that the watch shows, written only if that is still the
 //! one that is there, and decided again if not.
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::{SignedDuration, Timestamp};
+use kube::Resource as _;
 use rand::RngExt as _;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    App,
+    entry::{Entry, Index, Kept as _},
     error::{ApiError, ErrorCode},
-    id::InstanceId,
-    index::Shown,
+    id::PublicId as _,
+    store::Store,
 };
 use crate::resources::{InstanceSpec, instance::IDEMPOTENCY_ANNOTATION};
 
-/// Decisions on one request before it gives way to whoever else changes the same instance.
+/// Decisions on one request before it gives way to whoever else changes the same object.
 const MAX_ATTEMPTS: u32 = 10;
 /// Longest pause after a lost race, growing with each.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 
-/// What is to be done to an instance.
-pub enum Verdict {
+/// What is to be done to an object.
+pub enum Verdict<S> {
     /// Nothing.
     Leave,
     /// The spec shall be this one, and the annotation of done actions that.
     Write {
         /// The spec.
-        spec: Box<InstanceSpec>,
+        spec: Box<S>,
         /// The annotation's value, if it changes.
         done: Option<String>,
     },
 }
 
-/// An instance, and whether it came from the API server just now.
-struct Found {
-    shown: Arc<Shown>,
+/// An entry, and whether it came from the API server just now.
+struct Found<E> {
+    entry: Arc<E>,
     fresh: bool,
 }
 
-impl App {
-    /// The instance that a path names. What the watch does not know is asked of the API server before it is called
+type IdOf<X> = <<X as Index>::Entry as Entry>::Id;
+type SpecOf<X> = <<X as Index>::Entry as Entry>::Spec;
+
+impl<X: Index> Store<X> {
+    /// The object that a path names. What the watch does not know is asked of the API server before it is called
     /// unknown; 404 for what is not in this namespace, whatever is elsewhere.
-    pub async fn find(&self, namespace: &str, id: Option<InstanceId>) -> Result<Arc<Shown>, ApiError> {
-        Ok(self.look_up(namespace, id).await?.shown)
+    pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Entry>, ApiError> {
+        Ok(self.look_up(namespace, id).await?.entry)
     }
 
-    async fn look_up(&self, namespace: &str, id: Option<InstanceId>) -> Result<Found, ApiError> {
-        let id = id.ok_or_else(ApiError::no_such_instance)?;
-        match self.index.get(namespace, id) {
-            Some(shown) => Ok(Found { shown, fresh: false }),
-            None => self.fetch(namespace, &id.to_string(), id).await,
+    async fn look_up(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Found<X::Entry>, ApiError> {
+        let id = id.ok_or_else(Self::unknown)?;
+        match self.index().get(namespace, id) {
+            Some(entry) => Ok(Found { entry, fresh: false }),
+            None => self.fetch(namespace, &id.name(), id).await,
         }
     }
 
-    async fn fetch(&self, namespace: &str, name: &str, id: InstanceId) -> Result<Found, ApiError> {
-        let instance = self.store.get(namespace, name).await?;
-        let shown = instance
-            .filter(|instance| !instance.is_deleting())
-            .map(|instance| Shown::of(Arc::new(instance)))
+    async fn fetch(&self, namespace: &str, name: &str, id: IdOf<X>) -> Result<Found<X::Entry>, ApiError> {
+        let object = self.get(namespace, name).await?;
+        let entry = object
+            .filter(|object| !object.is_leaving())
+            .map(|object| X::Entry::of(Arc::new(object)))
             // An object made anew under the same name has another id, unless the name is the id.
-            .filter(|shown| shown.id == id)
-            .ok_or_else(ApiError::no_such_instance)?;
+            .filter(|entry| entry.id() == id)
+            .ok_or_else(Self::unknown)?;
         Ok(Found {
-            shown: Arc::new(shown),
+            entry: Arc::new(entry),
             fresh: true,
         })
     }
 
-    async fn refresh(&self, found: &Found) -> Result<Found, ApiError> {
-        let shown = &found.shown;
-        self.fetch(shown.namespace(), shown.name(), shown.id).await
+    async fn refresh(&self, found: &Found<X::Entry>) -> Result<Found<X::Entry>, ApiError> {
+        let object = found.entry.object();
+        self.fetch(object.namespace(), object.name(), found.entry.id())
+            .await
     }
 
-    /// Changes an instance as `decide` says. It is asked again whenever somebody else was faster, and a refusal holds only
-    /// for what the API server has, since the watch may be a moment behind. Returns the instance as it is then.
+    fn unknown() -> ApiError {
+        ApiError::no_such(X::Entry::WORD)
+    }
+
+    /// Changes an object as `decide` says. It is asked again whenever somebody else was faster, and a refusal holds only
+    /// for what the API server has, since the watch may be a moment behind. Returns the object as it is then.
     pub async fn modify(
         &self,
         namespace: &str,
-        id: Option<InstanceId>,
-        decide: impl Fn(&Shown) -> Result<Verdict, ApiError> + Send,
-    ) -> Result<Arc<Shown>, ApiError> {
+        id: Option<IdOf<X>>,
+        decide: impl Fn(&X::Entry) -> Result<Verdict<SpecOf<X>>, ApiError> + Send,
+    ) -> Result<Arc<X::Entry>, ApiError> {
         let mut found = self.look_up(namespace, id).await?;
         for attempt in 1..=MAX_ATTEMPTS {
-            let verdict = decide(&found.shown);
+            let verdict = decide(&found.entry);
             let patch = match &verdict {
                 Err(_) | Ok(Verdict::Leave) => None,
-                Ok(Verdict::Write { spec, done }) => merge_patch(&found.shown, spec, done.as_deref()),
+                Ok(Verdict::Write { spec, done }) => merge_patch(&*found.entry, &**spec, done.as_deref()),
             };
             let Some(patch) = patch else {
                 if found.fresh {
-                    return verdict.map(|_| found.shown);
+                    return verdict.map(|_| found.entry);
                 }
                 found = self.refresh(&found).await?;
                 continue;
             };
-            match self.store.patch(&found.shown, &patch).await {
-                Ok(shown) => return Ok(Arc::new(shown)),
+            match self.patch(&found.entry, &patch).await {
+                Ok(entry) => return Ok(Arc::new(entry)),
                 Err(error) if error.is_conflict() => {
-                    let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
-                    tokio::time::sleep(pause).await;
+                    pause(attempt).await;
                     found = self.refresh(&found).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(contended())
+        Err(contended(X::Entry::WORD))
     }
 
-    /// Deletes an instance once `check` has nothing against it. 404 for one that is not there.
+    /// Deletes an object once `check` has nothing against it. 404 for one that is not there.
     pub async fn remove(
         &self,
         namespace: &str,
-        id: Option<InstanceId>,
+        id: Option<IdOf<X>>,
         exactly: bool,
-        check: impl Fn(&Shown) -> Result<(), ApiError> + Send,
+        check: impl Fn(&X::Entry) -> Result<(), ApiError> + Send,
     ) -> Result<(), ApiError> {
         let mut found = self.look_up(namespace, id).await?;
         for _ in 0..MAX_ATTEMPTS {
-            if let Err(refusal) = check(&found.shown) {
+            if let Err(refusal) = check(&found.entry) {
                 if found.fresh {
                     return Err(refusal);
                 }
                 found = self.refresh(&found).await?;
                 continue;
             }
-            match self.store.delete(&found.shown, exactly).await {
+            match self.delete(&found.entry, exactly).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_conflict() => {
                     found = self.refresh(&found).await?;
@@ -132,20 +142,27 @@ impl App {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(contended())
+        Err(contended(X::Entry::WORD))
     }
 }
 
-fn contended() -> ApiError {
+/// The pause after a lost race.
+pub(super) async fn pause(attempt: u32) {
+    let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
+    tokio::time::sleep(pause).await;
+}
+
+/// 409 after too many lost races.
+pub(super) fn contended(word: &str) -> ApiError {
     ApiError::new(
         ErrorCode::Conflict,
-        "the instance is changed by others all the time; read it and try again",
+        format!("the {word} is changed by others all the time; read it and try again"),
     )
 }
 
 /// A JSON merge patch of what differs, for this version of the object only; `None` if nothing does.
-fn merge_patch(shown: &Shown, spec: &InstanceSpec, done: Option<&str>) -> Option<Value> {
-    let before = to_map(&shown.instance.spec);
+fn merge_patch<E: Entry>(entry: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
+    let before = to_map(entry.spec());
     let after = to_map(spec);
     let mut changes = Map::new();
     for (field, value) in &after {
@@ -159,7 +176,8 @@ fn merge_patch(shown: &Shown, spec: &InstanceSpec, done: Option<&str>) -> Option
     if changes.is_empty() && done.is_none() {
         return None;
     }
-    let mut patch = json!({ "metadata": { "resourceVersion": shown.instance.metadata.resource_version } });
+    let version = &entry.object().meta().resource_version;
+    let mut patch = json!({ "metadata": { "resourceVersion": version } });
     if let Some(done) = done {
         patch["metadata"]["annotations"] = json!({ IDEMPOTENCY_ANNOTATION: done });
     }
@@ -169,25 +187,32 @@ fn merge_patch(shown: &Shown, spec: &InstanceSpec, done: Option<&str>) -> Option
     Some(patch)
 }
 
-fn to_map(spec: &InstanceSpec) -> Map<String, Value> {
+fn to_map(spec: &impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(spec) {
         Ok(Value::Object(map)) => map,
         _ => Map::new(),
     }
 }
 
-/// An RFC 3339 time in microseconds that is none of the nonces in the spec.
-pub fn nonce(now: jiff::Timestamp, spec: &InstanceSpec) -> String {
-    let taken = [
-        &spec.start_requested_at,
-        &spec.power_off_requested_at,
-        &spec.reboot_requested_at,
-        &spec.rebuild_requested_at,
-    ];
+/// A nonce that is none of those in the spec.
+pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
+    nonce(
+        now,
+        &[
+            &spec.start_requested_at,
+            &spec.power_off_requested_at,
+            &spec.reboot_requested_at,
+            &spec.rebuild_requested_at,
+        ],
+    )
+}
+
+/// An RFC 3339 time in microseconds that is none of those taken.
+pub fn nonce(now: Timestamp, taken: &[&Option<String>]) -> String {
     let mut time = now;
     loop {
         let text = format!("{time:.6}");
-        match time.checked_add(jiff::SignedDuration::from_micros(1)) {
+        match time.checked_add(SignedDuration::from_micros(1)) {
             Ok(next) if taken.iter().any(|nonce| nonce.as_ref() == Some(&text)) => time = next,
             _ => return text,
         }
@@ -196,7 +221,7 @@ pub fn nonce(now: jiff::Timestamp, spec: &InstanceSpec) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::index::Shown, *};
 
     fn shown() -> Shown {
         let object = json!({
@@ -234,8 +259,8 @@ mod tests {
     fn a_nonce_is_new_even_when_the_clock_stands_still() {
         let now: jiff::Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
         let mut spec = shown().instance.spec.clone();
-        assert_eq!(nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
+        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
         spec.start_requested_at = Some("2026-11-21T10:00:00.000000Z".to_owned());
-        assert_eq!(nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
+        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
     }
 }

@@ -2,19 +2,19 @@
 
 use http::{HeaderMap, HeaderValue, header};
 
-use super::error::{ApiError, ErrorCode};
-use crate::resources::Instance;
+use super::{
+    entry::Kept,
+    error::{ApiError, ErrorCode},
+};
 
 /// The strong entity tag of an object: its UID and generation.
-pub fn etag(instance: &Instance) -> HeaderValue {
+pub fn etag(object: &impl Kept) -> HeaderValue {
     // A UID is visible ASCII.
-    HeaderValue::try_from(tag(instance)).unwrap_or(HeaderValue::from_static("\"\""))
+    HeaderValue::try_from(tag(object)).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-fn tag(instance: &Instance) -> String {
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-    let generation = instance.metadata.generation.unwrap_or(0);
-    format!("\"{uid}-{generation}\"")
+fn tag(object: &impl Kept) -> String {
+    format!("\"{}-{}\"", object.uid(), object.meta().generation.unwrap_or(0))
 }
 
 /// What `If-Match` asks for.
@@ -54,20 +54,26 @@ impl IfMatch {
     }
 
     /// 412 if the object is another version than the request is for.
-    pub fn check(&self, instance: &Instance) -> Result<(), ApiError> {
+    pub fn check(&self, object: &impl Kept) -> Result<(), ApiError> {
         match self {
-            Self::OneOf(tags) if !tags.contains(&tag(instance)) => Err(ApiError::new(
-                ErrorCode::PreconditionFailed,
-                "the instance has changed: If-Match does not name its present ETag; read it and try again",
-            )),
+            Self::OneOf(tags) if !tags.contains(&tag(object)) => Err(failed()),
             _ => Ok(()),
         }
     }
 }
 
+/// 412.
+pub(super) fn failed() -> ApiError {
+    ApiError::new(
+        ErrorCode::PreconditionFailed,
+        "If-Match does not name the present ETag: what it is for has changed; read it and try again",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources::Instance;
 
     fn instance(generation: i64) -> Instance {
         serde_json::from_value(serde_json::json!({

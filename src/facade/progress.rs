@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -16,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// says what it has shown.
 #[derive(Debug)]
 pub struct Progress {
+    /// Every request asks for it.
+    synced: AtomicBool,
     inner: Mutex<Inner>,
     patience: Duration,
 }
@@ -23,6 +26,7 @@ pub struct Progress {
 impl Default for Progress {
     fn default() -> Self {
         Self {
+            synced: AtomicBool::new(false),
             inner: Mutex::default(),
             patience: PATIENCE,
         }
@@ -31,7 +35,6 @@ impl Default for Progress {
 
 #[derive(Debug, Default)]
 struct Inner {
-    synced: bool,
     seen: u64,
     revisions: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
     removals: HashMap<String, Vec<oneshot::Sender<()>>>,
@@ -40,14 +43,14 @@ struct Inner {
 impl Progress {
     /// Whether the first list is there.
     pub fn is_synced(&self) -> bool {
-        self.inner.lock().synced
+        self.synced.load(Ordering::Acquire)
     }
 
     /// A list came in whose newest object has this revision. It may be lower than what was seen before, where the API
     /// server's data was restored from a backup.
     pub(super) fn listed(&self, newest: u64) {
         let mut inner = self.inner.lock();
-        inner.synced = true;
+        self.synced.store(true, Ordering::Release);
         inner.seen = newest;
         inner.wake();
         // What was removed is not known one by one: everybody looks again.

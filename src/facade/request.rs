@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::extract::FromRequestParts;
 use http::{Uri, request::Parts};
 
-use super::{error::ApiError, id::InstanceId, keys::Credential, precondition::IfMatch, query::Parameters};
+use super::{error::ApiError, id::PublicId, keys::Credential, precondition::IfMatch, query::Parameters};
 
 /// Whose request it is, as [`super::front`] found out.
 pub struct Caller(pub Credential);
@@ -31,25 +31,32 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The id in `/v1/instances/{id}…`; `None` if it has not the form of one.
-pub struct Target(pub Option<InstanceId>);
+/// The id in `/v1/<collection>/{id}…`; `None` if it has not the form of one.
+pub struct Target<I>(pub Option<I>);
 
-impl Target {
-    fn of(uri: &Uri) -> Self {
-        let segment = uri.path().as_bytes().split(|byte| *byte == b'/').nth(3);
-        Self(
-            segment
-                .and_then(|text| str::from_utf8(text).ok())
-                .and_then(InstanceId::parse),
-        )
-    }
+/// The id in `/v1/<collection>/{id}/<collection>/{id}…`; `None` if it has not the form of one.
+pub struct Inner<I>(pub Option<I>);
+
+fn id_at<I: PublicId>(uri: &Uri, segment: usize) -> Option<I> {
+    let segment = uri.path().as_bytes().split(|byte| *byte == b'/').nth(segment);
+    segment
+        .and_then(|text| str::from_utf8(text).ok())
+        .and_then(I::parse)
 }
 
-impl<S: Sync> FromRequestParts<S> for Target {
+impl<S: Sync, I: PublicId> FromRequestParts<S> for Target<I> {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.uri))
+        Ok(Self(id_at(&parts.uri, 3)))
+    }
+}
+
+impl<S: Sync, I: PublicId> FromRequestParts<S> for Inner<I> {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(id_at(&parts.uri, 5)))
     }
 }
 
@@ -71,11 +78,11 @@ impl<S: Sync> FromRequestParts<S> for IfMatch {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::id::InstanceId, *};
 
     #[test]
     fn the_third_segment_is_the_id() {
-        let id = |path: &str| Target::of(&path.parse().unwrap()).0.map(|id| id.to_string());
+        let id = |path: &str| id_at::<InstanceId>(&path.parse().unwrap(), 3).map(|id| id.to_string());
         assert_eq!(
             id("/v1/instances/i-abcdefgh01234567/start").as_deref(),
             Some("i-abcdefgh01234567")

@@ -336,7 +336,7 @@ pub(super) fn schema(json: &Value) -> RefOr<Schema> {
 mod tests {
     use std::sync::Arc;
 
-    use super::*;
+    use super::{super::entry::Entry as _, *};
 
     fn shown(status: Value, plan: &str) -> Shown {
         let mut object = json!({

@@ -318,7 +318,7 @@ mod tests {
         );
         assert!(
             mail.body
-                .replace("\n", " ")
+                .replace('\n', " ")
                 .contains("410 Gone, which asks for no more deliveries."),
             "{}",
             mail.body

@@ -76,16 +76,17 @@ impl Header for AutoSubmitted {
 }
 
 /// Somebody else's text as a part of one line: line breaks, other control characters and those that turn the direction of
-/// writing become spaces, and it has at most so many characters.
+/// writing become spaces, one between words, and it has at most so many characters.
 pub(super) fn one_line(text: &str, characters: usize) -> String {
     let is_unwanted = |c: char| {
         c.is_control()
             || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     let spaced = text.replace(is_unwanted, " ");
-    let spaced = spaced.trim();
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let spaced = words.join(" ");
     if spaced.chars().count() <= characters {
-        return spaced.to_owned();
+        return spaced;
     }
     let cut: String = spaced.chars().take(characters.saturating_sub(3)).collect();
     format!("{}...", cut.trim_end())

@@ -4,12 +4,13 @@ use std::{borrow::Cow, fmt, fs, path::Path, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use lettre::{
-    Message,
+    Address, Message,
     transport::smtp::{
         Error,
         authentication::{Credentials, DEFAULT_MECHANISMS},
         client::{AsyncSmtpConnection, Certificate, Tls, TlsParameters},
-        extension::ClientId,
+        commands::{Data, Mail, Rcpt},
+        extension::{ClientId, MailParameter},
     },
 };
 use percent_encoding::percent_decode_str;
@@ -118,13 +119,10 @@ impl Server {
                 .await
                 .map_err(|error| self.error(Step::Authenticate, &error))?;
         }
-        connection
-            .send(message.envelope(), &message.formatted())
-            .await
-            .map_err(|error| self.error(Step::Send, &error))?;
-        // The mail is sent, whatever comes now.
+        let sent = pass_on(&mut connection, message).await;
+        // Sent or refused, whatever comes now changes nothing.
         let _ = timeout(GOODBYE_WITHIN, connection.quit()).await;
-        Ok(())
+        sent.map_err(|error| self.error(Step::Send, &error))
     }
 
     fn error(&self, step: Step, error: &Error) -> MailError {
@@ -154,6 +152,29 @@ impl Server {
             },
         }
     }
+}
+
+/// What lettre's own `send` does, but that one says good-bye after a refusal, and until the server has answered to that the
+/// refusal is not known.
+async fn pass_on(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), Error> {
+    let envelope = message.envelope();
+    let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();
+    let all_ascii = envelope.from().into_iter().chain(envelope.to()).all(is_ascii);
+    // A server that does not know the parameter refuses it. The content is always ASCII.
+    let parameters = if all_ascii {
+        vec![]
+    } else {
+        vec![MailParameter::SmtpUtfEight]
+    };
+    connection
+        .command(Mail::new(envelope.from().cloned(), parameters))
+        .await?;
+    for recipient in envelope.to() {
+        connection.command(Rcpt::new(recipient.clone(), vec![])).await?;
+    }
+    connection.command(Data).await?;
+    connection.message(&message.formatted()).await?;
+    Ok(())
 }
 
 /// Host and port.

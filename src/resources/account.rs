@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::conditions;
+use super::{conditions, webhook::DEFAULT_WEBHOOK_QUOTA};
 
 /// Keeps an Account until its namespace is empty and has been given back.
 pub const FINALIZER: &str = "stellage.dev/account";
@@ -63,7 +63,7 @@ pub struct AccountSpec {
     #[schemars(range(min = 0, max = 1_000_000), extend("format" = "int32"))]
     pub instance_quota: Option<i32>,
 
-    /// Most webhooks that may exist at once. Default: 20.
+    /// Most webhooks that may exist at once, through REST and kubectl alike (a native ResourceQuota). Default: 20.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10_000), extend("format" = "int32"))]
     pub webhook_quota: Option<i32>,
@@ -111,6 +111,14 @@ impl Account {
     pub fn owned_namespace(&self) -> Option<&str> {
         let status = self.status.as_ref()?;
         conditions::is_true(&status.conditions, NAMESPACE_READY).then_some(status.namespace.as_deref())?
+    }
+
+    /// Webhooks that it may have.
+    pub fn webhook_quota(&self) -> u32 {
+        self.spec
+            .webhook_quota
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(DEFAULT_WEBHOOK_QUOTA)
     }
 
     /// Requests an hour for each of its keys.

@@ -24,9 +24,9 @@ use super::{Health, Metrics, metrics::KindLabels};
 /// Load balancers cut idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
 const SERVER_TIMEOUT_SECONDS: u32 = 200;
 /// First delay after a watch failed; it doubles from there.
-const MIN_BACKOFF: Duration = Duration::from_millis(200);
+pub const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest delay after a watch failed: how long the world may look older than it is once the API server is back.
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
+pub const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// What happened to the objects of a watch.
 #[derive(Clone, Debug)]

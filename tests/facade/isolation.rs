@@ -6,7 +6,8 @@ use serde_json::json;
 use super::{contract, create, order, wait_for};
 use crate::support::{Answer, Tenant};
 
-fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
+/// An answer without what is another one each time.
+pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
     let mut body = answer.json();
     body["error"]["request_id"] = json!("");
     let mut headers: Vec<String> = answer

@@ -153,6 +153,14 @@ async fn objects_of_kubectl_are_served_under_derived_ids() {
     let tenant = Tenant::new("rest-kubectl").await;
     let object = tenant.apply("web", |_| {}).await;
     let id = object.id();
+    // Unlike a name, a derived id can only be looked up in the watch, which may be a moment behind kubectl.
+    let look = async || {
+        tenant
+            .call(Method::GET, &format!("/v1/instances/{id}"), None)
+            .await
+            .status
+    };
+    crate::support::eventually("the instance to show", look, |status| *status == 200).await;
     let detail = wait_for(&tenant, &id, "running").await;
     assert_eq!(detail["name"], "web");
     expect(

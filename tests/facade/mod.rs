@@ -1,11 +1,13 @@
 //! The REST facade against a real API server, every answer held against the OpenAPI document.
 
 mod contract;
+mod deliveries;
 mod errors;
 mod isolation;
 mod lifecycle;
 mod repeats;
 mod visibility;
+mod webhooks;
 
 use kube::{
     Api,

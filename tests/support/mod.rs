@@ -99,6 +99,11 @@ impl Operator {
         }
     }
 
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.daemon.kill();

@@ -2,12 +2,18 @@
 
 mod crashes;
 mod delivery;
+mod disablement;
+mod fairness;
 mod farewell;
 mod full;
 mod ladder;
 mod late;
 mod ledger;
 mod proxy;
+mod retention;
+mod secrets;
+mod targets;
+mod writes;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{

@@ -12,6 +12,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use url::Url;
 
 /// How long the last run's watchdog may still be removing files.
 const LAST_RUN_ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -121,9 +122,30 @@ impl Folder {
         self.file("bin")
     }
 
+    /// Where mails go unless there is a mail server.
+    pub(super) fn mail(&self) -> PathBuf {
+        self.file("mail")
+    }
+
+    /// Makes the folder for mails, and returns its URL.
+    pub(super) fn make_mail(&self) -> Result<String, Failure> {
+        let mail = self.mail();
+        fs::create_dir_all(&mail).map_err(Failure::file("create", &mail))?;
+        // The checkout's path may have spaces and the like in it.
+        Url::from_file_path(&mail)
+            .map(String::from)
+            .map_err(|()| Failure::Other(format!("{} is not a whole path", mail.display())))
+    }
+
     /// What goes when the run ends, besides the control plane's own: everything but logs and the like.
     pub(super) fn disposable(&self) -> Vec<PathBuf> {
-        let mut paths = vec![self.env(), self.ready(), self.kubectl_cache(), self.bin()];
+        let mut paths = vec![
+            self.env(),
+            self.ready(),
+            self.kubectl_cache(),
+            self.bin(),
+            self.mail(),
+        ];
         paths.extend(PROCESSES.map(|name| self.pid_file(name)));
         paths
     }

@@ -34,6 +34,7 @@ pub(crate) fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     let stellage = product::find(settings.stellage.as_deref())?;
     let checkout = env::current_dir().map_err(Failure::file("find", "."))?;
     check_port(settings.port)?;
+    settings.smtp_url().map_err(Failure::Other)?;
     let (folder, lock) = Folder::take(&checkout)?;
     let assets = assets().inspect_err(|_| folder.leave())?;
     runtime()?.block_on(async {
@@ -101,22 +102,27 @@ async fn start(
         ("KUBECONFIG", &kubeconfig),
     ])?;
     step("Ready");
-    announce(&urls, &key, &kubeconfig);
+    let mail = match settings.smtp_url() {
+        Ok(None) => folder.mail().to_string_lossy().into_owned(),
+        _ => "the mail server in SMTP_URL".to_owned(),
+    };
+    announce(&urls, &key, &kubeconfig, &mail);
     Ok(Session {
         stellage: stellage_run,
         plane,
     })
 }
 
-fn announce(urls: &Urls, key: &str, kubeconfig: &str) {
+fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
     use std::io::Write as _;
     let text = format!(
         "\n\
          API      {}\n\
          API key  {key}\n\
+         Mail     {mail}\n\
          export KUBECONFIG={}\n\
          \n\
-         All of it is in .run/env. In another terminal:\n  \
+         Mail aside, all of it is in .run/env. In another terminal:\n  \
            source .run/env && kubectl get accounts,instances -A\n  \
            curl -H \"Authorization: Bearer $STELLAGE_API_KEY\" $STELLAGE_URL/v1/instances\n\
          Ctrl-C stops everything.\n",

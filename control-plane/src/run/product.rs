@@ -5,6 +5,7 @@ use crate::Failure;
 use control_plane::{ControlPlane, Daemon, Error, Identity, loopback};
 use serde_json::Value;
 use std::{
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -66,13 +67,14 @@ impl Product<'_> {
     /// Starts `stellage run` with the operator's rights, and returns when it serves.
     pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
         let mut command = std::process::Command::new(self.stellage);
+        let smtp_url = match settings.smtp_url().map_err(Failure::Other)? {
+            Some(url) => url.to_owned(),
+            None => self.folder.make_mail()?,
+        };
         command
-            .arg("run")
-            .arg(format!("--listen=127.0.0.1:{}", settings.port))
-            .arg("--metrics-listen=127.0.0.1:0")
-            .arg(format!("--provisioning-seconds={}", settings.provisioning))
-            .arg("--ready-file")
-            .arg(self.folder.ready())
+            .args(arguments(settings, &self.folder.ready()))
+            // Not as an argument: every user of the machine sees those, and it may hold a password.
+            .env("STELLAGE_SMTP_URL", smtp_url)
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         let log = self.folder.file("stellage.log");
         let mut daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
@@ -179,6 +181,25 @@ impl Product<'_> {
     }
 }
 
+/// What `stellage` is started with.
+fn arguments(settings: &Settings, ready: &Path) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec![
+        "run".into(),
+        format!("--listen=127.0.0.1:{}", settings.port).into(),
+        "--metrics-listen=127.0.0.1:0".into(),
+        format!("--provisioning-seconds={}", settings.provisioning).into(),
+        "--ready-file".into(),
+        ready.into(),
+        format!("--retry-schedule={}", settings.retry_schedule).into(),
+        // Whoever tries it out has the receiver on this machine.
+        "--receiver-allow=127.0.0.0/8,::1/128".into(),
+    ];
+    if let Some(file) = &settings.receiver_ca {
+        arguments.extend(["--receiver-ca".into(), file.into()]);
+    }
+    arguments
+}
+
 fn shown(program: &Path, arguments: &[&str]) -> String {
     let program = program
         .file_name()
@@ -212,4 +233,60 @@ pub(super) fn find(told: Option<&Path>) -> Result<PathBuf, Failure> {
         "{} is not there: build it first (make run does), or name another with --stellage",
         path.display()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn built(words: &[&str]) -> Vec<String> {
+        let words = [&["run"], words].concat();
+        let command = <Command as clap::Parser>::try_parse_from(words).unwrap();
+        let arguments = arguments(&command.settings, Path::new("/a b/ready.json"));
+        let arguments = arguments.into_iter();
+        arguments
+            .map(|argument| argument.into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn settings_become_arguments_of_stellage() {
+        let usual = [
+            "run",
+            "--listen=127.0.0.1:8080",
+            "--metrics-listen=127.0.0.1:0",
+            "--provisioning-seconds=150",
+            "--ready-file",
+            "/a b/ready.json",
+            "--retry-schedule=1m,5m,30m,2h,6h",
+            "--receiver-allow=127.0.0.0/8,::1/128",
+        ];
+        assert_eq!(built(&[]), usual);
+
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().canonicalize().unwrap().join("a ca.pem");
+        fs::write(&file, "-----BEGIN CERTIFICATE-----").unwrap();
+        let file = file.to_str().unwrap();
+        let chosen = built(&[
+            "--port=0",
+            "--provisioning=1",
+            "--retry-schedule=200ms, 1s",
+            "--receiver-ca",
+            file,
+            "--smtp-url=smtp://u:s3cret@127.0.0.1",
+        ]);
+        assert_eq!(chosen[1], "--listen=127.0.0.1:0");
+        assert_eq!(chosen[3], "--provisioning-seconds=1");
+        assert_eq!(
+            chosen[6..],
+            ["--retry-schedule=200ms,1s", usual[7], "--receiver-ca", file]
+        );
+        assert!(!chosen.concat().contains("s3cret"), "others see arguments");
+    }
 }

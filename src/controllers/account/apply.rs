@@ -1,6 +1,6 @@
 //! The thin shell: looks, has it decided, acts, and writes down what came of it.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -115,10 +115,12 @@ enum Start {
     Adopted,
 }
 
-/// Whether instances can be counted against the quota, or there is none. Until they can, the API server refuses them all.
+/// Whether what the quota limits is counted. Until it is, the API server refuses it all.
 enum Quota {
     Counts,
     DoesNotCountYet,
+    /// It counts, but not the webhooks, which are not limited yet: Kubernetes does not know their kind for long enough.
+    WithoutWebhooks,
 }
 
 struct Work<'a> {
@@ -156,8 +158,9 @@ impl Work<'_> {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
         };
+        let is_unfinished = matches!(children, Ok(Quota::DoesNotCountYet | Quota::WithoutWebhooks));
         let outcome = match children {
-            Ok(Quota::Counts) => Outcome::Ready { adopted },
+            Ok(Quota::Counts | Quota::WithoutWebhooks) => Outcome::Ready { adopted },
             Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
             Err(error) => {
                 // Worth telling only what the API server says itself; all else passes.
@@ -177,9 +180,10 @@ impl Work<'_> {
             let events = &self.shared.events;
             events.publish(&account, false, "NamespaceAdopted", "ClaimNamespace", &note);
         }
-        Ok(match outcome {
-            Outcome::QuotaPending { .. } => Action::requeue(QUOTA_POLL),
-            _ => resync(),
+        Ok(if is_unfinished {
+            Action::requeue(QUOTA_POLL)
+        } else {
+            resync()
         })
     }
 
@@ -240,43 +244,94 @@ impl Work<'_> {
             .get_opt(children::QUOTA_NAME)
             .doing("read the ResourceQuota")
             .await?;
-        let (Some(wanted), Some(limit)) = (children::quota(account), account.spec.instance_quota) else {
-            if is.is_some_and(|is| is.labels().contains_key(ACCOUNT_LABEL)) {
-                self.delete_quota(&quotas).await?;
+        let mut limits = children::limits(account);
+        let webhooks_count = self.webhooks_count(is.as_ref()).await?;
+        if !webhooks_count {
+            limits = children::without_webhooks(limits);
+            if limits.is_empty() {
+                return Ok(Quota::WithoutWebhooks);
             }
-            return Ok(Quota::Counts);
-        };
+        }
+        let wanted = children::quota(account, &limits);
         let is = match is {
-            Some(is) if children::quota_matches(&is, &wanted, limit) => {
+            Some(is) if children::quota_matches(&is, &wanted, &limits) => {
                 let now = self.shared.deps.clock.now();
-                if children::quota_is_stuck(&is, limit, now) {
+                if children::quota_is_stuck(&is, &limits, now) {
                     tracing::info!(
                         namespace = self.namespace,
                         "makes a quota anew that has never been counted"
                     );
-                    self.delete_quota(&quotas).await?;
-                    self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+                    self.remake_quota(quotas, &wanted).await?
                 } else {
                     is
                 }
             }
-            Some(is) if !children::limits_to(&is, limit) && children::has_more(&is) => {
-                // Scopes cannot be changed, and other limits are not ours to merge with.
-                self.delete_quota(&quotas).await?;
-                self.apply(quotas, &wanted, "apply the ResourceQuota").await?
+            // Scopes cannot be changed, and other limits are not ours to merge with.
+            Some(is) if children::has_more(&is) => self.remake_quota(quotas, &wanted).await?,
+            _ => {
+                let applied = self
+                    .apply(quotas.clone(), &wanted, "apply the ResourceQuota")
+                    .await?;
+                if children::limits_to(&applied, &limits) {
+                    applied
+                } else {
+                    // A limit that the Account has no more is somebody else's too.
+                    self.remake_quota(quotas, &wanted).await?
+                }
             }
-            _ => self.apply(quotas, &wanted, "apply the ResourceQuota").await?,
         };
-        Ok(if children::quota_counts(&is, limit) {
-            Quota::Counts
-        } else {
-            Quota::DoesNotCountYet
+        Ok(match children::quota_counts(&is, &limits) {
+            true if webhooks_count => Quota::Counts,
+            true => Quota::WithoutWebhooks,
+            false => Quota::DoesNotCountYet,
         })
     }
 
-    async fn delete_quota(&self, quotas: &Api<ResourceQuota>) -> Result<(), AccountError> {
-        self.delete(quotas, children::QUOTA_NAME, "delete the ResourceQuota")
-            .await
+    /// Whether Kubernetes can count webhooks: from the first time on that it has, for this quota or for a probe.
+    async fn webhooks_count(&self, quota: Option<&ResourceQuota>) -> Result<bool, AccountError> {
+        let known = &self.shared.webhooks_count;
+        if known.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let deps = &self.shared.deps;
+        let quotas = Api::<ResourceQuota>::namespaced(deps.client.clone(), &deps.namespace);
+        let (wanted, limits) = children::probe(&deps.namespace);
+        let probe = quotas
+            .get_opt(&wanted.name_any())
+            .doing("read the quota that probes")
+            .await?;
+        if [quota, probe.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(children::counts_webhooks)
+        {
+            known.store(true, Ordering::Relaxed);
+            if probe.is_some() {
+                self.delete(&quotas, &wanted.name_any(), "delete the quota that probes")
+                    .await?;
+            }
+            return Ok(true);
+        }
+        match probe {
+            Some(probe) if !children::quota_is_stuck(&probe, &limits, deps.clock.now()) => {}
+            Some(_) => {
+                self.remake_quota(quotas, &wanted).await?;
+            }
+            None => {
+                self.apply(quotas, &wanted, "make the quota that probes").await?;
+            }
+        }
+        Ok(false)
+    }
+
+    async fn remake_quota(
+        &self,
+        quotas: Api<ResourceQuota>,
+        wanted: &ResourceQuota,
+    ) -> Result<ResourceQuota, AccountError> {
+        self.delete(&quotas, &wanted.name_any(), "delete the ResourceQuota")
+            .await?;
+        self.apply(quotas, wanted, "apply the ResourceQuota").await
     }
 
     async fn apply<K>(&self, api: Api<K>, wanted: &K, doing: &'static str) -> Result<K, AccountError>
@@ -412,7 +467,9 @@ impl Work<'_> {
             let deleted = namespaces.delete(&self.namespace, &parameters);
             return gone_is_fine(deleted.doing("delete the namespace").await);
         }
-        self.delete_quota(&self.inside()).await?;
+        let quotas = self.inside::<ResourceQuota>();
+        self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
+            .await?;
         let bindings = self.inside::<RoleBinding>();
         self.delete(&bindings, children::BINDING_NAME, "delete the RoleBinding")
             .await?;

@@ -11,7 +11,10 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use crate::resources::{ACCOUNT_LABEL, Account};
+use crate::{
+    resources::{ACCOUNT_LABEL, Account},
+    runtime::watch,
+};
 
 /// Annotation on a namespace that the operator made: the UID of the Account that it was made for. Only such a namespace
 /// is ever deleted.
@@ -19,14 +22,37 @@ pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 
 /// Name of the ResourceQuota.
 pub(super) const QUOTA_NAME: &str = "stellage";
+/// Name of the quota that is there until Kubernetes can count webhooks.
+const PROBE_NAME: &str = "stellage-probe";
 /// Name of the RoleBinding.
 pub(super) const BINDING_NAME: &str = "stellage-operator";
 /// The ClusterRole that the RoleBinding grants: Secrets, in this one namespace.
 pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
-/// What the quota counts.
+/// What the quota counts, if the Account limits it.
 const INSTANCES: &str = "count/instances.stellage.dev";
+/// What the quota counts as soon as Kubernetes can.
+const WEBHOOKS: &str = "count/webhooks.stellage.dev";
+
+/// How many there may be of what the quota counts.
+pub(super) type Limits = BTreeMap<&'static str, i64>;
+
+/// The limits of an account.
+pub(super) fn limits(account: &Account) -> Limits {
+    let instances = account
+        .spec
+        .instance_quota
+        .map(|limit| (INSTANCES, i64::from(limit)));
+    let webhooks = (WEBHOOKS, i64::from(account.webhook_quota()));
+    instances.into_iter().chain([webhooks]).collect()
+}
+
+/// These limits without that of webhooks, for as long as Kubernetes cannot count them: it would refuse every one.
+pub(super) fn without_webhooks(mut limits: Limits) -> Limits {
+    limits.remove(WEBHOOKS);
+    limits
+}
 
 fn labels(account: &str) -> BTreeMap<String, String> {
     [(ACCOUNT_LABEL, account), MANAGED_BY]
@@ -57,20 +83,44 @@ pub(super) fn namespace(account: &Account) -> Namespace {
     }
 }
 
-/// The quota, if the Account has one.
-pub(super) fn quota(account: &Account) -> Option<ResourceQuota> {
-    let limit = account.spec.instance_quota?;
-    Some(ResourceQuota {
-        metadata: metadata(account, QUOTA_NAME),
+/// The quota with these limits.
+pub(super) fn quota(account: &Account, limits: &Limits) -> ResourceQuota {
+    limiting(metadata(account, QUOTA_NAME), limits)
+}
+
+fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
+    let hard = limits.iter();
+    ResourceQuota {
+        metadata,
         spec: Some(ResourceQuotaSpec {
-            hard: Some(BTreeMap::from([(
-                INSTANCES.to_owned(),
-                Quantity(limit.to_string()),
-            )])),
+            hard: Some(
+                hard.map(|(what, limit)| ((*what).to_owned(), Quantity(limit.to_string())))
+                    .collect(),
+            ),
             ..Default::default()
         }),
         status: None,
-    })
+    }
+}
+
+/// A quota in the operator's own namespace that limits nothing there is: once Kubernetes counts it, it can count webhooks.
+pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
+    let limits = Limits::from([(WEBHOOKS, 0)]);
+    let metadata = ObjectMeta {
+        name: Some(PROBE_NAME.to_owned()),
+        namespace: Some(operator_namespace.to_owned()),
+        labels: Some(BTreeMap::from(
+            [MANAGED_BY].map(|(k, v)| (k.to_owned(), v.to_owned())),
+        )),
+        ..Default::default()
+    };
+    (limiting(metadata, &limits), limits)
+}
+
+/// Whether Kubernetes has counted webhooks for this quota.
+pub(super) fn counts_webhooks(quota: &ResourceQuota) -> bool {
+    let used = quota.status.as_ref().and_then(|status| status.used.as_ref());
+    used.is_some_and(|used| used.contains_key(WEBHOOKS))
 }
 
 /// What lets the operator touch Secrets in this namespace.
@@ -106,32 +156,42 @@ pub(super) fn metadata_matches(is: &ObjectMeta, wanted: &ObjectMeta) -> bool {
     has(&is.labels, &wanted.labels) && has(&is.annotations, &wanted.annotations)
 }
 
-/// Whether the quota allows `limit` instances, and says nothing else.
-pub(super) fn limits_to(quota: &ResourceQuota, limit: i32) -> bool {
+/// Whether the quota has these limits, and says nothing else.
+pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
     let Some(spec) = &quota.spec else { return false };
-    let hard = spec.hard.iter().flatten();
-    let only = hard
-        .map(|(key, value)| (key.as_str(), count(value)))
-        .collect::<Vec<_>>();
-    // A scope would take instances out of it.
-    only == [(INSTANCES, Some(i64::from(limit)))] && spec.scopes.is_none() && spec.scope_selector.is_none()
+    let hard: BTreeMap<&str, Option<i64>> = spec
+        .hard
+        .iter()
+        .flatten()
+        .map(|(what, limit)| (what.as_str(), count(limit)))
+        .collect();
+    // A scope would take objects out of it.
+    hard.into_iter()
+        .eq(limits.iter().map(|(what, limit)| (*what, Some(*limit))))
+        && spec.scopes.is_none()
+        && spec.scope_selector.is_none()
 }
 
-/// Whether the quota says more than how many instances there may be.
+/// Whether the quota says more than how many instances and webhooks there may be.
 pub(super) fn has_more(quota: &ResourceQuota) -> bool {
     quota.spec.as_ref().is_some_and(|spec| {
         spec.scopes.is_some()
             || spec.scope_selector.is_some()
-            || spec.hard.iter().flatten().any(|(key, _)| key != INSTANCES)
+            || spec
+                .hard
+                .iter()
+                .flatten()
+                .any(|(what, _)| ![INSTANCES, WEBHOOKS].contains(&what.as_str()))
     })
 }
 
-/// Whether Kubernetes has counted what there is against `limit`. Until then it refuses every Instance.
-pub(super) fn quota_counts(quota: &ResourceQuota, limit: i32) -> bool {
+/// Whether Kubernetes has counted what there is against the limits. Until then it refuses all that is not counted.
+pub(super) fn quota_counts(quota: &ResourceQuota, limits: &Limits) -> bool {
     let Some(status) = &quota.status else { return false };
-    let get =
-        |map: &Option<BTreeMap<String, Quantity>>| map.as_ref().and_then(|map| map.get(INSTANCES).cloned());
-    get(&status.hard).as_ref().and_then(count) == Some(i64::from(limit)) && get(&status.used).is_some()
+    let get = |map: &Option<BTreeMap<String, Quantity>>, what| map.as_ref()?.get(what).and_then(count);
+    limits
+        .iter()
+        .all(|(what, limit)| get(&status.hard, *what) == Some(*limit) && get(&status.used, *what).is_some())
 }
 
 /// A whole number as Kubernetes writes it: 1000 comes back as `1k`.
@@ -149,23 +209,25 @@ fn count(quantity: &Quantity) -> Option<i64> {
 /// How long Kubernetes normally takes to count, with much room.
 const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
-/// Whether the quota has never been counted although it is old enough. kube-controller-manager learns of new kinds every
-/// 30 s, and looks again at a quota that it could not count only after 5 minutes, but at a new one at once.
-pub(super) fn quota_is_stuck(quota: &ResourceQuota, limit: i32, now: Timestamp) -> bool {
-    let created = quota.metadata.creation_timestamp.as_ref();
-    let never_counted = quota
-        .status
+/// Whether something has never been counted although the quota has named it for long enough. kube-controller-manager learns
+/// of new kinds every 30 s, and looks again at a quota that it could not count only after 5 minutes, but at a new one at once.
+pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timestamp) -> bool {
+    let created = quota
+        .metadata
+        .creation_timestamp
         .as_ref()
-        .and_then(|status| status.used.as_ref())
-        .is_none_or(|used| !used.contains_key(INSTANCES));
-    never_counted
-        && !quota_counts(quota, limit)
-        && created.is_some_and(|created| now.duration_since(created.0) > COUNTED_WITHIN)
+        .map(|created| created.0);
+    let written = watch::spec_written_at(quota).max(created);
+    let used = quota.status.as_ref().and_then(|status| status.used.as_ref());
+    let never_counted = limits
+        .keys()
+        .any(|what| used.is_none_or(|used| !used.contains_key(*what)));
+    never_counted && written.is_some_and(|written| now.duration_since(written) > COUNTED_WITHIN)
 }
 
 /// Whether the quota is as it should be.
-pub(super) fn quota_matches(is: &ResourceQuota, wanted: &ResourceQuota, limit: i32) -> bool {
-    metadata_matches(&is.metadata, &wanted.metadata) && limits_to(is, limit)
+pub(super) fn quota_matches(is: &ResourceQuota, wanted: &ResourceQuota, limits: &Limits) -> bool {
+    metadata_matches(&is.metadata, &wanted.metadata) && limits_to(is, limits)
 }
 
 /// Whether the RoleBinding is as it should be.
@@ -177,7 +239,10 @@ pub(super) fn binding_matches(is: &RoleBinding, wanted: &RoleBinding) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::{api::core::v1::ResourceQuotaStatus, apimachinery::pkg::apis::meta::v1::Time};
+    use k8s_openapi::{
+        api::core::v1::ResourceQuotaStatus,
+        apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time},
+    };
 
     use super::super::decide::tests::account;
     use super::*;
@@ -185,42 +250,86 @@ mod tests {
     #[test]
     fn the_quota_follows_the_spec_and_drift_is_seen() {
         let mut ada = account("ada", "shop", 1);
-        assert_eq!(quota(&ada), None);
+        assert_eq!(
+            limits(&ada),
+            [(WEBHOOKS, 20)].into(),
+            "webhooks are always limited"
+        );
         ada.spec.instance_quota = Some(3);
-        let wanted = quota(&ada).unwrap();
-        assert!(quota_matches(&wanted, &wanted, 3) && !limits_to(&wanted, 4));
+        ada.spec.webhook_quota = Some(1000);
+        let both = limits(&ada);
+        let wanted = quota(&ada, &both);
+        assert_eq!(without_webhooks(both.clone()), [(INSTANCES, 3)].into());
+        assert_eq!(both, [(INSTANCES, 3), (WEBHOOKS, 1000)].into());
+        assert!(quota_matches(&wanted, &wanted, &both));
+        // As Kubernetes writes it.
+        let mut stored = wanted.clone();
+        let hard = stored.spec.as_mut().unwrap().hard.as_mut().unwrap();
+        hard.insert(WEBHOOKS.to_owned(), Quantity("1k".to_owned()));
+        assert!(limits_to(&stored, &both));
+        for other in [
+            [(INSTANCES, 4), (WEBHOOKS, 1000)].into(),
+            [(WEBHOOKS, 1000)].into(),
+            Limits::new(),
+        ] {
+            assert!(!limits_to(&wanted, &other), "{other:?}");
+        }
         let mut scoped = wanted.clone();
         scoped.spec.as_mut().unwrap().scopes = Some(vec!["Terminating".into()]);
-        assert!(!quota_matches(&scoped, &wanted, 3));
+        assert!(!quota_matches(&scoped, &wanted, &both) && has_more(&scoped) && !has_more(&wanted));
         let mut unlabelled = wanted.clone();
         unlabelled.metadata.labels = None;
-        assert!(!quota_matches(&unlabelled, &wanted, 3));
+        assert!(!quota_matches(&unlabelled, &wanted, &both));
     }
 
     #[test]
-    fn a_quota_counts_once_kubernetes_has_counted_and_is_stuck_if_it_never_does() {
+    fn a_quota_counts_once_kubernetes_has_counted_all_and_is_stuck_if_it_never_does() {
         let mut ada = account("ada", "shop", 1);
         ada.spec.instance_quota = Some(3);
         let at = |second| Timestamp::from_second(second).unwrap();
-        let mut is = quota(&ada).unwrap();
+        let counts = |instances: &str, webhooks: Option<&str>| {
+            let instances = [(INSTANCES.to_owned(), Quantity(instances.to_owned()))];
+            let webhooks = webhooks.map(|n| (WEBHOOKS.to_owned(), Quantity(n.to_owned())));
+            Some(instances.into_iter().chain(webhooks).collect())
+        };
+        let limits_now = limits(&ada);
+        let mut is = quota(&ada, &limits_now);
         is.metadata.creation_timestamp = Some(Time(at(100)));
-        assert!(!quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(104)) && quota_is_stuck(&is, 3, at(111)));
-        let counts = |n: &str| Some(BTreeMap::from([(INSTANCES.to_owned(), Quantity(n.to_owned()))]));
+        let stuck = |is: &ResourceQuota, second| quota_is_stuck(is, &limits_now, at(second));
+        assert!(!quota_counts(&is, &limits_now) && !stuck(&is, 104) && stuck(&is, 111));
         is.status = Some(ResourceQuotaStatus {
-            hard: counts("3"),
+            hard: counts("3", Some("20")),
             used: None,
         });
         assert!(
-            quota_is_stuck(&is, 3, at(111)),
+            stuck(&is, 111),
             "a limit without a count is what a kind not yet known gives"
         );
         is.status = Some(ResourceQuotaStatus {
-            hard: counts("3"),
-            used: counts("0"),
+            hard: counts("3", Some("20")),
+            used: counts("0", None),
         });
-        assert!(quota_counts(&is, 3) && !quota_is_stuck(&is, 3, at(999)));
         assert!(
-            !quota_counts(&is, 4) && !quota_is_stuck(&is, 4, at(999)),
+            !quota_counts(&is, &limits_now) && stuck(&is, 111),
+            "one of two is not all"
+        );
+        let mut changed = is.clone();
+        changed.metadata.managed_fields = Some(vec![ManagedFieldsEntry {
+            time: Some(Time(at(110))),
+            ..Default::default()
+        }]);
+        assert!(
+            !stuck(&changed, 111),
+            "what is asked for a second ago cannot be counted yet"
+        );
+        is.status = Some(ResourceQuotaStatus {
+            hard: counts("3", Some("20")),
+            used: counts("0", Some("0")),
+        });
+        assert!(quota_counts(&is, &limits_now) && !stuck(&is, 999));
+        ada.spec.instance_quota = Some(4);
+        assert!(
+            !quota_counts(&is, &limits(&ada)) && !quota_is_stuck(&is, &limits(&ada), at(999)),
             "a new limit is on its way"
         );
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
+use super::children::{self, Limits};
 use crate::{resources::Account, runtime::watch::Change};
 
 /// One Account's wish for a namespace. Ordered by age: the older first, then by UID.
@@ -12,7 +13,7 @@ pub(super) struct Claimant {
     pub(super) created: Timestamp,
     pub(super) uid: String,
     pub(super) name: String,
-    quota: Option<i32>,
+    limits: Limits,
 }
 
 impl Claimant {
@@ -25,7 +26,7 @@ impl Claimant {
                 .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
             uid: account.metadata.uid.clone().unwrap_or_default(),
             name: account.metadata.name.clone().unwrap_or_default(),
-            quota: account.spec.instance_quota,
+            limits: children::limits(account),
         }
     }
 }
@@ -90,10 +91,10 @@ impl Claims {
         claimants.map(|claimant| claimant.name.clone()).collect()
     }
 
-    /// The quotas that the Accounts that want `namespace` ask for there.
-    pub(super) fn quotas(&self, namespace: &str) -> impl Iterator<Item = i32> {
+    /// The limits that the Accounts that want `namespace` ask for there.
+    pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &Limits> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
-        claimants.filter_map(|claimant| claimant.quota)
+        claimants.map(|claimant| &claimant.limits)
     }
 
     fn insert(&mut self, account: &Account) {

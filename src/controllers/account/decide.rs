@@ -261,9 +261,8 @@ impl Outcome {
             Self::QuotaPending { adopted } => Summary {
                 ready: false,
                 reason: "QuotaPending",
-                message:
-                    "Kubernetes has not counted yet what the quota limits, and refuses instances until it has"
-                        .to_owned(),
+                message: "Kubernetes has not counted yet what the quota limits, and refuses it until it has"
+                    .to_owned(),
                 next: Next::Works,
                 owned: Some(*adopted),
             },

@@ -10,7 +10,11 @@ mod claims;
 mod decide;
 mod directory;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::{
@@ -111,6 +115,8 @@ struct Shared {
     /// Namespaces whose Account is held back until they are empty.
     awaited: Mutex<HashSet<String>>,
     backoffs: Backoffs,
+    /// Kubernetes can count webhooks, which it cannot in the first half minute of their kind.
+    webhooks_count: AtomicBool,
 }
 
 impl AccountController {
@@ -124,6 +130,7 @@ impl AccountController {
                 queue: Mutex::default(),
                 awaited: Mutex::default(),
                 backoffs: Backoffs::default(),
+                webhooks_count: AtomicBool::new(false),
             }),
         }
     }
@@ -261,8 +268,8 @@ impl Shared {
         let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
         let claims = self.claims.lock();
         claims
-            .quotas(namespace)
-            .any(|limit| children::limits_to(quota, limit))
+            .limits(namespace)
+            .any(|limits| children::limits_to(quota, limits))
     }
 }
 

@@ -36,12 +36,13 @@ const CONCURRENCY: usize = 4;
 /// Runs until shutdown.
 pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     let work = async {
-        let mut round_began = Instant::now();
+        // What the leader before left is looked at first.
+        let mut next_round = Instant::now();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let everybody = round_began.elapsed() >= ROUND;
+            let everybody = Instant::now() >= next_round;
             if everybody {
-                round_began = Instant::now();
+                next_round = Instant::now() + ROUND;
             }
             for lane in due(&hub, everybody) {
                 if let Err(error) = clear(&hub, &lane).await {

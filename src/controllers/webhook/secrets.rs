@@ -3,7 +3,7 @@
 //! accounts' namespaces.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use std::{
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
+use kube::{Api, api::ListParams};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -31,8 +31,10 @@ const FRESH: Duration = Duration::from_secs(4);
 const USABLE: Duration = Duration::from_secs(9);
 /// How often it is looked for secrets that nobody has used lately.
 const POLL_EVERY: Duration = Duration::from_secs(4);
-/// Secrets read at the same time by the poll.
+/// Namespaces that the poll reads at the same time.
 const POLL_CONCURRENCY: usize = 4;
+/// Each of them takes at least this long, so that there are at most fifty a second.
+const POLL_PACE: Duration = Duration::from_millis(80);
 
 /// Why a webhook's secret cannot be used, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,9 +147,15 @@ async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) -> Option<Known
             return None;
         }
     };
+    Some(learn(hub, lane, webhook, secret.as_ref()))
+}
+
+/// Takes in what a webhook's Secret says by now.
+fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Option<&Secret>) -> Known {
+    let reference = &webhook.spec.secret_ref;
     let known = Known {
         read_at: Instant::now(),
-        result: parse(secret.as_ref(), &reference.name, &reference.key),
+        result: parse(secret, &reference.name, &reference.key),
     };
     let before = hub.secrets.known.lock().insert(lane.clone(), known.clone());
     let told = |known: &Known| (known.result.as_ref().err().cloned(), until(known));
@@ -157,7 +165,7 @@ async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) -> Option<Known
         let mut state = hub.state.lock();
         hub.look_again(&mut state, lane, now);
     }
-    Some(known)
+    known
 }
 
 fn until(known: &Known) -> Option<Timestamp> {
@@ -200,31 +208,17 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
     })
 }
 
-/// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them.
+/// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With
+/// webhooks in more than some two hundred namespaces a round takes longer than [`POLL_EVERY`]; secrets that are in use are
+/// read again all the same.
 pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
     loop {
-        let due: Vec<(LaneKey, Arc<Webhook>)> = {
-            let state = hub.state.lock();
-            let all = state.webhooks.iter();
-            let is_due = |lane: &LaneKey| {
-                hub.secrets
-                    .get(lane)
-                    .is_none_or(|known| known.read_at.elapsed() >= FRESH)
-            };
-            let owned = |webhook: &Webhook| {
-                let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-                hub.deps.directory.account_of(namespace).is_some()
-            };
-            all.filter(|(lane, known)| is_due(lane) && owned(&known.webhook))
-                .map(|(lane, known)| (lane.clone(), known.webhook.clone()))
-                .collect()
-        };
-        let reads = futures::stream::iter(due).for_each_concurrent(POLL_CONCURRENCY, |(lane, webhook)| {
-            let hub = hub.clone();
-            async move {
-                read(&hub, &lane, &webhook).await;
-            }
-        });
+        let namespaces = due(&hub);
+        let reads =
+            futures::stream::iter(namespaces).for_each_concurrent(POLL_CONCURRENCY, |(namespace, due)| {
+                let hub = hub.clone();
+                async move { tokio::join!(read_all(&hub, &namespace, due), tokio::time::sleep(POLL_PACE)).0 }
+            });
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = reads => {}
@@ -233,6 +227,46 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(POLL_EVERY) => {}
         }
+    }
+}
+
+/// Webhooks whose secrets are to be read again, by namespace.
+fn due(hub: &Hub) -> BTreeMap<String, Vec<(LaneKey, Arc<Webhook>)>> {
+    let state = hub.state.lock();
+    let mut due: BTreeMap<String, Vec<(LaneKey, Arc<Webhook>)>> = BTreeMap::new();
+    for (lane, known) in &state.webhooks {
+        let is_fresh = |known: Known| known.read_at.elapsed() < FRESH;
+        let namespace = known.webhook.metadata.namespace.as_deref().unwrap_or_default();
+        if hub.deps.directory.account_of(namespace).is_some() && !hub.secrets.get(lane).is_some_and(is_fresh)
+        {
+            let of_namespace = due.entry(namespace.to_owned()).or_default();
+            of_namespace.push((lane.clone(), known.webhook.clone()));
+        }
+    }
+    due
+}
+
+/// Reads the secrets of these webhooks of one namespace, several with one list.
+async fn read_all(hub: &Arc<Hub>, namespace: &str, due: Vec<(LaneKey, Arc<Webhook>)>) {
+    if let [(lane, webhook)] = due.as_slice() {
+        read(hub, lane, webhook).await;
+        return;
+    }
+    let api: Api<Secret> = Api::namespaced(hub.deps.client.clone(), namespace);
+    let secrets: HashMap<String, Secret> = match bounded(api.list(&ListParams::default())).await {
+        Ok(list) => {
+            let named = list.items.into_iter();
+            named
+                .filter_map(|secret| Some((secret.metadata.name.clone()?, secret)))
+                .collect()
+        }
+        Err(error) => {
+            tracing::warn!(namespace, %error, "signing secrets cannot be read");
+            return;
+        }
+    };
+    for (lane, webhook) in due {
+        learn(hub, &lane, &webhook, secrets.get(&webhook.spec.secret_ref.name));
     }
 }
 

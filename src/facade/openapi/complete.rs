@@ -3,19 +3,20 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{error::ErrorCode, view},
-    DOCUMENT_PATH, examples,
+    super::{error::ErrorCode, view, webhooks},
+    DOCUMENT_PATH, examples, receivers,
 };
 
 /// Completes a document.
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     tell_clients(document);
-    if let (Some(schemas), Value::Object(shared)) = (
-        document["components"]["schemas"].as_object_mut(),
-        view::shared_schemas(),
-    ) {
-        schemas.extend(shared);
+    for shared in [view::shared_schemas(), webhooks::view::shared_schemas()] {
+        if let (Some(schemas), Value::Object(shared)) =
+            (document["components"]["schemas"].as_object_mut(), shared)
+        {
+            schemas.extend(shared);
+        }
     }
     // The version of the API is in its paths (specification, section 9); this is the program's.
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
@@ -24,14 +25,25 @@ pub(super) fn complete(document: &mut Value) {
         components.insert("parameters".to_owned(), parameters());
         components.insert("headers".to_owned(), headers());
     }
-    for request in ["CreateInstance", "ChangeInstance", "RebuildInstance"] {
+    for request in [
+        "CreateInstance",
+        "ChangeInstance",
+        "RebuildInstance",
+        "CreateWebhook",
+        "ChangeWebhook",
+        "TestWebhook",
+        "RotateSecret",
+        "RecoverWebhook",
+    ] {
         if let Some(schema) = document.pointer_mut(&format!("/components/schemas/{request}")) {
             // Answers may grow, requests are taken at their word.
             schema["additionalProperties"] = json!(false);
         }
     }
-    if let Some(change) = document.pointer_mut("/components/schemas/ChangeInstance") {
-        change["minProperties"] = json!(1);
+    for request in ["ChangeInstance", "ChangeWebhook"] {
+        if let Some(change) = document.pointer_mut(&format!("/components/schemas/{request}")) {
+            change["minProperties"] = json!(1);
+        }
     }
     document["security"] = json!([{ "key": [] }]);
     for (path, operations) in object(&mut document["paths"]) {
@@ -39,6 +51,7 @@ pub(super) fn complete(document: &mut Value) {
             Operation { path, method }.complete(operation);
         }
     }
+    document["webhooks"] = receivers::section();
 }
 
 /// `Single_Instance` and `List_Plan` under the names that a person would give them.
@@ -115,7 +128,33 @@ impl Operation<'_> {
     }
 
     fn is_list(self) -> bool {
-        self.method == "get" && !self.has_id() && self.needs_key()
+        self.method == "get" && !self.path.ends_with('}') && self.needs_key()
+    }
+
+    /// What its path is about.
+    fn word(self) -> &'static str {
+        if self.path.contains("{delivery_id}") {
+            "delivery"
+        } else if self.path.starts_with("/v1/webhooks") {
+            "webhook"
+        } else {
+            "instance"
+        }
+    }
+
+    /// An action whose body may be left out although it has fields.
+    fn has_optional_body(self) -> bool {
+        ["/test", "/rotate-secret", "/recover"]
+            .iter()
+            .any(|end| self.path.ends_with(end))
+    }
+
+    /// Refused in an unsuitable status.
+    fn depends_on_status(self) -> bool {
+        match self.word() {
+            "instance" => self.is_action() || self.method == "patch",
+            _ => self.path.ends_with("/test") || self.path.ends_with("/redeliver"),
+        }
     }
 
     fn takes_if_match(self) -> bool {
@@ -124,7 +163,7 @@ impl Operation<'_> {
 
     /// The object that an answer shows has an `ETag`.
     fn shows_one(self) -> bool {
-        self.has_id() || self.method == "post"
+        (self.has_id() || self.method == "post") && !self.is_list() && !self.path.ends_with("/recover")
     }
 
     fn complete(self, operation: &mut Value) {
@@ -132,6 +171,9 @@ impl Operation<'_> {
         let takes_body = operation.get("requestBody").is_some();
         let has_query = self.is_list() || operation.get("parameters").is_some();
         self.add_parameters(operation);
+        if takes_body && self.has_optional_body() {
+            operation["requestBody"]["required"] = json!(false);
+        }
         if let Some(json) = operation.pointer_mut("/requestBody/content/application~1json")
             && let Some(example) = examples::request(&id)
         {
@@ -177,11 +219,13 @@ impl Operation<'_> {
             codes.push(E::PreconditionFailed);
         }
         match self.method {
-            "post" if self.has_id() => codes.extend([E::InvalidState, E::IdempotencyKeyReused]),
+            "post" if self.has_id() => codes.push(E::IdempotencyKeyReused),
             "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
-            "patch" => codes.push(E::InvalidState),
-            "delete" => codes.push(E::Protected),
+            "delete" if self.word() == "instance" => codes.push(E::Protected),
             _ => {}
+        }
+        if self.depends_on_status() {
+            codes.push(E::InvalidState);
         }
         codes
     }
@@ -189,7 +233,13 @@ impl Operation<'_> {
     fn add_parameters(self, operation: &mut Value) {
         let mut names = Vec::new();
         if self.has_id() {
-            names.push("InstanceId");
+            names.push(match self.word() {
+                "instance" => "InstanceId",
+                _ => "WebhookId",
+            });
+        }
+        if self.word() == "delivery" {
+            names.push("DeliveryId");
         }
         if self.is_list() && operation.get("parameters").is_none() {
             names.extend(["Page", "Limit"]);
@@ -259,7 +309,7 @@ impl Operation<'_> {
                 });
             }
             response["content"]["application/json"]["examples"][code.as_str()] =
-                json!({ "value": examples::error(code) });
+                json!({ "value": examples::error(code, self.word()) });
         }
     }
 }
@@ -288,6 +338,14 @@ fn parameters() -> Value {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the instance.",
             "schema": { "type": "string", "pattern": "^i-[a-z0-9]{16}$" }, "example": examples::ID,
         },
+        "WebhookId": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the webhook.",
+            "schema": { "type": "string", "pattern": "^wh_[a-z0-9]{16}$" }, "example": examples::WEBHOOK_ID,
+        },
+        "DeliveryId": {
+            "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",
+            "schema": { "type": "string", "pattern": "^dlv_[a-z0-9]{16}$" }, "example": examples::DELIVERY_ID,
+        },
         "Page": {
             "name": "page", "in": "query", "description": "Page, counted from 1. Past the end: an empty list.",
             "schema": { "type": "integer", "format": "int64", "minimum": 1, "maximum": 9_007_199_254_740_991_u64, "default": 1 },
@@ -304,7 +362,7 @@ fn parameters() -> Value {
         },
         "IfMatch": {
             "name": "If-Match", "in": "header",
-            "description": "ETags of the versions that the request is for, or `*`. If the instance is another one by now: 412.",
+            "description": "ETags of the versions that the request is for, or `*`. If what the path names is another one by now: 412.",
             "schema": { "type": "string" }, "example": examples::ETAG,
         },
         "RequestId": {
@@ -325,7 +383,7 @@ fn headers() -> Value {
         "RateLimit-Reset": integer("Seconds until all requests are there again.", 1),
         "Retry-After": integer("Seconds until it makes sense to try again.", 1),
         "ETag": text("The version of what was asked for; a change of status leaves it alone.", true, examples::ETAG),
-        "Location": text("Where the instance is.", true, &format!("/v1/instances/{}", examples::ID)),
+        "Location": text("Where what was created is.", true, &format!("/v1/instances/{}", examples::ID)),
         "Idempotency-Replayed": text("`true` if the request had been done before.", false, "true"),
         "WWW-Authenticate": text("How to authenticate.", true, "Bearer"),
     })

@@ -6,15 +6,30 @@ use serde_json::{Value, json};
 
 use super::super::{
     change::check_state,
-    error::{ApiError, Detail, ErrorCode, protected},
+    entry::Entry as _,
+    error::{ApiError, Detail, ErrorCode, protected, quota_used_up},
     idempotency,
     index::Shown,
+    precondition,
     view::{InstanceView, ListItem, NewInstance, Pagination},
+    webhooks::{
+        ShownWebhook,
+        deliveries::check_finished,
+        order::not_active,
+        view::{DeliveryView, Recovery, WebhookView, WebhookWithSecret},
+    },
 };
-use crate::{lifecycle::Action, resources::Instance};
+use crate::{
+    lifecycle::Action,
+    resources::{Delivery, DeliveryPhase, Instance, Webhook},
+};
 
 /// An id.
 pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
+/// The id of a webhook.
+pub(super) const WEBHOOK_ID: &str = "wh_0c9k2m8x1ta4q7hz";
+/// The id of a delivery.
+pub(super) const DELIVERY_ID: &str = "dlv_2m8x1ta4q7hz0c9k";
 /// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
@@ -44,6 +59,39 @@ fn instance(state: &str, power: &str, operation: Option<&str>) -> Option<Shown> 
     Some(Shown::of(Arc::new(instance)))
 }
 
+fn webhook() -> Option<ShownWebhook> {
+    let object = json!({
+        "metadata": { "name": WEBHOOK_ID.replace('_', "-"), "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z" },
+        "spec": {
+            "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"],
+            "secretRef": { "name": WEBHOOK_ID.replace('_', "-") },
+        },
+    });
+    let webhook: Webhook = serde_json::from_value(object).ok()?;
+    Some(ShownWebhook::of(Arc::new(webhook)))
+}
+
+fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
+    let mut status = json!({ "phase": phase, "attemptCount": 0 });
+    if phase == DeliveryPhase::Pending {
+        status["nextAttemptAt"] = json!("2026-11-21T10:02:31Z");
+    } else {
+        status["attempts"] = json!([{ "at": "2026-11-21T10:02:31.25Z", "durationMs": 42, "statusCode": 200, "response": "ok" }]);
+    }
+    let object = json!({
+        "metadata": {
+            "name": DELIVERY_ID.replace('_', "-"), "creationTimestamp": "2026-11-21T10:02:31Z",
+            "labels": { "stellage.dev/finished": "true" },
+        },
+        "spec": {
+            "webhook": WEBHOOK_ID.replace('_', "-"), "eventId": "evt_5m2k8x1ta4q7hz0c", "eventType": "instance.created",
+            "eventCreatedAt": "2026-11-21T10:02:31Z", "body": "{}",
+        },
+        "status": status,
+    });
+    serde_json::from_value(object).ok()
+}
+
 /// The body of a request.
 pub(super) fn request(operation: &str) -> Option<Value> {
     match operation {
@@ -52,6 +100,13 @@ pub(super) fn request(operation: &str) -> Option<Value> {
         })),
         "changeInstance" => Some(json!({ "plan": "business", "reboot": false })),
         "rebuildInstance" => Some(json!({ "image": "debian-13" })),
+        "createWebhook" => Some(json!({
+            "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"],
+        })),
+        "changeWebhook" => Some(json!({ "events": ["instance.created"], "active": true })),
+        "testWebhook" => Some(json!({ "type": "instance.created" })),
+        "rotateWebhookSecret" => Some(json!({ "overlap_seconds": 86_400 })),
+        "recoverWebhook" => Some(json!({ "since": "2026-11-21T00:00:00Z" })),
         _ => None,
     }
 }
@@ -102,6 +157,16 @@ pub(super) fn success(operation: &str) -> Option<Value> {
             "Rebuild",
             "Instance web-1 is being reinstalled from debian-13.",
         ),
+        "listWebhooks"
+        | "createWebhook"
+        | "getWebhook"
+        | "changeWebhook"
+        | "testWebhook"
+        | "rotateWebhookSecret"
+        | "recoverWebhook"
+        | "listDeliveries"
+        | "getDelivery"
+        | "redeliver" => webhooks(operation),
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
@@ -112,8 +177,64 @@ pub(super) fn success(operation: &str) -> Option<Value> {
     }
 }
 
-/// The body of an error.
-pub(super) fn error(code: ErrorCode) -> Value {
+fn webhooks(operation: &str) -> Option<Value> {
+    let shown = webhook()?;
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
+    let sent = |message: &str| {
+        let delivery = delivery(DeliveryPhase::Pending)?;
+        Some(json!({ "data": DeliveryView::of(&delivery), "message": message }))
+    };
+    let delivered = delivery(DeliveryPhase::Delivered)?;
+    match operation {
+        "listWebhooks" => {
+            Some(json!({ "data": [WebhookView::of(&shown)], "pagination": Pagination::new(1, 20, 1) }))
+        }
+        "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&shown, secret, None) })),
+        "rotateWebhookSecret" => Some(json!({
+            "data": WebhookWithSecret::of(&shown, secret, "2026-11-22T10:00:00Z".parse().ok()),
+            "message": "Deliveries are signed with the new secret, and until the overlap ends with the previous one too.",
+        })),
+        "testWebhook" => {
+            sent("An example of instance.created is being sent to https://hooks.example.com/stellage.")
+        }
+        "recoverWebhook" => Some(
+            json!({ "data": Recovery { recovered: 3 }, "message": "3 deliveries are being sent again." }),
+        ),
+        "listDeliveries" => {
+            Some(json!({ "data": [DeliveryView::of(&delivered)], "pagination": Pagination::new(1, 20, 1) }))
+        }
+        "getDelivery" => Some(json!({ "data": DeliveryView::of(&delivered) })),
+        "redeliver" => sent("Delivery dlv_2m8x1ta4q7hz0c9k is being sent again."),
+        _ => Some(json!({ "data": WebhookView::of(&shown) })),
+    }
+}
+
+fn invalid_state(word: &str) -> ApiError {
+    match word {
+        "webhook" => not_active(),
+        "delivery" => check_finished(DeliveryPhase::Pending)
+            .err()
+            .unwrap_or_else(ApiError::fault),
+        _ => instance("stopped", "Stopped", None)
+            .and_then(|shown| check_state(Action::Reboot, &shown).err())
+            .unwrap_or_else(ApiError::fault),
+    }
+}
+
+fn invalid_input(word: &str) -> ApiError {
+    let (field, must) = match word {
+        "webhook" => ("url", "must begin with https://"),
+        "delivery" => ("limit", "must be an integer from 1 to 100"),
+        _ => ("plan", "must be starter, business, performance or enterprise"),
+    };
+    ApiError::invalid(vec![
+        Detail::new(field, "invalid_value", must),
+        Detail::new("rebot", "unknown_field", "is not known here"),
+    ])
+}
+
+/// The body of an error of an operation on a kind.
+pub(super) fn error(code: ErrorCode, word: &str) -> Value {
     let error = match code {
         ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
         ErrorCode::Unauthorized => ApiError::new(
@@ -128,33 +249,22 @@ pub(super) fn error(code: ErrorCode) -> Value {
             code,
             "the key has the scope read; this needs one with the scope write",
         ),
-        ErrorCode::ResourceLimitExceeded => ApiError::new(
-            code,
-            "the account has as many instances as its quota allows; delete one or ask for a higher quota",
-        ),
-        ErrorCode::NotFound => ApiError::no_such_instance(),
-        ErrorCode::InvalidState => instance("stopped", "Stopped", None)
-            .and_then(|shown| check_state(Action::Reboot, &shown).err())
-            .unwrap_or_else(ApiError::fault),
+        ErrorCode::ResourceLimitExceeded => quota_used_up(if word == "webhook" {
+            "webhooks"
+        } else {
+            "instances"
+        }),
+        ErrorCode::NotFound => ApiError::no_such(word),
+        ErrorCode::InvalidState => invalid_state(word),
         ErrorCode::Protected => protected(),
         ErrorCode::Conflict => ApiError::new(
             code,
             "the object changed while the request was handled; read it and try again",
         ),
-        ErrorCode::PreconditionFailed => ApiError::new(
-            code,
-            "the instance has changed: If-Match does not name its present ETag; read it and try again",
-        ),
+        ErrorCode::PreconditionFailed => precondition::failed(),
         ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is over 64 KiB"),
         ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
-        ErrorCode::InvalidInput => ApiError::invalid(vec![
-            Detail::new(
-                "plan",
-                "invalid_value",
-                "must be starter, business, performance or enterprise",
-            ),
-            Detail::new("rebot", "unknown_field", "is not known here"),
-        ]),
+        ErrorCode::InvalidInput => invalid_input(word),
         ErrorCode::IdempotencyKeyReused => idempotency::reused(),
         ErrorCode::RateLimitExceeded => ApiError::new(
             code,

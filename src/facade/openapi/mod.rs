@@ -1,10 +1,11 @@
 //! The routes, and the OpenAPI 3.1 document that is made of them: what is served and what is described are one thing.
 //!
 //! Handlers describe what is their own (path, body, success); [`complete`] adds what follows from that for every operation
-//! alike (parameters, headers, errors), and [`examples`] what answers look like.
+//! alike (parameters, headers, errors), [`examples`] what answers look like, and [`receivers`] what is sent to webhooks.
 
 mod complete;
 mod examples;
+mod receivers;
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,7 +16,10 @@ use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{App, actions, answer, catalogue, error, instances, view};
+use super::{
+    App, actions, answer, catalogue, error, instances, view,
+    webhooks::{self, actions as webhook_actions, deliveries},
+};
 
 /// The path of the document.
 const DOCUMENT_PATH: &str = "/v1/openapi.json";
@@ -35,12 +39,14 @@ pub struct Served {
 #[openapi(
     info(
         title = "Stellage",
-        description = "Cloud instances: create, read, change, operate and delete virtual servers.",
+        description = "Cloud instances: create, read, change, operate and delete virtual servers, and be told what happens to them.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
         (name = "instances", description = "Virtual servers."),
         (name = "actions", description = "Operations on a virtual server. Each is done once, however often it is asked for with the same `Idempotency-Key`."),
+        (name = "webhooks", description = "Receivers of the account's events. What is sent to them is under `webhooks`."),
+        (name = "deliveries", description = "What was sent to a webhook, is being sent, or is held."),
         (name = "catalogue", description = "What can be ordered."),
         (name = "document", description = "This document."),
     ),
@@ -57,6 +63,14 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(actions::poweroff))
         .routes(routes!(actions::reboot))
         .routes(routes!(actions::rebuild))
+        .routes(routes!(webhooks::list, webhooks::create))
+        .routes(routes!(webhooks::detail, webhooks::change, webhooks::delete))
+        .routes(routes!(webhook_actions::test))
+        .routes(routes!(webhook_actions::rotate_secret))
+        .routes(routes!(webhook_actions::recover))
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::detail))
+        .routes(routes!(deliveries::redeliver))
         .routes(routes!(catalogue::plans))
         .routes(routes!(catalogue::regions))
         .routes(routes!(catalogue::images))
@@ -127,6 +141,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{super::error::ErrorCode, *};
+    use crate::events::EventType;
 
     #[test]
     fn every_endpoint_of_the_specification_is_served() {
@@ -143,19 +158,30 @@ mod tests {
             .collect();
         let expected = [
             "DELETE /v1/instances/{id}",
+            "DELETE /v1/webhooks/{id}",
             "GET /v1/images",
             "GET /v1/instances",
             "GET /v1/instances/{id}",
             "GET /v1/openapi.json",
             "GET /v1/plans",
             "GET /v1/regions",
+            "GET /v1/webhooks",
+            "GET /v1/webhooks/{id}",
+            "GET /v1/webhooks/{id}/deliveries",
+            "GET /v1/webhooks/{id}/deliveries/{delivery_id}",
             "PATCH /v1/instances/{id}",
+            "PATCH /v1/webhooks/{id}",
             "POST /v1/instances",
             "POST /v1/instances/{id}/poweroff",
             "POST /v1/instances/{id}/reboot",
             "POST /v1/instances/{id}/rebuild",
             "POST /v1/instances/{id}/start",
             "POST /v1/instances/{id}/stop",
+            "POST /v1/webhooks",
+            "POST /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
+            "POST /v1/webhooks/{id}/recover",
+            "POST /v1/webhooks/{id}/rotate-secret",
+            "POST /v1/webhooks/{id}/test",
         ];
         assert_eq!(served, expected.map(str::to_owned).into());
     }
@@ -186,6 +212,35 @@ mod tests {
             }
         }
         walk(value(), value());
+    }
+
+    #[test]
+    fn every_type_of_event_is_described_with_a_valid_example() {
+        let webhooks = value()["webhooks"].as_object().unwrap();
+        let described: BTreeSet<&str> = webhooks.keys().map(String::as_str).collect();
+        assert_eq!(described, EventType::ALL.map(EventType::as_str).into());
+        for (name, item) in webhooks {
+            let body = &item["post"]["requestBody"]["content"]["application/json"];
+            let validator = jsonschema::draft202012::new(&body["schema"]).unwrap();
+            assert!(validator.is_valid(&body["example"]), "{name}");
+            for header in [
+                "X-Service-Signature",
+                "X-Service-Event-ID",
+                "X-Service-Event-Type",
+                "X-Service-Timestamp",
+                "webhook-id",
+                "webhook-timestamp",
+                "webhook-signature",
+            ] {
+                let parameters = item["post"]["parameters"].as_array().unwrap();
+                assert!(
+                    parameters
+                        .iter()
+                        .any(|p| p["name"] == header && p["required"] == true),
+                    "{name} {header}"
+                );
+            }
+        }
     }
 
     #[test]

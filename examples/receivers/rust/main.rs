@@ -1,0 +1,256 @@
+//! A receiver of webhooks in Rust: axum, hyper, hmac and sha2, and rustls where it ends TLS itself.
+//!
+//!     WEBHOOK_SECRET=whsec_… PORT=8443 TLS_CERT=cert.pem TLS_KEY=key.pem cargo run --example webhook-receiver
+
+use std::{
+    collections::{HashSet, VecDeque},
+    env,
+    error::Error,
+    net::Ipv4Addr,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes, HttpBody as _, to_bytes},
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    routing::post,
+};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
+    service::TowerToHyperService,
+};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use sha2::Sha256;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    },
+};
+
+/// Bytes of a body; an event has a few hundred.
+const MAX_BODY: usize = 256 * 1024;
+/// Events that are accepted, but not processed yet.
+const MAX_WAITING: usize = 1_000;
+/// Ids of events that are remembered.
+const MAX_REMEMBERED: usize = 10_000;
+/// For the handshake, the headers and the body: who is slow must not keep a connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Deserialize)]
+struct Event {
+    id: String,
+    #[serde(rename = "type")]
+    what: String,
+    data: Data,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    instance: Option<Instance>,
+}
+
+#[derive(Deserialize)]
+struct Instance {
+    name: String,
+}
+
+struct Receiver {
+    key: Hmac<Sha256>,
+    waiting: mpsc::Sender<Event>,
+    seen: Mutex<Seen>,
+}
+
+/// The last ids. Lost with the process. The durable way: insert the id into a table where it is unique, in the transaction
+/// that does the work.
+#[derive(Default)]
+struct Seen {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Receiver {
+    /// Over the bytes as they came: parsed and written again they would be others. `verify_slice` takes as long for a wrong
+    /// signature as for a right one, so that nobody can find it byte by byte.
+    fn is_authentic(&self, body: &[u8], headers: &HeaderMap) -> bool {
+        let signature = headers.get("x-service-signature").map(hex::decode);
+        let Some(Ok(signature)) = signature else {
+            return false;
+        };
+        self.key
+            .clone()
+            .chain_update(body)
+            .verify_slice(&signature)
+            .is_ok()
+    }
+
+    /// Puts an event into the queue, once; false if there is no room. Every event comes at least once, and sometimes again.
+    fn accept(&self, event: Event) -> bool {
+        let mut seen = self.seen.lock();
+        if seen.ids.contains(&event.id) {
+            return true;
+        }
+        let id = event.id.clone();
+        if self.waiting.try_send(event).is_err() {
+            return false;
+        }
+        seen.ids.insert(id.clone());
+        seen.order.push_back(id);
+        if seen.order.len() > MAX_REMEMBERED
+            && let Some(oldest) = seen.order.pop_front()
+        {
+            seen.ids.remove(&oldest);
+        }
+        true
+    }
+}
+
+async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Body) -> StatusCode {
+    let body = match read(body).await {
+        Ok(body) => body,
+        Err(status) => return status,
+    };
+    if !receiver.is_authentic(&body, &headers) {
+        return StatusCode::UNAUTHORIZED;
+    }
+    let Ok(event) = serde_json::from_slice::<Event>(&body) else {
+        return StatusCode::BAD_REQUEST;
+    };
+    // The signature covers the body alone: with another id in the header an old event would pass for a new one.
+    if headers
+        .get("x-service-event-id")
+        .is_none_or(|id| id != event.id.as_str())
+    {
+        return StatusCode::UNAUTHORIZED;
+    }
+    if receiver.accept(event) {
+        StatusCode::OK
+    } else {
+        // Full: any answer but 2xx makes the sender come again later.
+        StatusCode::SERVICE_UNAVAILABLE
+    }
+}
+
+/// The body, unless it is too long or too slow.
+async fn read(body: Body) -> Result<Bytes, StatusCode> {
+    if body.size_hint().lower() > MAX_BODY as u64 {
+        return Err(StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    match timeout(PATIENCE, to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(_)) => Err(StatusCode::PAYLOAD_TOO_LARGE),
+        Err(_) => Err(StatusCode::REQUEST_TIMEOUT),
+    }
+}
+
+/// Processes what was accepted, until nobody can add to it.
+async fn work(mut waiting: mpsc::Receiver<Event>) {
+    while let Some(event) = waiting.recv().await {
+        let name = event
+            .data
+            .instance
+            .map_or_else(|| "-".to_owned(), |instance| instance.name);
+        println!("received {} {} for {name}", event.what, event.id);
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let secret = env::var("WEBHOOK_SECRET").unwrap_or_default();
+    if secret.is_empty() {
+        return Err("set WEBHOOK_SECRET to the secret of the webhook".into());
+    }
+    let port = env::var("PORT").map_or(Ok(8443), |port| port.parse())?;
+    let tls = match env::var("TLS_CERT") {
+        Ok(certificate) => Some(acceptor(&certificate, &env::var("TLS_KEY")?)?),
+        Err(_) => None,
+    };
+
+    let (sender, waiting) = mpsc::channel(MAX_WAITING);
+    let worker = tokio::spawn(work(waiting));
+    let app = Router::new()
+        .fallback(post(receive))
+        .with_state(Arc::new(Receiver {
+            key: Hmac::new_from_slice(secret.as_bytes())?,
+            waiting: sender,
+            seen: Mutex::default(),
+        }));
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    println!(
+        "listening on {scheme}://127.0.0.1:{}/",
+        listener.local_addr()?.port()
+    );
+    let connections = GracefulShutdown::new();
+    loop {
+        let accepted = tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Such as too many open files: some are closed soon.
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        tokio::spawn(serve(stream, tls.clone(), app.clone(), connections.watcher()));
+    }
+
+    // No new connections; requests that are under way are answered, and what was accepted is processed.
+    drop((listener, app));
+    let _ = timeout(PATIENCE, connections.shutdown()).await;
+    timeout(PATIENCE, worker).await??;
+    Ok(())
+}
+
+/// Serves one connection. The handshake is here, so that a slow one holds up nobody else.
+async fn serve(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    app: Router,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE);
+    let service = TowerToHyperService::new(app);
+    // A connection that breaks is the sender's affair: it comes again.
+    if let Some(tls) = tls {
+        if let Ok(Ok(stream)) = timeout(PATIENCE, tls.accept(stream)).await {
+            let _ = watcher
+                .watch(http.serve_connection(TokioIo::new(stream), service).into_owned())
+                .await;
+        }
+    } else {
+        let _ = watcher
+            .watch(http.serve_connection(TokioIo::new(stream), service).into_owned())
+            .await;
+    }
+}
+
+fn acceptor(certificate: &str, key: &str) -> Result<TlsAcceptor, Box<dyn Error>> {
+    let chain = CertificateDer::pem_file_iter(certificate)?.collect::<Result<Vec<_>, _>>()?;
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, PrivateKeyDer::from_pem_file(key)?)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

@@ -1,0 +1,200 @@
+//! Passes events on as deliveries would: the same bytes, the same headers. Once, though.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use http::{Method, Request, Uri};
+use http_body_util::Full;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use jiff::Timestamp;
+use rustls::{ClientConfig, RootCertStore, crypto::ring};
+use tokio::time::{Instant, timeout};
+
+use super::outboxes::Recorded;
+use crate::{
+    cli::{CliError, connect::innermost},
+    delivery::signature::{self, SigningKeys},
+};
+
+/// How long a receiver may take, as for a delivery (specification, section 8).
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most requests under way at once: a laptop's receiver is one process.
+const MAX_SENDING: usize = 16;
+/// Most events that wait for their turn.
+const MAX_WAITING: usize = 1_000;
+
+type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Sends events to one URL. Those of one instance go one after the other, in their order; those of others do not wait for
+/// them.
+pub(super) struct Forwarder {
+    http: Http,
+    url: Uri,
+    keys: SigningKeys,
+    waiting: VecDeque<Recorded>,
+    /// UIDs of the objects that an event is being sent of.
+    busy: HashSet<String>,
+    sending: FuturesUnordered<BoxFuture<'static, (String, String)>>,
+}
+
+impl Forwarder {
+    /// Sends to `url`, signed with `secret`. Certificates are checked against the roots of this machine.
+    pub(super) fn new(url: Uri, secret: &str) -> Result<Self, CliError> {
+        let roots = if url.scheme_str() == Some("https") {
+            system_roots()?
+        } else {
+            RootCertStore::empty()
+        };
+        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| CliError::Certificates(error.to_string()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_all_versions()
+            .build();
+        Ok(Self {
+            // Who writes a receiver restarts it all the time: a kept connection would be a dead one.
+            http: Client::builder(TokioExecutor::new())
+                .pool_max_idle_per_host(0)
+                .build(connector),
+            url,
+            keys: SigningKeys::new(secret, None),
+            waiting: VecDeque::new(),
+            busy: HashSet::new(),
+            sending: FuturesUnordered::new(),
+        })
+    }
+
+    /// Sends an event as soon as it is its turn; false if too many wait already.
+    pub(super) fn push(&mut self, event: Recorded) -> bool {
+        let room = self.waiting.len() < MAX_WAITING;
+        if room {
+            self.waiting.push_back(event);
+            self.start();
+        }
+        room
+    }
+
+    /// What became of the next event that was sent, in words. Never returns while nothing is being sent.
+    pub(super) async fn next(&mut self) -> String {
+        let Some((object, outcome)) = self.sending.next().await else {
+            return std::future::pending().await;
+        };
+        self.busy.remove(&object);
+        self.start();
+        outcome
+    }
+
+    fn start(&mut self) {
+        while self.sending.len() < MAX_SENDING {
+            let free = |event: &Recorded| !self.busy.contains(&event.object);
+            let Some(event) = self
+                .waiting
+                .iter()
+                .position(free)
+                .and_then(|at| self.waiting.remove(at))
+            else {
+                return;
+            };
+            self.busy.insert(event.object.clone());
+            let sent = send(self.http.clone(), self.url.clone(), self.keys.clone(), event);
+            self.sending.push(sent.boxed());
+        }
+    }
+}
+
+/// Sends one event; returns the UID of its object, and what became of it.
+async fn send(http: Http, url: Uri, keys: SigningKeys, event: Recorded) -> (String, String) {
+    let Recorded { object, entry } = event;
+    let body = Bytes::from(entry.body);
+    let mut request = Request::new(Full::new(body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = url;
+    *request.headers_mut() = signature::headers(
+        &keys,
+        &entry.id,
+        entry.event_type.as_str(),
+        entry.created_at,
+        Timestamp::now(),
+        &body,
+    );
+    let began = Instant::now();
+    let outcome = match timeout(PATIENCE, http.request(request)).await {
+        Ok(Ok(answer)) => format!("{} in {} ms", answer.status(), began.elapsed().as_millis()),
+        Ok(Err(error)) => format!("not delivered: {}", innermost(&error)),
+        Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
+    };
+    (object, format!("{}: {outcome}", entry.id))
+}
+
+/// The roots that this machine trusts, or those of `SSL_CERT_FILE`.
+fn system_roots() -> Result<RootCertStore, CliError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let errors: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
+        return Err(CliError::Certificates(if errors.is_empty() {
+            "this machine has none".to_owned()
+        } else {
+            errors.join("; ")
+        }));
+    }
+    Ok(roots)
+}
+
+/// A URL that events can be passed on to.
+pub(super) fn target(text: &str) -> Result<Uri, String> {
+    let example = "such as http://localhost:8080/hook";
+    let url: Uri = text
+        .parse()
+        .map_err(|error| format!("{error}; must be a URL, {example}"))?;
+    if !matches!(url.scheme_str(), Some("http" | "https")) {
+        return Err(format!("must begin with http:// or https://, {example}"));
+    }
+    match url.authority() {
+        Some(authority) if authority.as_str().contains('@') => {
+            Err("must not have a user name or password: what is passed on is signed".to_owned())
+        }
+        Some(authority) if !authority.host().is_empty() => Ok(url),
+        _ => Err(format!("must have a host, {example}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_an_http_url_without_a_user() {
+        for good in [
+            "http://localhost:8080/hook",
+            "https://[::1]:8443",
+            "http://127.0.0.1/a?b=c",
+        ] {
+            assert!(target(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "localhost:8080",
+            "/hook",
+            "ftp://localhost",
+            "http://",
+            "http://me:pw@localhost",
+            "",
+        ] {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+    }
+}

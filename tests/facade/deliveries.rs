@@ -1,0 +1,361 @@
+//! Deliveries through REST: the log of a webhook, sending again, examples.
+
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use stellage::{
+    events::EventType,
+    resources::{Delivery, DeliveryPhase, Webhook},
+};
+
+use super::{
+    contract::{code, expect, fields},
+    webhooks::{create, name_of, url_of, webhooks},
+};
+use crate::support::Tenant;
+
+fn deliveries(tenant: &Tenant) -> Api<Delivery> {
+    Api::namespaced(tenant.kube.clone(), &tenant.namespace)
+}
+
+/// What is to be in the log.
+struct Entry {
+    number: usize,
+    phase: DeliveryPhase,
+    event_type: EventType,
+}
+
+/// Writes a Delivery as the controller would: a pending one that is due tomorrow.
+async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
+    let Entry {
+        number,
+        phase,
+        event_type,
+    } = entry;
+    let name = format!("dlv-{number:0>16}");
+    let mut object = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "stellage.dev/webhook": webhook.metadata.name, "stellage.dev/phase": phase.as_str(),
+                "stellage.dev/event-type": event_type.as_str(),
+            },
+            "ownerReferences": [{
+                "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": webhook.metadata.name, "uid": webhook.metadata.uid,
+            }],
+        },
+        "spec": {
+            "webhook": webhook.metadata.name, "eventId": format!("evt_{number}"), "eventType": event_type,
+            "eventCreatedAt": format!("2026-11-21T10:00:{number:0>2}Z"), "sequence": number, "body": "{}",
+        },
+        "status": { "phase": phase },
+    });
+    match phase {
+        DeliveryPhase::Pending => object["status"]["nextAttemptAt"] = json!("2036-11-22T10:00:00Z"),
+        DeliveryPhase::Held => {}
+        DeliveryPhase::Delivered | DeliveryPhase::Exhausted => {
+            object["metadata"]["labels"]["stellage.dev/finished"] = json!("true");
+            object["metadata"]["annotations"] = json!({ "stellage.dev/finished-at": "2036-11-21T10:00:00Z" });
+            object["status"]["attemptCount"] = json!(1);
+            object["status"]["attempts"] = json!([{
+                "at": "2026-11-21T10:00:00.25Z", "durationMs": 42, "statusCode": 503, "error": "answered 503", "response": "later",
+            }]);
+        }
+    }
+    let object: Delivery = serde_json::from_value(object).unwrap();
+    deliveries(tenant)
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
+    name.replace('-', "_")
+}
+
+fn is_labelled(delivery: &Delivery) -> bool {
+    let labels = delivery.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key("stellage.dev/finished"))
+}
+
+#[tokio::test]
+async fn the_log_is_filtered_ordered_and_paged() {
+    let tenant = Tenant::new("dlv-log").await;
+    let (hook, other) = (create(&tenant).await, create(&tenant).await);
+    let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
+    let mut expected = Vec::new();
+    // Phases and types are mixed; two of each phase are of another type.
+    for number in 0..16 {
+        let entry = Entry {
+            number,
+            phase: DeliveryPhase::ALL[number % 4],
+            event_type: if number < 8 {
+                EventType::InstanceCreated
+            } else {
+                EventType::BackupFailed
+            },
+        };
+        expected.push(record(&tenant, &object, &entry).await);
+    }
+    let theirs = webhooks(&tenant).get(&name_of(&other)).await.unwrap();
+    let entry = Entry {
+        number: 42,
+        phase: DeliveryPhase::Delivered,
+        event_type: EventType::InstanceCreated,
+    };
+    let of_other = record(&tenant, &theirs, &entry).await;
+    let path = format!("{}/deliveries", url_of(&hook));
+    let list = async |query: &str| {
+        let path = format!("{path}?{query}");
+        expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+    };
+    let all = list("limit=100").await;
+    let keys: Vec<(String, String)> = all["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| {
+            let text = |field: &str| d[field].as_str().unwrap().to_owned();
+            (text("created_at"), text("id"))
+        })
+        .collect();
+    let mut sorted = keys.clone();
+    sorted.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+    assert_eq!(keys, sorted, "newest first, then id");
+    let mut ids: Vec<&String> = keys.iter().map(|(_, id)| id).collect();
+    ids.sort();
+    assert_eq!(ids, expected.iter().collect::<Vec<_>>());
+    let mut paged = Vec::new();
+    for page in 1..=3 {
+        let one = list(&format!("limit=7&page={page}")).await;
+        assert_eq!(
+            one["pagination"],
+            json!({ "page": page, "limit": 7, "total": 16, "total_pages": 3 })
+        );
+        paged.extend(one["data"].as_array().unwrap().clone());
+    }
+    assert_eq!(&paged, all["data"].as_array().unwrap());
+    for (query, total) in [
+        ("status=delivered", 4),
+        ("status=exhausted", 4),
+        ("event_type=backup.failed", 8),
+        ("status=exhausted&event_type=instance.created&limit=1", 2),
+        ("status=nonsense", 0),
+        ("event_type=instance", 0),
+        ("page=9007199254740991&status=delivered", 4),
+    ] {
+        assert_eq!(list(query).await["pagination"]["total"], total, "{query}");
+    }
+    for status in ["pending", "held"] {
+        let found = list(&format!("status={status}")).await;
+        assert!(
+            found["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|d| d["status"] == status)
+        );
+    }
+    let answer = expect(&tenant, 422, Method::GET, &format!("{path}?limit=0"), None, &[]).await;
+    assert_eq!(fields(&answer), ["limit"]);
+
+    let detail = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}/{}", expected[3]),
+        None,
+        &[],
+    )
+    .await;
+    assert!(!detail.header("etag").is_empty());
+    assert_eq!(
+        detail.json()["data"],
+        json!({
+            "id": expected[3], "event_id": "evt_3", "event_type": "instance.created", "status": "exhausted",
+            "created_at": detail.json()["data"]["created_at"], "next_attempt_at": null,
+            "attempts": [{
+                "at": "2026-11-21T10:00:00.250Z", "duration_ms": 42, "status_code": 503, "error": "answered 503",
+                "response": "later",
+            }],
+        })
+    );
+    for unknown in [
+        of_other.as_str(),
+        "dlv_zzzzzzzzzzzzzzzz",
+        "nonsense",
+        "dlv-0000000000000003",
+    ] {
+        expect(&tenant, 404, Method::GET, &format!("{path}/{unknown}"), None, &[]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_finished_delivery_is_sent_again_once_for_a_key() {
+    let tenant = Tenant::new("dlv-again").await;
+    let hook = create(&tenant).await;
+    let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
+    let mut ids = Vec::new();
+    for (number, phase) in DeliveryPhase::ALL.into_iter().enumerate() {
+        let event_type = EventType::InstanceCreated;
+        ids.push(
+            record(
+                &tenant,
+                &object,
+                &Entry {
+                    number,
+                    phase,
+                    event_type,
+                },
+            )
+            .await,
+        );
+    }
+    let path = |id: &str| format!("{}/deliveries/{id}", url_of(&hook));
+    let redeliver = |id: &str| format!("{}/redeliver", path(id));
+    let refused = expect(&tenant, 409, Method::POST, &redeliver(&ids[0]), None, &[]).await;
+    assert_eq!(
+        (code(&refused).as_str(), fields(&refused)),
+        ("invalid_state", vec!["status".to_owned()])
+    );
+    let stale = [("If-Match", "\"x\"")];
+    expect(&tenant, 412, Method::POST, &redeliver(&ids[2]), None, &stale).await;
+    let etag = expect(&tenant, 200, Method::GET, &path(&ids[2]), None, &[])
+        .await
+        .header("etag")
+        .to_owned();
+    for (id, headers) in [
+        (
+            &ids[2],
+            vec![("If-Match", etag.as_str()), ("Idempotency-Key", "again")],
+        ),
+        (&ids[3], vec![("Idempotency-Key", "again")]),
+    ] {
+        let name = id.replace('_', "-");
+        assert!(is_labelled(&deliveries(&tenant).get(&name).await.unwrap()));
+        let sent = expect(&tenant, 202, Method::POST, &redeliver(id), None, &headers).await;
+        assert_eq!(sent.json()["data"]["status"], "pending");
+        assert!(!is_labelled(&deliveries(&tenant).get(&name).await.unwrap()));
+        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[])
+            .await
+            .json();
+        assert_eq!(read["data"]["status"], "pending", "what was told is what is read");
+        let again = expect(
+            &tenant,
+            202,
+            Method::POST,
+            &redeliver(id),
+            None,
+            &headers[headers.len() - 1..],
+        )
+        .await;
+        assert_eq!(again.header("idempotency-replayed"), "true");
+        let unasked = expect(&tenant, 409, Method::POST, &redeliver(id), None, &[]).await;
+        assert_eq!(code(&unasked), "invalid_state");
+    }
+    let wrong = json!({ "force": true });
+    let refused = expect(&tenant, 422, Method::POST, &redeliver(&ids[2]), Some(&wrong), &[]).await;
+    assert_eq!(fields(&refused), ["force"]);
+    // What is asked for again is among the pending ones.
+    let list = format!("{}/deliveries?status=pending", url_of(&hook));
+    let pending = expect(&tenant, 200, Method::GET, &list, None, &[]).await.json();
+    for id in &ids[2..] {
+        assert!(
+            pending["data"].as_array().unwrap().iter().any(|d| d["id"] == *id),
+            "{pending:#}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn recover_sends_again_what_was_exhausted_since_a_time() {
+    let tenant = Tenant::new("dlv-recover").await;
+    let hook = create(&tenant).await;
+    let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
+    for number in 0..24 {
+        let entry = Entry {
+            number,
+            phase: DeliveryPhase::ALL[2 + number % 2],
+            event_type: EventType::InstanceStopped,
+        };
+        record(&tenant, &object, &entry).await;
+    }
+    let labelled = async || {
+        let all = deliveries(&tenant)
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items;
+        all.iter().filter(|delivery| is_labelled(delivery)).count()
+    };
+    let path = format!("{}/recover", url_of(&hook));
+    // Those with the odd numbers are exhausted: 15, 17, 19, 21, 23 are not older.
+    let since = json!({ "since": "2026-11-21T11:00:15+01:00" });
+    let key = [("Idempotency-Key", "once")];
+    let first = expect(&tenant, 202, Method::POST, &path, Some(&since), &key).await;
+    assert_eq!(first.json()["data"]["recovered"], 5);
+    assert_eq!(labelled().await, 24 - 5);
+    let again = expect(&tenant, 202, Method::POST, &path, Some(&since), &key).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json(), first.json());
+    let other = expect(&tenant, 422, Method::POST, &path, None, &key).await;
+    assert_eq!(code(&other), "idempotency_key_reused");
+    let rest = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    assert_eq!(rest["data"]["recovered"], 7);
+    assert_eq!(labelled().await, 12, "what was delivered stays as it is");
+    let none = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    assert_eq!(none["data"]["recovered"], 0);
+}
+
+#[tokio::test]
+async fn a_test_records_a_delivery_of_an_example() {
+    let tenant = Tenant::new("dlv-test").await;
+    let hook = create(&tenant).await;
+    let path = format!("{}/test", url_of(&hook));
+    let answer = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let id = answer["data"]["id"].as_str().unwrap();
+    let event_id = answer["data"]["event_id"].as_str().unwrap();
+    assert!(event_id.starts_with("evt_test_"), "{event_id}");
+    assert_eq!(answer["data"]["event_type"], "instance.created", "its first");
+    let object = deliveries(&tenant).get(&id.replace('_', "-")).await.unwrap();
+    assert!(object.spec.test);
+    assert_eq!(object.spec.webhook, name_of(&hook));
+    let body: Value = serde_json::from_str(&object.spec.body).unwrap();
+    assert_eq!(
+        (body["id"].as_str(), &body["type"]),
+        (Some(event_id), &json!("instance.created"))
+    );
+    assert_eq!(object.metadata.owner_references.unwrap()[0].name, name_of(&hook));
+    expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{}/deliveries/{id}", url_of(&hook)),
+        None,
+        &[],
+    )
+    .await;
+
+    let chosen = json!({ "type": "instance.deleted" });
+    let key = [("Idempotency-Key", "once")];
+    let first = expect(&tenant, 202, Method::POST, &path, Some(&chosen), &key).await;
+    assert_eq!(first.json()["data"]["event_type"], "instance.deleted");
+    let again = expect(&tenant, 202, Method::POST, &path, Some(&chosen), &key).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json()["data"]["id"], first.json()["data"]["id"]);
+    let other = expect(&tenant, 422, Method::POST, &path, None, &key).await;
+    assert_eq!(code(&other), "idempotency_key_reused");
+    let total = deliveries(&tenant)
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items
+        .len();
+    assert_eq!(total, 2);
+
+    let off = json!({ "active": false });
+    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
+    let refused = expect(&tenant, 409, Method::POST, &path, None, &[]).await;
+    assert_eq!(code(&refused), "invalid_state");
+}

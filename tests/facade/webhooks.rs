@@ -1,0 +1,589 @@
+//! Webhooks through REST: their life, their secrets, their limits.
+
+use control_plane::Identity;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use stellage::resources::{Account, Webhook};
+
+use super::{
+    contract::{call, code, expect, fields},
+    isolation::without_traces,
+};
+use crate::support::{Answer, Tenant, eventually, new_key, shared};
+
+pub(super) const PATH: &str = "/v1/webhooks";
+
+/// A minimal request.
+pub(super) fn hook() -> Value {
+    json!({ "url": "https://hooks.example.com/in", "events": ["instance.created", "instance.deleted"] })
+}
+
+/// Creates a webhook.
+pub(super) async fn create_with(tenant: &Tenant, body: &Value, headers: &[(&str, &str)]) -> Answer {
+    expect(tenant, 201, Method::POST, PATH, Some(body), headers).await
+}
+
+/// Creates a webhook and returns its `data`.
+pub(super) async fn create(tenant: &Tenant) -> Value {
+    create_with(tenant, &hook(), &[]).await.json()["data"].clone()
+}
+
+pub(super) fn url_of(webhook: &Value) -> String {
+    format!("{PATH}/{}", webhook["id"].as_str().unwrap())
+}
+
+pub(super) fn webhooks(tenant: &Tenant) -> Api<Webhook> {
+    Api::namespaced(tenant.kube.clone(), &tenant.namespace)
+}
+
+pub(super) fn name_of(webhook: &Value) -> String {
+    webhook["id"].as_str().unwrap().replace('_', "-")
+}
+
+/// The text under a key of a webhook's Secret.
+async fn stored(tenant: &Tenant, name: &str, key: &str) -> Option<String> {
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let secret = secrets.get_opt(name).await.unwrap()?;
+    let bytes = secret.data?.remove(key)?;
+    Some(String::from_utf8(bytes.0).unwrap())
+}
+
+#[tokio::test]
+async fn a_webhook_is_created_listed_read_changed_and_deleted() {
+    let tenant = Tenant::new("hook-life").await;
+    let answer = create_with(&tenant, &hook(), &[]).await;
+    let first = answer.json()["data"].clone();
+    assert_eq!(answer.header("location"), url_of(&first));
+    assert_eq!(
+        (&first["active"], &first["events"]),
+        (&json!(true), &hook()["events"])
+    );
+    let secret = first["secret"].as_str().unwrap().to_owned();
+    assert!(secret.starts_with("whsec_") && secret.len() == 6 + 44, "{secret}");
+
+    // Two objects, one of which goes with the other.
+    let name = name_of(&first);
+    let object = webhooks(&tenant).get(&name).await.unwrap();
+    assert_eq!(object.spec.secret_ref.name, name);
+    assert_eq!(
+        stored(&tenant, &name, "secret").await.as_deref(),
+        Some(secret.as_str())
+    );
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let kept = secrets.get(&name).await.unwrap();
+    assert_eq!(
+        kept.metadata.owner_references.unwrap()[0].uid,
+        object.metadata.uid.unwrap()
+    );
+    assert_eq!(
+        kept.metadata.labels.unwrap()["app.kubernetes.io/managed-by"],
+        "stellage"
+    );
+
+    let mut body = hook();
+    body["secret"] = json!("my own, ß");
+    body["active"] = json!(false);
+    body["events"] = json!(["invoice.created", "invoice.created"]);
+    let second = create_with(&tenant, &body, &[]).await.json()["data"].clone();
+    assert_eq!(
+        (&second["secret"], &second["active"], &second["events"]),
+        (&body["secret"], &json!(false), &json!(["invoice.created"]))
+    );
+    // Made by hand, found by an id of its own.
+    let by_hand: Webhook = serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "by-hand" },
+        "spec": { "url": "https://example.com", "events": ["backup.failed"], "secretRef": { "name": "mine" } },
+    }))
+    .unwrap();
+    let by_hand = webhooks(&tenant)
+        .create(&PostParams::default(), &by_hand)
+        .await
+        .unwrap();
+    let third = format!("{PATH}/{}", by_hand.id());
+    eventually(
+        "the watch to show it",
+        async || tenant.call(Method::GET, &third, None).await.status.as_u16(),
+        |status| *status == 200,
+    )
+    .await;
+
+    let list = expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+    assert_eq!(list["pagination"]["total"], 3);
+    assert!(!list.to_string().contains(&secret) && !list.to_string().contains("my own"));
+    let keys: Vec<(&str, &str)> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|w| (w["created_at"].as_str().unwrap(), w["id"].as_str().unwrap()))
+        .collect();
+    let mut sorted = keys.clone();
+    sorted.sort_by(|a, b| b.0.cmp(a.0).then(a.1.cmp(b.1)));
+    assert_eq!(keys, sorted, "newest first, then id");
+    let page = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{PATH}?limit=2&page=2"),
+        None,
+        &[],
+    )
+    .await
+    .json();
+    assert_eq!(page["data"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        page["pagination"],
+        json!({ "page": 2, "limit": 2, "total": 3, "total_pages": 2 })
+    );
+
+    let path = url_of(&first);
+    let read = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    assert!(read.json()["data"].get("secret").is_none());
+    let etag = read.header("etag").to_owned();
+    let change =
+        json!({ "url": "https://other.example.com", "events": ["instance.started"], "secret": "new one" });
+    let changed = expect(
+        &tenant,
+        200,
+        Method::PATCH,
+        &path,
+        Some(&change),
+        &[("If-Match", &etag)],
+    )
+    .await;
+    assert_eq!(changed.json()["data"]["url"], change["url"]);
+    assert!(!changed.text.contains("new one"));
+    assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("new one"));
+    assert_eq!(stored(&tenant, &name, "previous-secret").await, None);
+    let again = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    assert_eq!(again["data"], changed.json()["data"]);
+    for (method, body) in [(Method::PATCH, Some(&change)), (Method::DELETE, None)] {
+        expect(&tenant, 412, method, &path, body, &[("If-Match", &etag)]).await;
+    }
+
+    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    for (method, body) in [
+        (Method::GET, None),
+        (Method::PATCH, Some(&change)),
+        (Method::DELETE, None),
+    ] {
+        expect(&tenant, 404, method, &path, body, &[]).await;
+    }
+    eventually(
+        "the Secret to go with it",
+        async || secrets.get_opt(&name).await.unwrap().is_none(),
+        |gone| *gone,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn every_wrong_field_of_a_webhook_is_named() {
+    let tenant = Tenant::new("hook-wrong").await;
+    let wrong = json!({
+        "url": "http://user@example.com#x", "events": ["nope", "instance.created"], "secret": "", "active": null, "name": "x",
+    });
+    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&wrong), &[]).await;
+    assert_eq!(fields(&answer), ["url", "events[0]", "secret", "active", "name"]);
+    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&json!({})), &[]).await;
+    assert_eq!(fields(&answer), ["url", "events"]);
+    // What only the API server's rules refuse is told in the same words.
+    let mut cluster = hook();
+    cluster["url"] = json!("https://hooks.shop.svc.cluster.local/in");
+    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&cluster), &[]).await;
+    assert_eq!(fields(&answer), ["url"]);
+
+    let webhook = create(&tenant).await;
+    let path = url_of(&webhook);
+    for (body, field) in [
+        (json!({}), "body"),
+        (json!({ "events": [] }), "events"),
+        (json!({ "url": null }), "url"),
+        (json!({ "secret": "s".repeat(256) }), "secret"),
+        (json!({ "created_at": "2026-11-21T10:00:00Z" }), "created_at"),
+    ] {
+        let answer = expect(&tenant, 422, Method::PATCH, &path, Some(&body), &[]).await;
+        assert_eq!(fields(&answer), [field]);
+    }
+    for (action, body, field) in [
+        ("test", json!({ "type": "invoice.created" }), "type"),
+        ("test", json!({ "kind": "instance.created" }), "kind"),
+        (
+            "rotate-secret",
+            json!({ "overlap_seconds": 604_801 }),
+            "overlap_seconds",
+        ),
+        ("rotate-secret", json!({ "secret": "a\u{7}b" }), "secret"),
+        ("recover", json!({ "since": "yesterday" }), "since"),
+    ] {
+        let url = format!("{path}/{action}");
+        let answer = expect(&tenant, 422, Method::POST, &url, Some(&body), &[]).await;
+        assert_eq!(fields(&answer), [field], "{action}");
+    }
+}
+
+#[tokio::test]
+async fn one_webhook_too_many_is_refused_and_a_key_still_finds_its_own() {
+    let cluster = shared().await;
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "hook-quota", |spec| {
+        spec.webhook_quota = Some(2);
+    })
+    .await;
+    let headers = [("Idempotency-Key", "first")];
+    let first = create_with(&tenant, &hook(), &headers).await;
+    let second = create(&tenant).await;
+    let over = expect(&tenant, 403, Method::POST, PATH, Some(&hook()), &[]).await;
+    assert_eq!(code(&over), "resource_limit_exceeded");
+    assert!(over.text.contains("webhooks"), "{over:?}");
+    let again = expect(&tenant, 201, Method::POST, PATH, Some(&hook()), &headers).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json()["data"], first.json()["data"]);
+    expect(&tenant, 204, Method::DELETE, &url_of(&second), None, &[]).await;
+    eventually(
+        "the quota to be free",
+        async || call(&tenant, Method::POST, PATH, Some(&hook()), &[]).await,
+        |answer| answer.status == 201,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
+    let tenant = Tenant::new("hook-idem").await;
+    let headers = [("Idempotency-Key", "burst")];
+    create(&tenant).await;
+    let body = hook();
+    let calls = (0..50).map(|_| expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers));
+    let answers = futures::future::join_all(calls).await;
+    let fresh = answers
+        .iter()
+        .filter(|a| a.headers.get("idempotency-replayed").is_none())
+        .count();
+    assert_eq!(fresh, 1);
+    let webhook = answers[0].json()["data"].clone();
+    assert!(
+        answers.iter().all(|a| a.json()["data"] == webhook),
+        "one secret for all: {answers:#?}"
+    );
+    let name = name_of(&webhook);
+    assert_eq!(
+        stored(&tenant, &name, "secret").await.as_deref(),
+        webhook["secret"].as_str()
+    );
+    for (field, value) in [("active", json!(false)), ("secret", json!("other"))] {
+        let mut other = hook();
+        other[field] = value;
+        let answer = expect(&tenant, 422, Method::POST, PATH, Some(&other), &headers).await;
+        assert_eq!(code(&answer), "idempotency_key_reused", "{field}");
+    }
+
+    // With a secret of its own, another secret is another body although the Webhook does not have it.
+    let mut own = hook();
+    own["secret"] = json!("mine");
+    let headers = [("Idempotency-Key", "own")];
+    let made = create_with(&tenant, &own, &headers).await.json()["data"].clone();
+    let mut other = own.clone();
+    other["secret"] = json!("yours");
+    let answer = expect(&tenant, 422, Method::POST, PATH, Some(&other), &headers).await;
+    assert_eq!(code(&answer), "idempotency_key_reused");
+    let digest = webhooks(&tenant)
+        .get(&name_of(&made))
+        .await
+        .unwrap()
+        .metadata
+        .annotations;
+    let guessed = json!([["events", own["events"]], ["secret", "mine"], ["url", own["url"]]]);
+    let of_guess = stellage::facade::idempotency::body_hash(&serde_json::to_vec(&guessed).unwrap());
+    assert!(
+        digest.is_some() && !format!("{digest:?}").contains(&of_guess),
+        "it would tell a good guess"
+    );
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let beside = secrets.get(&name_of(&made)).await.unwrap().metadata.annotations;
+    assert!(format!("{beside:?}").contains(&of_guess));
+
+    // A crash between Webhook and Secret: the same request repairs it.
+    for (body, headers, made) in [
+        (hook(), [("Idempotency-Key", "burst")], &webhook),
+        (own, headers, &made),
+    ] {
+        secrets
+            .delete(&name_of(made), &DeleteParams::default())
+            .await
+            .unwrap();
+        let repaired = expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers).await;
+        assert_eq!(repaired.header("idempotency-replayed"), "true");
+        let secret = repaired.json()["data"]["secret"].clone();
+        assert_eq!(
+            stored(&tenant, &name_of(made), "secret").await.as_deref(),
+            secret.as_str()
+        );
+        assert_eq!(
+            secret == made["secret"],
+            body.get("secret").is_some(),
+            "a random one is made anew"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() {
+    let tenant = Tenant::new("hook-rotate").await;
+    let webhook = create(&tenant).await;
+    let (path, name) = (url_of(&webhook), name_of(&webhook));
+    let rotate = format!("{path}/rotate-secret");
+    let key = [("Idempotency-Key", "once")];
+    let first = expect(&tenant, 200, Method::POST, &rotate, None, &key).await;
+    let now = first.json()["data"].clone();
+    assert_ne!(now["secret"], webhook["secret"]);
+    assert!(now["previous_secret_expires_at"].is_string());
+    assert_eq!(
+        stored(&tenant, &name, "secret").await.as_deref(),
+        now["secret"].as_str()
+    );
+    assert_eq!(
+        stored(&tenant, &name, "previous-secret").await.as_deref(),
+        webhook["secret"].as_str()
+    );
+    assert_eq!(
+        stored(&tenant, &name, "previous-expires-at").await.as_deref(),
+        now["previous_secret_expires_at"].as_str()
+    );
+    let again = expect(&tenant, 200, Method::POST, &rotate, None, &key).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json()["data"], now);
+    let body = json!({ "overlap_seconds": 1 });
+    let other = expect(&tenant, 422, Method::POST, &rotate, Some(&body), &key).await;
+    assert_eq!(code(&other), "idempotency_key_reused");
+
+    let at_once = json!({ "secret": "my own", "overlap_seconds": 0 });
+    let rotated = expect(&tenant, 200, Method::POST, &rotate, Some(&at_once), &[])
+        .await
+        .json();
+    assert_eq!(rotated["data"]["secret"], "my own");
+    assert!(rotated["data"].get("previous_secret_expires_at").is_none());
+    for gone in ["previous-secret", "previous-expires-at"] {
+        assert_eq!(stored(&tenant, &name, gone).await, None);
+    }
+
+    let calls = (0..6).map(|_| expect(&tenant, 200, Method::POST, &rotate, None, &[]));
+    let mut told: Vec<String> = futures::future::join_all(calls)
+        .await
+        .iter()
+        .map(|answer| answer.json()["data"]["secret"].as_str().unwrap().to_owned())
+        .collect();
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), 6);
+    let (last, before) = (
+        stored(&tenant, &name, "secret").await.unwrap(),
+        stored(&tenant, &name, "previous-secret").await.unwrap(),
+    );
+    assert!(
+        last != before && told.contains(&last) && told.contains(&before),
+        "the one before is one that somebody was told"
+    );
+
+    // A Secret of the account holder's own, under a key of their own, with something else in it.
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let mine: Secret = serde_json::from_value(json!({
+        "metadata": { "name": "mine" }, "stringData": { "signing": "old", "other": "x" },
+    }))
+    .unwrap();
+    secrets.create(&PostParams::default(), &mine).await.unwrap();
+    let refer = Patch::Merge(json!({ "spec": { "secretRef": { "name": "mine", "key": "signing" } } }));
+    webhooks(&tenant)
+        .patch(&name, &PatchParams::default(), &refer)
+        .await
+        .unwrap();
+    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
+        .await
+        .json();
+    assert_eq!(
+        stored(&tenant, "mine", "signing").await.as_deref(),
+        rotated["data"]["secret"].as_str()
+    );
+    assert_eq!(
+        stored(&tenant, "mine", "previous-secret").await.as_deref(),
+        Some("old")
+    );
+    assert_eq!(stored(&tenant, "mine", "other").await.as_deref(), Some("x"));
+    // One that is gone is made again.
+    secrets.delete("mine", &DeleteParams::default()).await.unwrap();
+    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
+        .await
+        .json();
+    assert_eq!(
+        stored(&tenant, "mine", "signing").await.as_deref(),
+        rotated["data"]["secret"].as_str()
+    );
+}
+
+#[tokio::test]
+async fn active_enables_a_webhook_that_was_disabled() {
+    let tenant = Tenant::new("hook-enable").await;
+    let webhook = create(&tenant).await;
+    let (path, name) = (url_of(&webhook), name_of(&webhook));
+    let object = webhooks(&tenant).get(&name).await.unwrap();
+    let disabled = json!({ "status": { "disabled": {
+        "at": "2026-11-21T10:00:00Z", "reason": "RetriesExhausted", "message": "the last retry failed",
+        "delivery": "dlv-abcdefgh01234567", "eventId": "evt_1", "eventType": "instance.created", "attempts": 6,
+        "error": "no", "generation": object.metadata.generation,
+    }}});
+    webhooks(&tenant)
+        .patch_status(&name, &PatchParams::default(), &Patch::Merge(disabled))
+        .await
+        .unwrap();
+    let seen = eventually(
+        "the watch to show it",
+        async || expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()["data"].clone(),
+        |data| data["active"] == false,
+    )
+    .await;
+    assert_eq!(seen["disabled"]["reason"], "retries_exhausted");
+    assert_eq!(seen["disabled"]["delivery_id"], "dlv_abcdefgh01234567");
+    let refused = expect(&tenant, 409, Method::POST, &format!("{path}/test"), None, &[]).await;
+    assert_eq!(
+        (code(&refused).as_str(), fields(&refused)),
+        ("invalid_state", vec!["active".to_owned()])
+    );
+
+    let on = json!({ "active": true });
+    let enabled = expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[])
+        .await
+        .json();
+    assert_eq!(enabled["data"]["active"], true);
+    assert!(enabled["data"].get("disabled").is_none());
+    let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
+    let nonce = spec.enable_requested_at.unwrap();
+    assert!(nonce.parse::<jiff::Timestamp>().is_ok(), "{nonce}");
+    // What is enabled is left as it is.
+    expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[]).await;
+    let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
+    assert_eq!(spec.enable_requested_at.as_deref(), Some(nonce.as_str()));
+}
+
+#[tokio::test]
+async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
+    let tenant = Tenant::new("hook-none").await;
+    create(&tenant).await;
+    // Somebody else's Secret has the name that the webhook's would have.
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let uid = accounts
+        .get(&tenant.namespace)
+        .await
+        .unwrap()
+        .metadata
+        .uid
+        .unwrap();
+    let suffix = stellage::facade::idempotency::name_suffix(&uid, PATH, "taken");
+    let name = format!("wh-{suffix}");
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let foreign: Secret = serde_json::from_value(
+        json!({ "metadata": { "name": name }, "stringData": { "secret": "private" } }),
+    )
+    .unwrap();
+    secrets.create(&PostParams::default(), &foreign).await.unwrap();
+    let headers = [("Idempotency-Key", "taken")];
+    let refused = expect(&tenant, 409, Method::POST, PATH, Some(&hook()), &headers).await;
+    assert_eq!(code(&refused), "conflict");
+    assert!(!refused.text.contains("private"));
+    assert!(webhooks(&tenant).get_opt(&name).await.unwrap().is_none());
+    let list = expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json();
+    assert_eq!(list["pagination"]["total"], 1);
+    assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("private"));
+}
+
+#[tokio::test]
+async fn a_key_that_may_read_reads_only() {
+    let mut tenant = Tenant::new("hook-read").await;
+    let webhook = create(&tenant).await;
+    let path = url_of(&webhook);
+    tenant.key = new_key(shared().await.plane, "hook-read", "read");
+    eventually(
+        "the key to be known",
+        async || tenant.call(Method::GET, PATH, None).await.status.as_u16(),
+        |status| *status == 200,
+    )
+    .await;
+    for readable in [path.clone(), format!("{path}/deliveries")] {
+        expect(&tenant, 200, Method::GET, &readable, None, &[]).await;
+    }
+    let change = json!({ "active": false });
+    let delivery = format!("{path}/deliveries/dlv_0000000000000000/redeliver");
+    for (method, path, body) in [
+        (Method::POST, PATH.to_owned(), Some(&hook())),
+        (Method::PATCH, path.clone(), Some(&change)),
+        (Method::DELETE, path.clone(), None),
+        (Method::POST, format!("{path}/test"), None),
+        (Method::POST, format!("{path}/rotate-secret"), None),
+        (Method::POST, format!("{path}/recover"), None),
+        (Method::POST, delivery, None),
+    ] {
+        let refused = expect(&tenant, 403, method, &path, body, &[]).await;
+        assert_eq!(code(&refused), "token_readonly", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn anothers_webhook_is_like_an_unknown_one_on_every_endpoint() {
+    let (ada, bob) = (Tenant::new("hook-ada").await, Tenant::new("hook-bob").await);
+    let webhook = create(&ada).await;
+    let test = format!("{}/test", url_of(&webhook));
+    let delivery = expect(&ada, 202, Method::POST, &test, None, &[]).await.json()["data"]["id"].clone();
+    let delivery = delivery.as_str().unwrap();
+    let before = webhooks(&ada)
+        .get(&name_of(&webhook))
+        .await
+        .unwrap()
+        .metadata
+        .resource_version;
+    let change = json!({ "active": false });
+    let one = format!("/deliveries/{delivery}");
+    let redeliver = format!("{one}/redeliver");
+    let endpoints = [
+        (Method::GET, "", None),
+        (Method::PATCH, "", Some(&change)),
+        (Method::DELETE, "", None),
+        (Method::POST, "/test", None),
+        (Method::POST, "/rotate-secret", None),
+        (Method::POST, "/recover", None),
+        (Method::GET, "/deliveries", None),
+        (Method::GET, one.as_str(), None),
+        (Method::POST, redeliver.as_str(), None),
+    ];
+    for (method, rest, body) in endpoints {
+        for headers in [&[][..], &[("If-Match", "*")], &[("Idempotency-Key", "k")]] {
+            let mut answers = Vec::new();
+            for id in [
+                webhook["id"].as_str().unwrap(),
+                "wh_0000000000000000",
+                "nonsense",
+                &name_of(&webhook),
+            ] {
+                let path = format!("{PATH}/{id}{rest}");
+                let answer = call(&bob, method.clone(), &path, body, headers).await;
+                assert_eq!(answer.status, 404, "{method} {path}: {answer:?}");
+                answers.push(without_traces(&answer));
+            }
+            assert!(
+                answers.windows(2).all(|pair| pair[0] == pair[1]),
+                "{method} {rest}: {answers:#?}"
+            );
+        }
+    }
+    // Another's delivery is not to be had through a webhook of one's own either.
+    let own = url_of(&create(&bob).await);
+    for (method, rest) in [(Method::GET, &one), (Method::POST, &redeliver)] {
+        expect(&bob, 404, method, &format!("{own}{rest}"), None, &[]).await;
+    }
+    let kept = webhooks(&ada).get(&name_of(&webhook)).await.unwrap();
+    let kube = shared().await.plane.client(Identity::Admin).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(kube, "hook-bob");
+    assert_eq!(kept.metadata.resource_version, before, "nothing was written");
+    assert_eq!(secrets.list(&ListParams::default()).await.unwrap().items.len(), 1);
+}

@@ -1,0 +1,230 @@
+//! A webhook that fails for good is disabled in its status, its account holder told once, and nothing lost.
+
+use control_plane::ControlPlane;
+use serde_json::json;
+use stellage::resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
+
+use super::{all_in, phase_of, types};
+use crate::support::{
+    Tenant, eventually, kubectl, mail_folder,
+    receivers::{Answer, Receiver},
+    shared,
+};
+
+/// The mails to this address that were written so far.
+fn mails_to(plane: &ControlPlane, address: &str) -> Vec<String> {
+    let files = std::fs::read_dir(mail_folder(plane)).into_iter().flatten();
+    let files = files.filter_map(|file| Some(file.ok()?.path()));
+    let mails = files.filter(|path| path.extension().is_some_and(|extension| extension == "eml"));
+    let mails = mails.filter_map(|path| std::fs::read_to_string(path).ok());
+    mails.filter(|mail| mail.contains(address)).collect()
+}
+
+fn is_disabled(webhook: &Webhook) -> bool {
+    webhook.disabled().is_some()
+}
+
+#[tokio::test]
+async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_holds_what_follows() {
+    let plane = shared().await.plane;
+    let tenant = Tenant::new("hooks-ladder").await;
+    let failing = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let receiver = Receiver::start({
+        let failing = failing.clone();
+        move |_| {
+            if failing.load(std::sync::atomic::Ordering::Relaxed) {
+                Answer::status(503).body("busy")
+            } else {
+                Answer::ok()
+            }
+        }
+    })
+    .await;
+    tenant
+        .webhook(
+            "alarm",
+            &receiver.url("/hook"),
+            &["instance.started", "instance.stopped"],
+        )
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let webhook = tenant
+        .wait_for_webhook("alarm", "the webhook to be disabled", is_disabled)
+        .await;
+    let disabled = webhook.disabled().unwrap();
+    assert_eq!(
+        (disabled.reason, disabled.attempts),
+        (DisableReason::RetriesExhausted, 6)
+    );
+    assert_eq!(disabled.last_status_code, Some(503));
+    assert!(webhook.spec.active, "the spec belongs to the user");
+    assert_eq!(receiver.count(), 6, "one attempt and five retries");
+    let exhausted = tenant
+        .wait_for_deliveries("alarm", "it to be exhausted", all_in(1, DeliveryPhase::Exhausted))
+        .await;
+    let status = exhausted[0].status.as_ref().unwrap();
+    assert_eq!((status.attempt_count, status.attempts.len()), (6, 6));
+    assert_eq!(status.attempts[0].response.as_deref(), Some("busy"));
+    assert!(exhausted[0].metadata.name.as_deref() == Some(disabled.delivery.as_str()));
+
+    let webhook = tenant
+        .wait_for_webhook("alarm", "the mail to be recorded", |webhook| {
+            webhook
+                .disabled()
+                .is_some_and(|disabled| disabled.notified_at.is_some())
+        })
+        .await;
+    let mails = mails_to(plane, "hooks-ladder@example.com");
+    assert_eq!(mails.len(), 1, "{mails:?}");
+    assert!(mails[0].contains(&webhook.id()), "{}", mails[0]);
+    let ready = conditions::find(&webhook.status.as_ref().unwrap().conditions, "Ready").unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("False", "Disabled")
+    );
+    let shown = kubectl(plane, &["get", "webhooks", "-n", "hooks-ladder", "alarm"], None).unwrap();
+    assert!(shown.contains("RetriesExhausted"), "{shown}");
+
+    // What happens meanwhile is held; once it is enabled it goes out in order, the exhausted one stays.
+    let stop = json!({ "spec": { "powerState": "Stopped" } });
+    let merge = kube::api::Patch::Merge(&stop);
+    tenant
+        .instances()
+        .patch("web", &Default::default(), &merge)
+        .await
+        .unwrap();
+    tenant.wait_for_state("web", InstanceState::Stopped).await;
+    let start = json!({ "spec": { "powerState": "Running" } });
+    let merge = kube::api::Patch::Merge(&start);
+    tenant
+        .instances()
+        .patch("web", &Default::default(), &merge)
+        .await
+        .unwrap();
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant
+        .wait_for_deliveries("alarm", "two held ones", |all| {
+            all.iter()
+                .filter(|delivery| phase_of(delivery) == Some(DeliveryPhase::Held))
+                .count()
+                == 2
+        })
+        .await;
+    assert_eq!(receiver.count(), 6, "sent although disabled");
+    failing.store(false, std::sync::atomic::Ordering::Relaxed);
+    tenant
+        .change_webhook("alarm", json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
+        .await;
+    let received = receiver.wait_for(8).await;
+    assert_eq!(types(&received[6..]), ["instance.stopped", "instance.started"]);
+    let webhook = tenant
+        .wait_for_webhook("alarm", "the webhook to be enabled", |webhook| {
+            webhook
+                .status
+                .as_ref()
+                .is_some_and(|status| status.disabled.is_none())
+        })
+        .await;
+    assert!(webhook.is_active());
+
+    // Taking the label away sends the exhausted one again.
+    let name = exhausted[0].metadata.name.clone().unwrap();
+    kubectl(
+        plane,
+        &[
+            "label",
+            "delivery",
+            "-n",
+            "hooks-ladder",
+            &name,
+            "stellage.dev/finished-",
+        ],
+        None,
+    )
+    .unwrap();
+    let received = receiver.wait_for(9).await;
+    assert_eq!(received[8].body, received[0].body);
+    tenant
+        .wait_for_deliveries(
+            "alarm",
+            "all to be delivered",
+            all_in(3, DeliveryPhase::Delivered),
+        )
+        .await;
+    assert_eq!(mails_to(plane, "hooks-ladder@example.com").len(), 1);
+}
+
+#[tokio::test]
+async fn gone_disables_at_once() {
+    let tenant = Tenant::new("hooks-gone").await;
+    let receiver = Receiver::start(|_| Answer::status(410)).await;
+    tenant
+        .webhook("old", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let webhook = tenant
+        .wait_for_webhook("old", "the webhook to be disabled", is_disabled)
+        .await;
+    assert_eq!(webhook.disabled().unwrap().reason, DisableReason::Gone);
+    assert_eq!(receiver.count(), 1);
+}
+
+#[tokio::test]
+async fn a_receiver_that_recovers_in_mid_ladder_gets_the_event_and_stays_enabled() {
+    let tenant = Tenant::new("hooks-recovers").await;
+    let receiver = Receiver::queue([Answer::status(500), Answer::status(301), Answer::ok()]).await;
+    tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let received = receiver.wait_for(3).await;
+    assert!(received.iter().all(|request| request.body == received[0].body));
+    let all = tenant
+        .wait_for_deliveries("hook", "it to be delivered", all_in(1, DeliveryPhase::Delivered))
+        .await;
+    let attempts = &all[0].status.as_ref().unwrap().attempts;
+    let codes: Vec<_> = attempts.iter().map(|attempt| attempt.status_code).collect();
+    assert_eq!(codes, [Some(500), Some(301), Some(200)]);
+    assert!(!is_disabled(&tenant.webhooks().get("hook").await.unwrap()));
+}
+
+#[tokio::test]
+async fn an_inactive_webhook_records_nothing_and_an_active_one_only_what_it_asks_for() {
+    let tenant = Tenant::new("hooks-inactive").await;
+    let (off, on) = (
+        Receiver::start(|_| Answer::ok()).await,
+        Receiver::start(|_| Answer::ok()).await,
+    );
+    tenant
+        .webhook(
+            "off",
+            &off.url("/hook"),
+            &["instance.created", "instance.started"],
+        )
+        .await;
+    tenant.change_webhook("off", json!({ "active": false })).await;
+    tenant
+        .webhook("on", &on.url("/hook"), &["instance.started"])
+        .await;
+    let settled = |webhook: &Webhook| {
+        webhook
+            .status
+            .as_ref()
+            .and_then(|status| status.observed_generation)
+            == webhook.metadata.generation
+    };
+    tenant
+        .wait_for_webhook("off", "the change to be seen", settled)
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let received = on.wait_for(1).await;
+    assert_eq!(types(&received), ["instance.started"]);
+    // Its entries leave the outbox once nobody is owed anything.
+    let empty = async || {
+        let instance = tenant.instances().get("web").await.unwrap();
+        instance.status.unwrap().outbox
+    };
+    eventually("the outbox to be cleared", empty, Vec::is_empty).await;
+    assert_eq!((off.count(), on.count()), (0, 1));
+    assert!(tenant.deliveries_of("off").await.is_empty());
+}

@@ -1,0 +1,84 @@
+//! Receivers that do their worst hurt nobody but themselves.
+
+use futures::StreamExt as _;
+use serde_json::json;
+use stellage::resources::Webhook;
+
+use super::types;
+use crate::support::{
+    Operator, Tenant, own_plane, receiver_arguments,
+    receivers::{Answer, Hostile, HostileReceiver, Receiver},
+};
+
+/// Of each kind.
+const EACH: usize = 50;
+/// What the operator may take with all of them at once. It takes some 40 MB with none.
+const MAX_MEMORY_KB: u64 = 250_000;
+
+fn memory_kb(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_one_and_take_little_memory() {
+    let plane = own_plane().await;
+    let mut arguments = vec![
+        "run".to_owned(),
+        "--provisioning-seconds=0".to_owned(),
+        "--receiver-timeout-seconds=5".to_owned(),
+    ];
+    arguments.extend(receiver_arguments(&plane));
+    let mut operator =
+        Operator::start(&plane, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let bad = Tenant::with(&plane, &operator, "hooks-hostile", |spec| {
+        spec.webhook_quota = Some(10_000)
+    })
+    .await;
+    let good = Tenant::on(&plane, &operator, "hooks-healthy").await;
+    let healthy = Receiver::start(|_| Answer::ok()).await;
+    good.webhook("hook", &healthy.url("/hook"), &["instance.created"])
+        .await;
+
+    let kinds = Hostile::all(std::time::Duration::from_secs(6));
+    let hostile: Vec<HostileReceiver> = kinds.iter().map(|kind| HostileReceiver::start(*kind)).collect();
+    bad.secret("hook", super::SECRET).await;
+    let bad = &bad;
+    futures::stream::iter(hostile.iter().enumerate().flat_map(|(kind, receiver)| {
+        (0..EACH).map(move |number| (format!("hook-{kind}-{number}"), receiver.url()))
+    }))
+    .for_each_concurrent(16, |(name, url)| async move {
+        let webhook: Webhook = serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name },
+            "spec": { "url": url, "events": ["instance.created"], "secretRef": { "name": "hook" } },
+        }))
+        .unwrap();
+        bad.webhooks()
+            .create(&Default::default(), &webhook)
+            .await
+            .unwrap();
+    })
+    .await;
+    // One event for each of them, and while they are at it, one after the other for the healthy one.
+    bad.apply("bait", |_| {}).await;
+    let mut slowest = std::time::Duration::ZERO;
+    let mut rounds = 0;
+    while hostile.iter().filter(|receiver| receiver.accepted() == 0).count() > 0 || rounds < 20 {
+        let begun = std::time::Instant::now();
+        good.apply(&format!("web-{rounds}"), |_| {}).await;
+        rounds += 1;
+        healthy.wait_for(rounds).await;
+        slowest = slowest.max(begun.elapsed());
+    }
+    let received = healthy.received();
+    assert_eq!(types(&received), vec!["instance.created"; rounds]);
+    let memory = memory_kb(operator.pid());
+    let accepted: usize = hostile.iter().map(HostileReceiver::accepted).sum();
+    println!(
+        "{} hostile webhooks, {accepted} connections; {rounds} events of the healthy one, the slowest in {slowest:?}; {memory} kB",
+        kinds.len() * EACH
+    );
+    assert!(memory <= MAX_MEMORY_KB, "{memory} kB");
+    operator.stop().await;
+}

@@ -1,0 +1,119 @@
+//! Signing secrets: missing, changed and rotated with `kubectl`.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use standardwebhooks::Webhook as Verifier;
+use stellage::resources::{DeliveryPhase, InstanceState, conditions};
+
+use super::{SECRET, all_in};
+use crate::support::{
+    Tenant, eventually,
+    receivers::{Answer, Receiver},
+};
+
+const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+
+async fn power(tenant: &Tenant, state: &str) {
+    let patch = json!({ "spec": { "powerState": state } });
+    tenant
+        .instances()
+        .patch("web", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is_there() {
+    let tenant = Tenant::new("hooks-secretless").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    let secrets: kube::Api<Secret> = kube::Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    secrets.delete("hook", &DeleteParams::default()).await.unwrap();
+    let problem = tenant
+        .wait_for_webhook("hook", "the missing Secret to show", |webhook| {
+            let conditions = webhook.status.iter().flat_map(|status| &status.conditions);
+            conditions
+                .clone()
+                .any(|c| c.type_ == "SecretReady" && c.status == "False")
+        })
+        .await;
+    let ready = conditions::find(&problem.status.as_ref().unwrap().conditions, "Ready")
+        .unwrap()
+        .clone();
+    assert_eq!(ready.reason, "SecretMissing");
+    assert!(ready.message.contains("no Secret hook"), "{}", ready.message);
+    tenant.apply("web", |_| {}).await;
+    tenant
+        .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
+        .await;
+    tenant.secret("hook", OTHER).await;
+    let received = receiver.wait_for(1).await;
+    Verifier::new(OTHER)
+        .unwrap()
+        .verify(&received[0].body, &received[0].headers)
+        .unwrap();
+    tenant
+        .wait_for_deliveries("hook", "it to be delivered", all_in(1, DeliveryPhase::Delivered))
+        .await;
+}
+
+#[tokio::test]
+async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overlap_both_sign() {
+    let tenant = Tenant::new("hooks-rotation").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    tenant
+        .webhook(
+            "hook",
+            &receiver.url("/hook"),
+            &["instance.started", "instance.stopped"],
+        )
+        .await;
+    tenant.apply("web", |_| {}).await;
+    receiver.wait_for(1).await;
+    let secrets: kube::Api<Secret> = kube::Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let rotated = json!({ "stringData": {
+        "secret": OTHER, "previous-secret": SECRET, "previous-expires-at": "2099-01-01T00:00:00Z",
+    }});
+    secrets
+        .patch("hook", &PatchParams::default(), &Patch::Merge(&rotated))
+        .await
+        .unwrap();
+    let changed_at = tokio::time::Instant::now();
+    let mut next = "Stopped";
+    let verifies = |request: &crate::support::receivers::Received, secret: &str| {
+        Verifier::new(secret)
+            .unwrap()
+            .verify(&request.body, &request.headers)
+            .is_ok()
+    };
+    let last = eventually(
+        "a delivery signed with the new secret",
+        async || {
+            let count = receiver.count();
+            power(&tenant, next).await;
+            let state = if next == "Stopped" {
+                InstanceState::Stopped
+            } else {
+                InstanceState::Running
+            };
+            tenant.wait_for_state("web", state).await;
+            next = if next == "Stopped" { "Running" } else { "Stopped" };
+            receiver.wait_for(count + 1).await.pop().unwrap()
+        },
+        |request| verifies(request, OTHER),
+    )
+    .await;
+    assert!(changed_at.elapsed().as_secs() <= 10, "{:?}", changed_at.elapsed());
+    assert!(verifies(&last, SECRET), "the previous secret signs too");
+    tenant
+        .wait_for_webhook("hook", "the overlap to show", |webhook| {
+            webhook
+                .status
+                .as_ref()
+                .is_some_and(|status| status.previous_secret_expires_at.is_some())
+        })
+        .await;
+}

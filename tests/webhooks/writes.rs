@@ -1,0 +1,130 @@
+//! What deliveries cost the API server.
+
+use control_plane::{ControlPlane, Identity, audit::Request};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use stellage::resources::InstanceState;
+
+use crate::support::{
+    Operator, PATIENCE, Tenant, eventually, own_plane, receiver_arguments,
+    receivers::{Answer, Receiver},
+};
+
+const INSTANCES: usize = 10;
+const ROUNDS: usize = 5;
+
+/// The operator's writes since the first `skip`.
+fn writes(plane: &ControlPlane, skip: usize) -> Vec<Request> {
+    let user = Identity::Operator.user();
+    let all = plane.requests().unwrap().into_iter().skip(skip);
+    all.filter(|request| request.user == user && request.is_write())
+        .collect()
+}
+
+fn count(writes: &[Request], resource: &str) -> usize {
+    writes
+        .iter()
+        .filter(|request| request.resource == resource)
+        .count()
+}
+
+/// Stops and starts every instance over and over, waits until all is told, and returns what was written and how many
+/// events there were.
+async fn churn(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) -> (Vec<Request>, usize) {
+    let before = plane.requests().unwrap().len();
+    let told = receiver.count();
+    let mut events = 0;
+    for round in 0..ROUNDS {
+        for (power, state) in [
+            ("Stopped", InstanceState::Stopped),
+            ("Running", InstanceState::Running),
+        ] {
+            for number in 0..INSTANCES {
+                let patch = json!({ "spec": { "powerState": power } });
+                let name = format!("web-{number}");
+                let params = PatchParams::default();
+                tenant
+                    .instances()
+                    .patch(&name, &params, &Patch::Merge(&patch))
+                    .await
+                    .unwrap();
+            }
+            for number in 0..INSTANCES {
+                tenant.wait_for_state(&format!("web-{number}"), state).await;
+            }
+            events += INSTANCES;
+        }
+        receiver.wait_for(told + (round + 1) * 2 * INSTANCES).await;
+    }
+    let empty = async || {
+        let all = tenant.instances().list(&Default::default()).await.unwrap().items;
+        all.iter()
+            .map(|instance| instance.status.as_ref().unwrap().outbox.len())
+            .sum::<usize>()
+    };
+    eventually("the outboxes to be cleared", empty, |left| *left == 0).await;
+    assert_eq!(receiver.count(), told + events, "sent more than once");
+    (writes(plane, before), events)
+}
+
+#[tokio::test]
+async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_delivery_with_all() {
+    let plane = own_plane().await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0".to_owned()];
+    arguments.extend(receiver_arguments(&plane));
+    let with_log = |log: &str| {
+        let log = format!("--delivery-log={log}");
+        arguments.iter().cloned().chain([log]).collect::<Vec<_>>()
+    };
+    let start = async |log: &str| {
+        let arguments = with_log(log);
+        Operator::start(&plane, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await
+    };
+    let mut operator = start("failures").await;
+    let tenant = Tenant::on(&plane, &operator, "hooks-writes").await;
+    tenant
+        .webhook(
+            "hook",
+            &receiver.url("/hook"),
+            &["instance.started", "instance.stopped"],
+        )
+        .await;
+    for number in 0..INSTANCES {
+        tenant.apply(&format!("web-{number}"), |_| {}).await;
+    }
+    receiver.wait_for(INSTANCES).await;
+    let (failures, events) = churn(&plane, &tenant, &receiver).await;
+    assert_eq!(
+        count(&failures, "deliveries"),
+        0,
+        "a success at once is not written down"
+    );
+    // Each transition takes two writes (begun, done); clearing the outbox takes one more, for the last event alone.
+    let most = events * 2 + INSTANCES * 2;
+    let instances = count(&failures, "instances");
+    println!(
+        "failures: {events} events, {instances} writes of instances, {} of webhooks",
+        count(&failures, "webhooks")
+    );
+    assert!(
+        instances <= most,
+        "{instances} writes for {events} events; at most {most}"
+    );
+    assert!(count(&failures, "webhooks") <= 2 + usize::try_from(PATIENCE.as_secs() / 10).unwrap());
+    operator.stop().await;
+
+    let mut operator = start("all").await;
+    let (all, events) = churn(&plane, &tenant, &receiver).await;
+    println!(
+        "all: {events} events, {} writes of deliveries",
+        count(&all, "deliveries")
+    );
+    assert_eq!(count(&all, "deliveries"), events, "one write a delivery");
+    assert!(
+        all.iter()
+            .filter(|r| r.resource == "deliveries")
+            .all(|r| r.verb == "create")
+    );
+    operator.stop().await;
+}
