@@ -109,6 +109,8 @@ pub(super) struct Known {
     pub(super) webhook: Arc<Webhook>,
     /// Its status when this replica began to lead: what it counts comes on top.
     pub(super) base: WebhookStatus,
+    /// Whether the watch has shown it. One that was looked up may be newer than what the watch lists.
+    pub(super) shown: bool,
     /// To be written into its status.
     pub(super) disablement: Option<Disablement>,
     /// What became of the e-mail about a disablement at that time.
@@ -167,7 +169,7 @@ impl Hub {
         state.leading = true;
         state.instances = Some(stores.instances.clone());
         for webhook in stores.webhooks.state() {
-            self.webhook_seen(&mut state, webhook, now);
+            self.webhook_shown(&mut state, &webhook, now);
         }
         for delivery in stores.deliveries.state() {
             state.dispatcher.delivery_seen(delivery, true, now);
@@ -199,6 +201,7 @@ impl Hub {
                 let known = Known {
                     webhook,
                     base,
+                    shown: false,
                     disablement: None,
                     notification: None,
                     written: None,
@@ -207,6 +210,14 @@ impl Hub {
             }
         }
         self.look_again(state, &lane, now);
+    }
+
+    /// A webhook as the watch shows it.
+    fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
+        self.webhook_seen(state, webhook.clone(), now);
+        if let Some(known) = state.webhooks.get_mut(&lane_of(webhook)) {
+            known.shown = true;
+        }
     }
 
     /// A webhook as a list shows it.
@@ -269,9 +280,12 @@ impl Hub {
     }
 
     pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey) {
-        state.webhooks.remove(lane);
+        let Some(known) = state.webhooks.remove(lane) else {
+            return;
+        };
         state.dirty.remove(lane);
-        state.dispatcher.webhook_gone(lane);
+        let uid = known.webhook.metadata.uid.as_deref().unwrap_or_default();
+        state.dispatcher.webhook_gone(lane, uid);
         self.secrets.forget(lane);
         self.wake.notify_one();
     }
@@ -354,18 +368,18 @@ pub(super) fn webhook_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Webhook>> {
                 let listed: HashSet<LaneKey> = all.iter().map(|webhook| lane_of(webhook)).collect();
                 let gone: Vec<LaneKey> = state
                     .webhooks
-                    .keys()
-                    .filter(|lane| !listed.contains(*lane))
-                    .cloned()
+                    .iter()
+                    .filter(|(lane, known)| known.shown && !listed.contains(*lane))
+                    .map(|(lane, _)| lane.clone())
                     .collect();
                 for lane in gone {
                     hub.webhook_gone(&mut state, &lane);
                 }
                 for webhook in all {
-                    hub.webhook_seen(&mut state, webhook.clone(), now);
+                    hub.webhook_shown(&mut state, webhook, now);
                 }
             }
-            Change::Applied(webhook) => hub.webhook_seen(&mut state, webhook.clone(), now),
+            Change::Applied(webhook) => hub.webhook_shown(&mut state, webhook, now),
             Change::Deleted(webhook) => {
                 let lane = lane_of(webhook);
                 let same = |known: &Known| known.webhook.metadata.uid == webhook.metadata.uid;

@@ -1,14 +1,15 @@
 //! One event for one webhook, on its way.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::LaneKey;
+use super::{JobKey, LaneKey, TimerId};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{Delivery, DeliveryPhase, DeliveryStatus},
+    runtime::watch::revision,
 };
 
 /// What is sent.
@@ -42,14 +43,14 @@ impl Event {
         }
     }
 
-    fn of_record(record: &Delivery) -> Self {
+    fn of_record(record: &Delivery, subject: &Arc<str>) -> Self {
         Self {
             id: record.spec.event_id.as_str().into(),
             event_type: record.spec.event_type,
             created_at: record.spec.event_created_at,
             sequence: record.spec.sequence,
             body: Bytes::copy_from_slice(record.spec.body.as_bytes()),
-            subject: "".into(),
+            subject: subject.clone(),
         }
     }
 }
@@ -58,8 +59,9 @@ impl Event {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
     created_at: Timestamp,
-    sequence: i64,
-    id: Arc<str>,
+    pub(super) sequence: i64,
+    /// Makes it unique, whoever makes a second Delivery of an event.
+    pub(super) job: JobKey,
 }
 
 /// Where the event is kept.
@@ -76,10 +78,10 @@ pub(super) enum Source {
 pub(super) enum State {
     /// It is being looked up whether a record of it is there.
     Checking,
-    /// In one of its lane's queues.
-    Ready,
-    /// Waits for this moment.
-    Waiting(Instant),
+    /// In one of its lane's queues, under this ticket.
+    Ready(u64),
+    /// Waits for this timer.
+    Waiting(TimerId),
     /// Being sent.
     InFlight,
     /// Kept until its lane is open.
@@ -92,82 +94,86 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     No,
+    /// Asked for, and not begun.
     Queued,
     Running,
+    /// It failed, and is asked for again after a pause.
+    Paused,
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Job {
     pub(super) lane: LaneKey,
     pub(super) order: Order,
+    pub(super) event_id: Arc<str>,
+    /// As [`Event::subject`].
     pub(super) subject: Arc<str>,
     pub(super) test: bool,
     pub(super) source: Source,
     /// What the record shall say, where it says something else or is not there.
     pub(super) desired: Option<Box<DeliveryStatus>>,
+    /// Whether `desired` has changed since the last write began.
+    pub(super) is_news: bool,
     pub(super) state: State,
     pub(super) writing: Writing,
-    pub(super) write_failures: u32,
+    /// Failed writes or lookups in a row.
+    pub(super) failures: u32,
+    /// A creation began, so that the record may be there although nobody said so.
+    pub(super) may_be_stored: bool,
     /// Its entry in an outbox waits for it.
     pub(super) settles_entry: bool,
-    /// Its webhook had not had a success when it was sent.
-    pub(super) sent_as_suspect: bool,
     /// The watch has shown its record's end while that was being written.
     pub(super) left_watch: bool,
+    /// A list did not have its record, which may be newer than that list.
+    pub(super) is_missed: bool,
     /// Not written before the webhook's disablement is.
     pub(super) awaits_disablement: bool,
     /// Shall be given up, and its record deleted.
     pub(super) dropped: bool,
-    /// Was held, or left over by an earlier process: goes out one after the other.
+    /// Was held, or left over by an earlier process: goes out one after the other. Counted in `Lane::draining`.
     pub(super) drains: bool,
+    /// Counted in `Lane::pending`.
+    pub(super) is_counted: bool,
 }
 
 impl Job {
-    pub(super) fn of_event(lane: LaneKey, event: Arc<Event>) -> Self {
+    pub(super) fn of_event(key: JobKey, lane: LaneKey, event: Arc<Event>) -> Self {
         Self {
             lane,
             order: Order {
                 created_at: event.created_at,
                 sequence: event.sequence,
-                id: event.id.clone(),
+                job: key,
             },
+            event_id: event.id.clone(),
             subject: event.subject.clone(),
             test: false,
             source: Source::Outbox(event),
             desired: None,
-            state: State::Over,
+            is_news: false,
+            state: State::Checking,
             writing: Writing::No,
-            write_failures: 0,
+            failures: 0,
+            may_be_stored: false,
             settles_entry: true,
-            sent_as_suspect: false,
             left_watch: false,
+            is_missed: false,
             awaits_disablement: false,
             dropped: false,
             drains: false,
+            is_counted: false,
         }
     }
 
-    pub(super) fn of_record(lane: LaneKey, record: Arc<Delivery>) -> Self {
+    pub(super) fn of_record(key: JobKey, lane: LaneKey, record: Arc<Delivery>, subject: Arc<str>) -> Self {
+        let event = Arc::new(Event::of_record(&record, &subject));
         Self {
-            lane,
-            order: Order {
-                created_at: record.spec.event_created_at,
-                sequence: record.spec.sequence,
-                id: record.spec.event_id.as_str().into(),
-            },
-            subject: "".into(),
             test: record.spec.test,
             source: Source::Record(record),
-            desired: None,
             state: State::Over,
-            writing: Writing::No,
-            write_failures: 0,
             settles_entry: false,
-            sent_as_suspect: false,
-            left_watch: false,
-            awaits_disablement: false,
-            dropped: false,
-            drains: false,
+            ..Self::of_event(key, lane, event)
         }
     }
 
@@ -175,12 +181,8 @@ impl Job {
     pub(super) fn event(&self) -> Arc<Event> {
         match &self.source {
             Source::Outbox(event) => event.clone(),
-            Source::Record(record) => Arc::new(Event::of_record(record)),
+            Source::Record(record) => Arc::new(Event::of_record(record, &self.subject)),
         }
-    }
-
-    pub(super) fn event_id(&self) -> Arc<str> {
-        self.order.id.clone()
     }
 
     pub(super) fn record(&self) -> Option<&Arc<Delivery>> {
@@ -194,20 +196,51 @@ impl Job {
         self.record().is_some()
     }
 
+    /// Version of the record that is known; 0 where none is.
+    pub(super) fn version(&self) -> u64 {
+        self.record().map_or(0, |record| revision(&**record))
+    }
+
+    /// Whether the API server can have nothing of it.
+    pub(super) fn is_unrecorded(&self) -> bool {
+        !self.is_stored() && !self.may_be_stored
+    }
+
+    /// Whether it has a record and waits for an attempt, or is under way.
+    pub(super) fn is_pending(&self) -> bool {
+        self.is_stored() && !matches!(self.state, State::Over | State::Held)
+    }
+
+    fn known_status(&self) -> Option<&DeliveryStatus> {
+        let recorded = || self.record().and_then(|record| record.status.as_ref());
+        self.desired.as_deref().or_else(recorded)
+    }
+
     /// How it stands, whether written or not.
     pub(super) fn status(&self) -> DeliveryStatus {
-        if let Some(desired) = &self.desired {
-            return (**desired).clone();
-        }
-        let known = self.record().and_then(|record| record.status.clone());
+        let known = self.known_status().cloned();
         known.unwrap_or(DeliveryStatus::new(DeliveryPhase::Pending, None))
+    }
+
+    /// From now on this is how it stands.
+    pub(super) fn set_status(&mut self, status: DeliveryStatus) {
+        self.desired = Some(Box::new(status));
+        self.is_news = true;
     }
 
     /// Whether the next attempt is the first of its ladder.
     pub(super) fn is_first_attempt(&self) -> bool {
-        self.desired
-            .as_deref()
-            .or(self.record().and_then(|record| record.status.as_ref()))
-            .is_none_or(|status| status.retries == 0)
+        self.known_status().is_none_or(|status| status.retries == 0)
+    }
+
+    /// Whether its end is written, and somebody has taken the label away since, to have it sent again.
+    pub(super) fn is_wanted_again(&self) -> bool {
+        let Some(record) = self.record() else { return false };
+        let is_written = self.desired.is_none() || self.desired.as_deref() == record.status.as_ref();
+        let ended = record
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase.is_finished());
+        self.state == State::Over && is_written && ended && !record.is_finished()
     }
 }

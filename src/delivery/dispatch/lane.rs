@@ -1,7 +1,7 @@
 //! The jobs of one webhook: which of them is next, and how many at a time.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -9,12 +9,11 @@ use jiff::Timestamp;
 
 use super::{
     JobKey,
-    job::{Job, Order},
+    first::FirstAttempts,
+    job::{Job, Order, State},
 };
 use crate::events::EventType;
 
-/// How many queued jobs are looked at for one whose object has no attempt under way.
-const LOOK_AHEAD: usize = 64;
 /// In flight to a webhook of which nothing is known yet.
 const FIRST_WINDOW: usize = 4;
 
@@ -72,81 +71,112 @@ pub struct Tally {
     pub finished: u64,
 }
 
-#[derive(Debug, Default)]
+/// Where a lane waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Nowhere,
+    /// Among all.
+    Turns,
+    /// Among those that wait for another suspect's attempt to end.
+    Parked,
+}
+
+#[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) facts: Option<WebhookFacts>,
+    pub(super) facts: WebhookFacts,
     /// The generation that is being disabled, before the API server shows it.
     pub(super) disabling: Option<i64>,
-    pub(super) jobs: HashSet<JobKey>,
-    first: BTreeMap<Order, JobKey>,
-    retries: VecDeque<JobKey>,
-    tests: VecDeque<JobKey>,
+    pub(super) jobs: BTreeSet<JobKey>,
+    pub(super) first: FirstAttempts,
+    /// By ticket, as are `tests`.
+    retries: BTreeMap<u64, JobKey>,
+    tests: BTreeMap<u64, JobKey>,
+    tickets: u64,
     pub(super) held: BTreeMap<Order, JobKey>,
-    /// Objects with a first attempt in flight.
-    busy: HashSet<Arc<str>>,
-    /// Queued or in flight, and to go one after the other.
+    /// Jobs that go one after the other.
     pub(super) draining: usize,
+    /// Jobs with a record that wait for an attempt or are under way.
+    pub(super) pending: usize,
     pub(super) in_flight: usize,
     window: usize,
     /// Whether its last attempt failed, or it has not had a success yet.
-    pub(super) suspect: bool,
-    /// Whether it waits for its turn.
-    pub(super) queued: bool,
+    pub(super) is_suspect: bool,
+    pub(super) place: Place,
     /// Retries and first attempts take turns.
     retry_next: bool,
     pub(super) tally: Tally,
 }
 
 impl Lane {
-    pub(super) fn new() -> Self {
+    /// Of a webhook whose receiver is not known yet.
+    pub(super) fn new(facts: WebhookFacts) -> Self {
         Self {
+            facts,
+            disabling: None,
+            jobs: BTreeSet::new(),
+            first: FirstAttempts::default(),
+            retries: BTreeMap::new(),
+            tests: BTreeMap::new(),
+            tickets: 0,
+            held: BTreeMap::new(),
+            draining: 0,
+            pending: 0,
+            in_flight: 0,
             window: FIRST_WINDOW,
-            suspect: true,
-            ..Self::default()
+            is_suspect: true,
+            place: Place::Nowhere,
+            retry_next: false,
+            tally: Tally::default(),
         }
     }
 
     pub(super) fn gate(&self) -> Gate {
-        match &self.facts {
-            None => Gate::Blocked,
-            Some(facts) if facts.gate == Gate::Inactive => Gate::Inactive,
-            Some(facts) if self.disabling == Some(facts.generation) => Gate::Disabled,
-            Some(facts) => facts.gate,
+        let is_being_disabled = self.disabling == Some(self.facts.generation);
+        match self.facts.gate {
+            Gate::Open | Gate::Blocked if is_being_disabled => Gate::Disabled,
+            gate => gate,
         }
     }
 
-    pub(super) fn enqueue(&mut self, key: &JobKey, job: &Job) {
+    /// Puts a job into its queue; the answer is its ticket.
+    pub(super) fn enqueue(&mut self, key: &JobKey, job: &Job) -> u64 {
+        self.tickets += 1;
         if job.test {
-            self.tests.push_back(key.clone());
+            self.tests.insert(self.tickets, key.clone());
         } else if job.is_first_attempt() {
-            self.first.insert(job.order.clone(), key.clone());
-            self.draining += usize::from(job.drains);
+            self.first.push(job);
         } else {
-            self.retries.push_back(key.clone());
+            self.retries.insert(self.tickets, key.clone());
         }
+        self.tickets
     }
 
     /// Takes a job out of whatever queue it is in.
-    pub(super) fn dequeue(&mut self, key: &JobKey, job: &Job) {
-        if self.first.remove(&job.order).is_some() {
-            self.draining -= usize::from(job.drains);
+    pub(super) fn dequeue(&mut self, job: &Job) {
+        self.first.remove(job);
+        if let State::Ready(ticket) = job.state {
+            self.retries.remove(&ticket);
+            self.tests.remove(&ticket);
         }
-        self.held.remove(&job.order);
-        self.retries.retain(|queued| queued != key);
-        self.tests.retain(|queued| queued != key);
+        if job.state == State::Held {
+            self.held.remove(&job.order);
+        }
     }
 
-    /// First attempts that wait.
-    pub(super) fn backlog(&self) -> usize {
-        self.first.len()
+    pub(super) fn set_drains(&mut self, job: &mut Job, drains: bool) {
+        self.draining -= usize::from(job.drains);
+        job.drains = drains && !job.test;
+        self.draining += usize::from(job.drains);
     }
 
-    /// The next job to send, if one may be sent now.
-    pub(super) fn next(
-        &mut self,
-        cap: usize,
-        subject_of: impl Fn(&JobKey) -> Option<Arc<str>>,
-    ) -> Option<JobKey> {
+    pub(super) fn count(&mut self, job: &mut Job) {
+        self.pending -= usize::from(job.is_counted);
+        job.is_counted = job.is_pending();
+        self.pending += usize::from(job.is_counted);
+    }
+
+    /// The next job, to be sent now, and the subject if it is a first attempt.
+    pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
         let limit = if self.draining > 0 {
             1
         } else {
@@ -155,44 +185,35 @@ impl Lane {
         if self.in_flight >= limit.max(1) {
             return None;
         }
-        if let Some(key) = self.tests.pop_front() {
-            return Some(key);
+        if let Some((_, key)) = self.tests.pop_first() {
+            return Some((key, None));
         }
         if self.gate() != Gate::Open {
             return None;
         }
         self.retry_next = !self.retry_next;
         if self.retry_next
-            && let Some(key) = self.retries.pop_front()
+            && let Some((_, key)) = self.retries.pop_first()
         {
-            return Some(key);
+            return Some((key, None));
         }
-        let free = self.first.iter().take(LOOK_AHEAD).find_map(|(order, key)| {
-            let subject = subject_of(key)?;
-            (subject.is_empty() || !self.busy.contains(&subject)).then(|| (order.clone(), subject))
-        });
-        match free {
-            Some((order, subject)) => {
-                if !subject.is_empty() {
-                    self.busy.insert(subject);
-                }
-                self.first.remove(&order)
-            }
-            None => self.retries.pop_front(),
-        }
+        let first = self.first.pop().map(|(key, subject)| (key, Some(subject)));
+        first.or_else(|| self.retries.pop_first().map(|(_, key)| (key, None)))
     }
 
-    /// An attempt ended.
-    pub(super) fn ended(&mut self, job: &Job, outcome: Option<bool>, cap: usize) {
+    /// An attempt is over: it succeeded, it failed, or nothing was sent.
+    pub(super) fn landed(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.busy.remove(&job.subject);
+        if let Some(subject) = subject {
+            self.first.landed(subject);
+        }
         match outcome {
             Some(true) => {
-                self.suspect = false;
+                self.is_suspect = false;
                 self.window = (self.window + 1).min(cap);
             }
             Some(false) => {
-                self.suspect = true;
+                self.is_suspect = true;
                 self.window = (self.window / 2).max(1);
             }
             None => {}

@@ -1,11 +1,11 @@
 //! Entries of outboxes, from their recording until they are settled.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,
@@ -18,9 +18,9 @@ use crate::{
     resources::{Delivery, ids},
 };
 
-/// An event from before a webhook's creation is not for it. As much as clocks may differ: an event too many is harmless, one
-/// too few is not.
-const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(60);
+/// An event from before a webhook's creation is not for it. Where only clocks can tell, as much as they may differ or have
+/// been set: an event too many is harmless, one too few is not. Entries are seldom older than some seconds.
+const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_hours(24);
 
 /// How an entry came to be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,17 @@ pub enum Origin {
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
-    by_object: HashMap<Arc<str>, Vec<Arc<str>>>,
+    by_object: HashMap<Arc<str>, Object>,
+    /// By namespace: the webhooks were not looked up since.
+    unverified: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+}
+
+#[derive(Debug, Default)]
+struct Object {
+    /// The latest version that is known.
+    revision: u64,
+    /// What is in its outbox.
+    events: Vec<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -42,10 +52,10 @@ struct Entry {
     namespace: Arc<str>,
     event: Arc<Event>,
     origin: Origin,
-    /// The version of the object that it is known from.
+    /// The version of its object that it is known from.
     revision: u64,
     /// Whether the webhooks were looked up since.
-    verified: bool,
+    is_verified: bool,
     /// The jobs of it, those that are over included: none is made twice.
     made: Vec<JobKey>,
     /// Those that are not settled.
@@ -54,12 +64,82 @@ struct Entry {
 
 impl Entry {
     fn is_settled(&self) -> bool {
-        self.verified && self.open == 0
+        self.is_verified && self.open == 0
+    }
+}
+
+impl Entries {
+    fn insert(&mut self, namespace: &str, event: Arc<Event>, origin: Origin, revision: u64) {
+        let namespace: Arc<str> = namespace.into();
+        let unverified = self.unverified.entry(namespace.clone()).or_default();
+        unverified.insert(event.id.clone());
+        let entry = Entry {
+            namespace,
+            origin,
+            revision,
+            is_verified: false,
+            made: Vec::new(),
+            open: 0,
+            event: event.clone(),
+        };
+        self.by_event.insert(event.id.clone(), entry);
+    }
+
+    fn remove(&mut self, id: &Arc<str>) {
+        self.verify(id);
+        self.by_event.remove(id);
+    }
+
+    fn verify(&mut self, id: &Arc<str>) {
+        let Some(entry) = self.by_event.get_mut(id) else {
+            return;
+        };
+        entry.is_verified = true;
+        if let Some(unverified) = self.unverified.get_mut(&entry.namespace) {
+            unverified.remove(id);
+            if unverified.is_empty() {
+                self.unverified.remove(&entry.namespace);
+            }
+        }
+    }
+
+    /// Takes out what the outbox of an object no longer has. Returns whether this is no old version.
+    fn shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) -> bool {
+        let Some(object) = self.by_object.get_mut(uid) else {
+            return true;
+        };
+        if revision < object.revision {
+            return false;
+        }
+        object.revision = revision;
+        let is_there = |id: &mut Arc<str>| outbox.iter().any(|entry| entry.id == **id);
+        let left: Vec<_> = object.events.extract_if(.., |id| !is_there(id)).collect();
+        for id in left {
+            self.remove(&id);
+        }
+        true
+    }
+
+    fn forget_emptied(&mut self, uid: &str) {
+        if self
+            .by_object
+            .get(uid)
+            .is_some_and(|object| object.events.is_empty())
+        {
+            self.by_object.remove(uid);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_event.is_empty() && self.by_object.is_empty() && self.unverified.is_empty()
     }
 }
 
 impl Dispatcher {
-    /// An object has these entries in its outbox, in a version with this revision.
+    /// An object has these entries in its outbox, in a version with this revision. To be told as [`Origin::Fresh`] of every
+    /// status that this process writes, one without entries included: the watch may show older versions for a while, and
+    /// only so they are known to be old. Entries that the watch shows are [`Origin::Found`].
     pub fn outbox_seen(
         &mut self,
         namespace: &str,
@@ -69,57 +149,41 @@ impl Dispatcher {
         origin: Origin,
         now: Now,
     ) {
-        self.outbox_shown(uid, revision, outbox);
-        let mut uid_shared: Option<Arc<str>> = None;
+        if !self.entries.shown(uid, revision, outbox) {
+            return;
+        }
+        let mut object: Option<Arc<str>> = None;
         for entry in outbox {
-            if self.entries.by_event.contains_key(entry.id.as_str()) {
+            if self.knows(&entry.id) {
                 continue;
             }
-            let uid = uid_shared.get_or_insert_with(|| uid.into()).clone();
-            let event = Arc::new(Event::of_entry(entry, &uid));
+            let uid = object.get_or_insert_with(|| uid.into());
+            let event = Arc::new(Event::of_entry(entry, uid));
             let id = event.id.clone();
-            self.entries.by_object.entry(uid).or_default().push(id.clone());
-            self.entries.by_event.insert(
-                id.clone(),
-                Entry {
-                    namespace: namespace.into(),
-                    event,
-                    origin,
-                    revision,
-                    verified: false,
-                    made: Vec::new(),
-                    open: 0,
-                },
-            );
-            self.send_to_all(&id, now);
+            let known = self.entries.by_object.entry(uid.clone()).or_default();
+            known.revision = revision;
+            known.events.push(id.clone());
+            self.entries.insert(namespace, event, origin, revision);
+            self.send_to_all(&id, origin == Origin::Fresh, now);
+        }
+        if origin == Origin::Found {
+            self.entries.forget_emptied(uid);
         }
     }
 
-    /// What is no longer in the outbox of an object needs no memory. Versions from before an entry was recorded say nothing
-    /// about it.
+    /// The watch shows this outbox of an object, in a version with this revision: what is no longer in it needs no memory.
+    /// New entries are not looked at; they are for [`Self::outbox_seen`].
     pub fn outbox_shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) {
-        let Entries { by_event, by_object } = &mut self.entries;
-        let Some(known) = by_object.get_mut(uid) else {
-            return;
-        };
-        known.retain(|id| {
-            let is_there = outbox.iter().any(|entry| entry.id == **id);
-            let is_older = by_event.get(id).is_some_and(|entry| entry.revision >= revision);
-            let keep = is_there || is_older;
-            if !keep {
-                by_event.remove(id);
-            }
-            keep
-        });
-        if known.is_empty() {
-            by_object.remove(uid);
+        if self.entries.shown(uid, revision, outbox) {
+            self.entries.forget_emptied(uid);
         }
     }
 
     /// An object is gone, and its outbox with it.
     pub fn object_gone(&mut self, uid: &str) {
-        for id in self.entries.by_object.remove(uid).into_iter().flatten() {
-            self.entries.by_event.remove(&id);
+        let object = self.entries.by_object.remove(uid);
+        for id in object.into_iter().flat_map(|object| object.events) {
+            self.entries.remove(&id);
         }
     }
 
@@ -135,37 +199,37 @@ impl Dispatcher {
 
     /// Entries whose webhooks have not been looked up since they were recorded, by namespace.
     pub fn unverified(&self) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
-        let mut all: BTreeMap<Arc<str>, Vec<Arc<str>>> = BTreeMap::new();
-        for (id, entry) in self.entries.by_event.iter().filter(|(_, entry)| !entry.verified) {
-            all.entry(entry.namespace.clone()).or_default().push(id.clone());
-        }
-        all
+        let unverified = self.entries.unverified.iter();
+        unverified
+            .map(|(namespace, ids)| (namespace.clone(), ids.iter().cloned().collect()))
+            .collect()
     }
 
     /// The webhooks were looked up after these entries were recorded, and [`Self::webhook_seen`] was told of all. Now nobody
     /// who wants one of them can be unknown.
     pub fn verified(&mut self, event_ids: &[Arc<str>], now: Now) {
         for id in event_ids {
-            self.send_to_all(id, now);
-            let Some(entry) = self.entries.by_event.get_mut(id) else {
-                continue;
-            };
-            entry.verified = true;
+            self.send_to_all(id, false, now);
+            self.entries.verify(id);
             self.tell_if_settled(id);
         }
     }
 
-    /// A job for each webhook that wants the event and has none yet.
-    fn send_to_all(&mut self, id: &Arc<str>, now: Now) {
+    /// A job for each webhook that wants the event and has none yet. Those that are known when an event `is_just_recorded`
+    /// were there before it, whatever clocks say.
+    fn send_to_all(&mut self, id: &Arc<str>, is_just_recorded: bool, now: Now) {
         let Some(entry) = self.entries.by_event.get(id) else {
             return;
         };
         let (event, origin, namespace) = (entry.event.clone(), entry.origin, entry.namespace.clone());
+        let revision = entry.revision;
+        let was_there = |facts: &WebhookFacts| {
+            is_just_recorded
+                || facts.revision < revision
+                || facts.created_at.duration_since(event.created_at) <= CLOCKS_DIFFER
+        };
         let wants = |facts: &WebhookFacts| {
-            facts.namespace == namespace
-                && facts.gate != Gate::Inactive
-                && facts.events.contains(&event.event_type)
-                && began_before(facts.created_at, event.created_at)
+            facts.gate != Gate::Inactive && facts.events.contains(&event.event_type) && was_there(facts)
         };
         let lanes: Vec<_> = self
             .lanes_of(&namespace)
@@ -173,22 +237,28 @@ impl Dispatcher {
             .map(|(lane, facts)| (lane.clone(), key(&namespace, &ids::delivery_name(&facts.uid, id))))
             .collect();
         for (lane_key, job_key) in lanes {
-            let Some(entry) = self.entries.by_event.get_mut(id) else {
-                return;
+            let (Some(entry), Some(lane)) =
+                (self.entries.by_event.get_mut(id), self.lanes.get_mut(&lane_key))
+            else {
+                continue;
             };
-            // One that has its record already came with the records.
-            let has_record = self.finished.contains_key(&job_key) || self.jobs.contains_key(&job_key);
-            if entry.made.contains(&job_key) || has_record {
+            if entry.made.contains(&job_key) {
                 continue;
             }
             entry.made.push(job_key.clone());
-            entry.open += 1;
-            let mut job = Job::of_event(lane_key.clone(), event.clone());
-            job.state = State::Checking;
-            self.jobs.insert(job_key.clone(), job);
-            if let Some(lane) = self.lanes.get_mut(&lane_key) {
-                lane.jobs.insert(job_key.clone());
+            if let Some(job) = self.jobs.get(&job_key) {
+                // It came with the records, or from this outbox before.
+                entry.open += usize::from(job.settles_entry);
+                continue;
             }
+            if self.buried.contains_key(&job_key) {
+                continue;
+            }
+            entry.open += 1;
+            let job = Job::of_event(job_key.clone(), lane_key, event.clone());
+            lane.first.reserve(&job);
+            lane.jobs.insert(job_key.clone());
+            self.jobs.insert(job_key.clone(), job);
             match origin {
                 Origin::Fresh => self.take_on(&job_key, now),
                 Origin::Found => self.commands.push_back(Command::Check(job_key)),
@@ -202,39 +272,37 @@ impl Dispatcher {
         let Some(lane) = self.lanes.get(&job.lane) else {
             return;
         };
-        match lane.gate() {
-            Gate::Inactive => self.forget(job_key),
-            Gate::Disabled | Gate::Blocked => self.hold(job_key),
-            Gate::Open => {
-                let backlog = lane.draining > 0 || lane.backlog() >= self.limits.unrecorded_per_webhook;
-                self.enqueue(job_key);
-                if backlog {
-                    self.record_as_pending(job_key, now);
-                } else {
-                    self.timer(now.mono + self.limits.patience, Timer::Patience(job_key.clone()));
-                }
-            }
+        if lane.gate() != Gate::Open {
+            self.hold(job_key);
+            return;
+        }
+        let is_backlogged = lane.draining > 0 || lane.first.len() >= self.limits.unrecorded_per_webhook;
+        self.enqueue(job_key);
+        if is_backlogged {
+            self.record_as_pending(job_key, now);
+        } else {
+            self.timer(now.mono + self.limits.patience, Timer::Patience(job_key.clone()));
         }
     }
 
     /// Whether the Delivery that a [`Command::Check`] asked for is there.
     pub fn checked(&mut self, job_key: &JobKey, found: Result<Option<Arc<Delivery>>, ()>, now: Now) {
-        let is_waiting = |job: &&Job| job.state == State::Checking;
-        if self.jobs.get(job_key).filter(is_waiting).is_none() {
+        let is_waiting = |job: &&mut Job| job.state == State::Checking;
+        let Some(job) = self.jobs.get_mut(job_key).filter(is_waiting) else {
             return;
-        }
+        };
         match found {
-            Ok(None) => self.take_on(job_key, now),
-            Ok(Some(record)) if record.is_finished() => self.forget(job_key),
-            Ok(Some(record)) => {
-                self.settle(job_key);
-                self.adopt(job_key.clone(), record, true, now);
+            Ok(None) => {
+                job.failures = 0;
+                self.take_on(job_key, now);
             }
-            Err(()) => self.timer(now.mono + super::FIRST_PAUSE, Timer::Again(job_key.clone())),
+            Ok(Some(record)) if record.is_finished() => self.forget(job_key),
+            Ok(Some(record)) => self.adopt(job_key.clone(), record, true, now),
+            Err(()) => self.try_again(job_key, now),
         }
     }
 
-    /// A job is delivered, or its record is written.
+    /// A job is done with, or its record is written.
     pub(super) fn settle(&mut self, job_key: &JobKey) {
         let Some(job) = self.jobs.get_mut(job_key) else {
             return;
@@ -242,25 +310,31 @@ impl Dispatcher {
         if !std::mem::take(&mut job.settles_entry) {
             return;
         }
-        let id = job.event_id();
+        let id = job.event_id.clone();
         if let Some(entry) = self.entries.by_event.get_mut(&id) {
             entry.open = entry.open.saturating_sub(1);
             self.tell_if_settled(&id);
         }
     }
 
+    /// Whoever waits for the last event of an object waits for those before it too.
     fn tell_if_settled(&mut self, id: &Arc<str>) {
-        if let Some(entry) = self.entries.by_event.get(id)
-            && entry.is_settled()
-            && entry.event.event_type == EventType::InstanceDeleted
-        {
+        let Some(entry) = self.entries.by_event.get(id) else {
+            return;
+        };
+        let Some(object) = self.entries.by_object.get(&entry.event.subject) else {
+            return;
+        };
+        let entries = || {
+            object
+                .events
+                .iter()
+                .filter_map(|id| self.entries.by_event.get(id))
+        };
+        let is_last = |entry: &Entry| entry.event.event_type == EventType::InstanceDeleted;
+        if entries().all(Entry::is_settled) && entries().any(is_last) {
             self.commands
                 .push_back(Command::Settled(entry.event.subject.clone()));
         }
     }
-}
-
-/// Whether a webhook that was created then may want an event that happened then.
-fn began_before(created_at: Timestamp, event_at: Timestamp) -> bool {
-    created_at.duration_since(event_at) <= CLOCKS_DIFFER
 }

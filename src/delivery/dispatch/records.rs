@@ -6,9 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, api::ObjectMeta};
 
 use super::{
-    Command, DeliveryLog, Dispatcher, FIRST_PAUSE, JobKey, LONGEST_PAUSE, Now, Timer,
-    job::{Job, Source, State, Writing},
+    Command, Dispatcher, Event, JobKey, Now,
+    job::{Source, State, Writing},
     lane::WebhookFacts,
+    name_of,
 };
 use crate::{
     resources::{
@@ -25,7 +26,7 @@ pub enum WriteOrder {
     Create(Box<Delivery>),
     /// Put this in the place of the version that it names.
     Replace(Box<Delivery>),
-    /// Delete this version, whatever it says by now.
+    /// Delete it, whatever it says by now: the object with this UID, in any version.
     Delete(Arc<Delivery>),
 }
 
@@ -51,7 +52,8 @@ impl Dispatcher {
             return;
         }
         job.writing = Writing::Queued;
-        let is_log = !job.is_stored() && job.state == State::Over && !job.dropped;
+        let delivered = |status: &DeliveryStatus| status.phase == DeliveryPhase::Delivered;
+        let is_log = job.is_unrecorded() && job.desired.as_deref().is_some_and(delivered);
         self.commands.push_back(Command::Write {
             job: key.clone(),
             owed: !is_log,
@@ -61,115 +63,123 @@ impl Dispatcher {
     /// Has a Delivery created for a job that is under way.
     pub(super) fn record_as_pending(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        job.desired = Some(Box::new(DeliveryStatus::new(
-            DeliveryPhase::Pending,
-            Some(now.wall),
-        )));
+        job.set_status(DeliveryStatus::new(DeliveryPhase::Pending, Some(now.wall)));
         self.write(key);
     }
 
-    /// What is to be written for a job now, if it still is.
+    /// What is to be written for a job now, if it still is. Every order is answered with [`Self::written`]; until then there
+    /// is no other for this job.
     pub fn begin_write(&mut self, key: &JobKey, now: Now) -> Option<WriteOrder> {
         let job = self.jobs.get_mut(key)?;
-        job.writing = Writing::No;
-        if job.dropped {
-            if let Source::Record(record) = &job.source {
-                let order = WriteOrder::Delete(record.clone());
-                job.writing = Writing::Running;
-                return Some(order);
-            }
-            self.forget(key);
+        if job.writing != Writing::Queued {
             return None;
         }
-        let status = (**job.desired.as_ref()?).clone();
-        if self.log == DeliveryLog::Failures
-            && !job.is_stored()
-            && status.phase == DeliveryPhase::Delivered
-            && !job.test
-            && status.attempt_count == 1
-        {
+        job.writing = Writing::No;
+        if job.awaits_disablement {
+            return None;
+        }
+        if job.dropped && job.is_unrecorded() {
             self.forget(key);
             return None;
         }
         let order = match &job.source {
+            Source::Record(record) if job.dropped => WriteOrder::Delete(record.clone()),
             Source::Record(record) => {
+                let status = job.desired.as_deref()?.clone();
                 let mut delivery = (**record).clone();
                 label(&mut delivery, &status, now);
                 delivery.status = Some(status);
                 WriteOrder::Replace(Box::new(delivery))
             }
-            Source::Outbox(_) => {
-                let facts = self.lanes.get(&job.lane)?.facts.as_ref()?;
-                let name = key.split_once('/').map_or("", |(_, name)| name);
-                WriteOrder::Create(Box::new(delivery(job, name, facts, status, now)))
+            Source::Outbox(event) => {
+                let status = job.desired.as_deref()?.clone();
+                let facts = &self.lanes.get(&job.lane)?.facts;
+                job.may_be_stored = true;
+                WriteOrder::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
             }
         };
-        if let Some(job) = self.jobs.get_mut(key) {
-            job.writing = Writing::Running;
-        }
+        job.is_news = false;
+        job.writing = Writing::Running;
         Some(order)
     }
 
     /// What came of a write.
     pub fn written(&mut self, key: &JobKey, result: Written, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
+        // An order of a job that was forgotten since.
+        if job.writing != Writing::Running {
+            return;
+        }
         job.writing = Writing::No;
         match result {
-            Written::Stored(record) => {
-                job.write_failures = 0;
-                let was_stored = job.is_stored();
-                if record.status.as_ref() == job.desired.as_deref() {
-                    job.desired = None;
-                }
-                let is_finished = record.is_finished();
-                let version = revision(&*record);
-                job.source = Source::Record(record);
-                if job.state == State::Over && is_finished && job.desired.is_none() && !job.dropped {
-                    if let Some(lane) = self.lanes.get_mut(&job.lane) {
-                        lane.tally.finished += 1;
-                    }
-                    let may_come_back = was_stored && !job.left_watch;
-                    self.forget(key);
-                    if may_come_back {
-                        self.finished.insert(key.clone(), version);
-                    }
-                    return;
-                }
-                self.settle(key);
-                if self.must_write(key) {
-                    self.write(key);
-                }
+            Written::Stored(record) => self.stored(key, record, now),
+            Written::Found(record) if record.is_finished() => {
+                // Our own write that seemed to have failed, or an earlier process's.
+                self.count_finished(key);
+                self.bury(key, revision(&*record));
             }
             Written::Found(record) => {
-                if record.is_finished() {
-                    // Our own write that seemed to have failed, or an earlier process's.
-                    let version = revision(&*record);
-                    self.forget(key);
-                    self.finished.insert(key.clone(), version);
-                    return;
-                }
                 job.source = Source::Record(record);
                 self.settle(key);
+                self.count(key);
                 self.write(key);
+                self.begin_anew_if_wanted(key, now);
             }
-            Written::Gone => self.forget(key),
+            Written::Gone => {
+                let version = job.version();
+                self.bury(key, version);
+            }
             Written::Failed => {
-                job.write_failures += 1;
-                let doubled = FIRST_PAUSE.saturating_mul(1 << (job.write_failures - 1).min(8));
-                self.timer(now.mono + doubled.min(LONGEST_PAUSE), Timer::Again(key.clone()));
+                job.is_news = true;
+                job.writing = Writing::Paused;
+                self.try_again(key, now);
             }
         }
     }
 
-    /// Whether what is desired is worth a write of its own. A held delivery that was released is not: its outcome is.
-    fn must_write(&self, key: &JobKey) -> bool {
-        self.jobs.get(key).is_some_and(|job| {
-            job.dropped
-                || job
-                    .desired
-                    .as_ref()
-                    .is_some_and(|status| status.attempt_count > 0 || status.phase == DeliveryPhase::Held)
-        })
+    fn stored(&mut self, key: &JobKey, record: Arc<Delivery>, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        job.failures = 0;
+        if !job.is_news {
+            job.desired = None;
+        }
+        let (is_finished, version) = (record.is_finished(), revision(&*record));
+        // The watch may know better already.
+        let is_latest = job.version() <= version;
+        let is_over = job.state == State::Over && job.desired.is_none() && !job.dropped;
+        if is_finished && is_over {
+            self.count_finished(key);
+            if is_latest {
+                self.bury(key, version);
+            } else {
+                self.begin_anew_if_wanted(key, now);
+            }
+            return;
+        }
+        if job.left_watch && !is_finished {
+            // Deleted since.
+            self.forget(key);
+            return;
+        }
+        if is_latest {
+            job.source = Source::Record(record);
+        }
+        // A held delivery that was released is not worth a write of its own: its outcome is.
+        let is_worth =
+            |status: &DeliveryStatus| status.attempt_count > 0 || status.phase == DeliveryPhase::Held;
+        let must_write = job.dropped || job.desired.as_deref().is_some_and(is_worth);
+        self.settle(key);
+        self.count(key);
+        if must_write {
+            self.write(key);
+        }
+    }
+
+    fn count_finished(&mut self, key: &JobKey) {
+        let lane = self.jobs.get(key).map(|job| &job.lane);
+        if let Some(lane) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
+            lane.tally.finished += 1;
+        }
     }
 }
 
@@ -190,11 +200,13 @@ fn label(delivery: &mut Delivery, status: &DeliveryStatus, now: Now) {
             .insert(FINISHED_AT_ANNOTATION.to_owned(), format!("{:.3}", now.wall));
     } else {
         labels.remove(FINISHED_LABEL);
+        if let Some(annotations) = &mut delivery.metadata.annotations {
+            annotations.remove(FINISHED_AT_ANNOTATION);
+        }
     }
 }
 
-fn delivery(job: &Job, name: &str, facts: &WebhookFacts, status: DeliveryStatus, now: Now) -> Delivery {
-    let event = job.event();
+fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliveryStatus, now: Now) -> Delivery {
     let owner = OwnerReference {
         api_version: Webhook::api_version(&()).into_owned(),
         kind: Webhook::kind(&()).into_owned(),

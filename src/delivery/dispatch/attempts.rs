@@ -1,0 +1,266 @@
+//! Sending: whose turn it is, and what comes of an attempt.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, LaneKey, MAX_STRETCH, Now, Report,
+    Timer,
+    job::{Job, State},
+    lane::{Gate, Lane, Place},
+    name_of,
+};
+use crate::resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
+
+/// An attempt that is under way.
+#[derive(Debug)]
+pub(super) struct Flight {
+    /// None once the webhook is gone.
+    pub(super) lane: Option<LaneKey>,
+    /// The generation of the webhook that is sent to.
+    generation: i64,
+    /// Counted among the suspects.
+    is_suspect: bool,
+    /// Its subject, if this is a first attempt.
+    subject: Option<Arc<str>>,
+}
+
+#[cfg(test)]
+impl Flight {
+    pub(super) fn lane(&self) -> Option<&LaneKey> {
+        self.lane.as_ref()
+    }
+
+    pub(super) fn subject(&self) -> Option<&Arc<str>> {
+        self.subject.as_ref()
+    }
+}
+
+impl Dispatcher {
+    /// A job is to be sent when its lane has its turn.
+    pub(super) fn enqueue(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+            return;
+        };
+        // It may be under way still, sent by a job that was forgotten since: then what comes of that is for this one.
+        job.state = if self.flights.contains_key(key) {
+            State::InFlight
+        } else {
+            State::Ready(lane.enqueue(key, job))
+        };
+        lane.count(job);
+        let lane = job.lane.clone();
+        self.offer(&lane);
+    }
+
+    /// Has a lane wait for its turn, unless it does.
+    pub(super) fn offer(&mut self, lane_key: &LaneKey) {
+        if let Some(lane) = self.lanes.get_mut(lane_key)
+            && (lane.place == Place::Nowhere || lane.place == Place::Parked && !lane.is_suspect)
+        {
+            lane.place = Place::Turns;
+            self.turns.offer(&lane.facts.namespace, lane_key.clone());
+        }
+    }
+
+    /// Receivers that failed or never answered hold at most half of the slots, whatever their number.
+    pub(super) fn start_next(&mut self) -> Option<Command> {
+        while !self.stopped && self.flights.len() < self.limits.in_flight {
+            let has_room = self.suspects_in_flight < (self.limits.in_flight / 2).max(1);
+            let parked = has_room.then(|| self.parked.take()).flatten();
+            let from = if parked.is_some() {
+                Place::Parked
+            } else {
+                Place::Turns
+            };
+            let lane_key = parked.or_else(|| self.turns.take())?;
+            let Some(lane) = self.lanes.get_mut(&lane_key).filter(|lane| lane.place == from) else {
+                continue;
+            };
+            if lane.is_suspect && !has_room {
+                lane.place = Place::Parked;
+                self.parked.offer(&lane.facts.namespace, lane_key);
+                continue;
+            }
+            let generation = lane.facts.generation;
+            lane.place = Place::Nowhere;
+            let Some((key, subject)) = lane.next(self.limits.in_flight_per_webhook) else {
+                continue;
+            };
+            let Some(job) = self.jobs.get_mut(&key) else {
+                continue;
+            };
+            job.state = State::InFlight;
+            let event = job.event();
+            lane.in_flight += 1;
+            self.suspects_in_flight += usize::from(lane.is_suspect);
+            let flight = Flight {
+                lane: Some(lane_key.clone()),
+                generation,
+                is_suspect: lane.is_suspect,
+                subject,
+            };
+            self.flights.insert(key.clone(), flight);
+            self.offer(&lane_key);
+            return Some(Command::Attempt {
+                job: key,
+                lane: lane_key,
+                event,
+            });
+        }
+        None
+    }
+
+    /// What came of a [`Command::Attempt`]: each is answered once, whatever became of its job and its webhook.
+    pub fn attempted(&mut self, key: &JobKey, report: Report, now: Now) {
+        let Some(flight) = self.flights.remove(key) else {
+            return;
+        };
+        self.suspects_in_flight -= usize::from(flight.is_suspect);
+        let lane = flight.lane.as_ref().and_then(|lane| self.lanes.get_mut(lane));
+        if let Some(lane) = lane {
+            let outcome = match &report {
+                Report::Sent { attempt, .. } => Some(attempt.error.is_none()),
+                Report::Blocked(_) | Report::Unready => None,
+            };
+            let cap = self.limits.in_flight_per_webhook;
+            lane.landed(flight.subject.as_ref(), outcome, cap);
+        }
+        self.evaluate(key, report, &flight, now);
+        self.count(key);
+        if let Some(lane) = &flight.lane {
+            self.offer(lane);
+        }
+    }
+
+    fn evaluate(&mut self, key: &JobKey, report: Report, flight: &Flight, now: Now) {
+        let is_it = |job: &&mut Job| job.state == State::InFlight;
+        let Some(job) = self.jobs.get_mut(key).filter(is_it) else {
+            return;
+        };
+        let gate = self.lanes.get(&job.lane).map_or(Gate::Blocked, Lane::gate);
+        match report {
+            Report::Sent { attempt, retry_after } => {
+                self.withdraw(key);
+                self.sent(key, attempt, retry_after, flight, now);
+            }
+            Report::Blocked(why) if job.test => {
+                let mut status = job.status();
+                status.phase = DeliveryPhase::Exhausted;
+                status.next_attempt_at = None;
+                status.last_error = Some(why);
+                job.set_status(status);
+                job.state = State::Over;
+                self.write(key);
+            }
+            Report::Blocked(_) if gate != Gate::Open => self.hold(key),
+            Report::Unready if gate != Gate::Open && !job.test => self.hold(key),
+            // It keeps its place before later events of its object.
+            Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
+        }
+    }
+
+    pub(super) fn wait(&mut self, key: &JobKey, delay: Duration, now: Now) {
+        let timer = self.timer(now.mono + delay, Timer::Due(key.clone()));
+        if let Some(job) = self.jobs.get_mut(key) {
+            job.state = State::Waiting(timer);
+        }
+    }
+
+    fn sent(
+        &mut self,
+        key: &JobKey,
+        attempt: Attempt,
+        retry_after: Option<Duration>,
+        flight: &Flight,
+        now: Now,
+    ) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+            return;
+        };
+        let mut status = job.status();
+        let (code, error) = (attempt.status_code, attempt.error.clone());
+        record_attempt(&mut status, attempt);
+        let Some(error) = error else {
+            lane.tally.delivered += 1;
+            lane.tally.last_success_at = Some(now.wall);
+            status.phase = DeliveryPhase::Delivered;
+            job.state = State::Over;
+            let at_once = status.attempt_count == 1 && job.is_unrecorded();
+            if self.log == DeliveryLog::Failures && at_once {
+                self.forget(key);
+            } else {
+                job.set_status(status);
+                self.write(key);
+            }
+            return;
+        };
+        lane.tally.failed_attempts += 1;
+        lane.tally.last_failure_at = Some(now.wall);
+        lane.tally.last_failure = Some(error.clone());
+        let is_open = lane.gate() == Gate::Open;
+        // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
+        let is_judged = lane.facts.generation == flight.generation;
+        // Of several that are answered so at the same time, one ends; the others are held.
+        let gone = code == Some(410) && is_judged && is_open;
+        let mut retry = usize::try_from(status.retries).unwrap_or(0);
+        if self.schedule.delay(retry).is_none() && !is_judged {
+            retry = 0;
+        }
+        let delay = self.schedule.delay(retry).filter(|_| !gone && !job.test);
+        if let Some(delay) = delay {
+            let delay = retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH));
+            status.retries = i32::try_from(retry + 1).unwrap_or(i32::MAX);
+            status.phase = DeliveryPhase::Pending;
+            status.next_attempt_at = now.wall.checked_add(delay).ok();
+            job.set_status(status);
+            if is_open {
+                self.wait(key, delay, now);
+                self.write(key);
+            } else {
+                self.hold(key);
+            }
+            return;
+        }
+        status.phase = DeliveryPhase::Exhausted;
+        job.state = State::Over;
+        let (attempts, last_status_code) = (status.attempt_count, status.last_status_code);
+        job.set_status(status);
+        if is_open && !job.test {
+            job.awaits_disablement = true;
+            lane.disabling = Some(lane.facts.generation);
+            let lane_key = job.lane.clone();
+            let disablement = Disablement {
+                lane: lane_key.clone(),
+                uid: lane.facts.uid.clone(),
+                generation: lane.facts.generation,
+                at: now.wall,
+                reason: if gone {
+                    DisableReason::Gone
+                } else {
+                    DisableReason::RetriesExhausted
+                },
+                delivery: name_of(key).to_owned(),
+                event_id: job.event_id.clone(),
+                event_type: job.event().event_type,
+                last_status_code,
+                attempts,
+                error,
+            };
+            self.commands.push_back(Command::Disable(disablement));
+            self.hold_all(&lane_key);
+        }
+        self.write(key);
+    }
+}
+
+fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt) {
+    status.attempt_count = status.attempt_count.saturating_add(1);
+    status.next_attempt_at = None;
+    status.last_status_code = attempt.status_code;
+    status.last_error.clone_from(&attempt.error);
+    status.attempts.push(attempt);
+    let surplus = status.attempts.len().saturating_sub(MAX_ATTEMPTS_KEPT);
+    status.attempts.drain(..surplus);
+}

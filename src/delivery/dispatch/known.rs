@@ -1,0 +1,212 @@
+//! Deliveries that are there, as the watch shows them.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    Dispatcher, JobKey, LaneKey, MAX_STRETCH, Now,
+    job::{Job, Source, State, Writing},
+    key,
+    lane::{Gate, WebhookFacts},
+};
+use crate::{
+    resources::{Delivery, DeliveryPhase},
+    runtime::watch::revision,
+};
+
+/// A record that is over: finished, or deleted.
+#[derive(Debug)]
+pub(super) struct Buried {
+    /// The watch's versions up to this one say nothing.
+    version: u64,
+    /// As [`Job::is_missed`].
+    is_missed: bool,
+}
+
+/// By name, and whether they were there at the start.
+pub(super) type Strangers = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+
+fn lane_of(record: &Delivery) -> LaneKey {
+    let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
+    key(namespace, &record.spec.webhook)
+}
+
+/// Whether a record is for this very webhook, not for another one of its name. One without an owner was made by hand.
+fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
+    let mut owners = record.metadata.owner_references.iter().flatten().peekable();
+    owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.uid)
+}
+
+fn key_of(record: &Delivery) -> JobKey {
+    let metadata = &record.metadata;
+    key(
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+impl Dispatcher {
+    /// An unfinished Delivery is as the API server shows it, at the start or since.
+    pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
+        let (job_key, version) = (key_of(&record), revision(&*record));
+        if self
+            .buried
+            .get(&job_key)
+            .is_some_and(|over| over.version >= version)
+        {
+            return;
+        }
+        self.buried.remove(&job_key);
+        match self.jobs.get_mut(&job_key) {
+            Some(job) if job.is_stored() && job.version() >= version => {}
+            Some(job) if job.state != State::Checking => {
+                job.source = Source::Record(record);
+                job.left_watch = false;
+                self.settle(&job_key);
+                self.count(&job_key);
+                self.begin_anew_if_wanted(&job_key, now);
+            }
+            _ => self.adopt(job_key, record, at_start, now),
+        }
+    }
+
+    /// Sends what is over once more if its label was taken away.
+    pub(super) fn begin_anew_if_wanted(&mut self, job_key: &JobKey, now: Now) {
+        let Some(job) = self.jobs.get(job_key) else { return };
+        if job.writing != Writing::Running
+            && job.is_wanted_again()
+            && let Some(record) = job.record().cloned()
+        {
+            self.adopt(job_key.clone(), record, false, now);
+        }
+    }
+
+    /// Begins with a record, in place of what was known of it.
+    pub(super) fn adopt(&mut self, job_key: JobKey, record: Arc<Delivery>, at_start: bool, now: Now) {
+        let subject = self.jobs.get(&job_key).map(|job| job.subject.clone());
+        self.forget(&job_key);
+        let lane_key = lane_of(&record);
+        let lane = self.lanes.get_mut(&lane_key);
+        let Some(lane) = lane.filter(|lane| is_for(&record, &lane.facts)) else {
+            let strangers = self.strangers.entry(lane_key).or_default();
+            strangers.insert(job_key, (record, at_start));
+            return;
+        };
+        lane.jobs.insert(job_key.clone());
+        let is_open = lane.gate() == Gate::Open;
+        let job = Job::of_record(job_key.clone(), lane_key, record, subject.unwrap_or_default());
+        let (mut status, test) = (job.status(), job.test);
+        let job = self.jobs.entry(job_key.clone()).insert_entry(job).into_mut();
+        if status.phase.is_finished() {
+            // Its label was taken away: somebody wants it sent again.
+            status.phase = DeliveryPhase::Pending;
+            status.retries = 0;
+            status.next_attempt_at = Some(now.wall);
+            job.set_status(status.clone());
+        }
+        if !is_open && !test {
+            self.hold(&job_key);
+            return;
+        }
+        if status.phase == DeliveryPhase::Held {
+            self.release(&job_key, now);
+            return;
+        }
+        if at_start && status.retries == 0 {
+            lane.set_drains(job, true);
+        }
+        // However the clock was set meanwhile, a retry waits no longer than its schedule allows.
+        let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
+        let longest = retry
+            .and_then(|retry| self.schedule.delay(retry))
+            .map_or(Duration::ZERO, |delay| delay * MAX_STRETCH);
+        let wait = status
+            .next_attempt_at
+            .and_then(|at| Duration::try_from(at.duration_since(now.wall)).ok())
+            .unwrap_or_default()
+            .min(longest);
+        if wait.is_zero() {
+            self.enqueue(&job_key);
+        } else {
+            self.wait(&job_key, wait, now);
+            self.count(&job_key);
+        }
+    }
+
+    /// Takes on what was seen before its webhook.
+    pub(super) fn adopt_strangers(&mut self, lane_key: &LaneKey, now: Now) {
+        let strangers = self.strangers.remove(lane_key);
+        for (job_key, (record, at_start)) in strangers.into_iter().flatten() {
+            self.adopt(job_key, record, at_start, now);
+        }
+    }
+
+    fn forget_stranger(&mut self, job_key: &JobKey) {
+        self.strangers.retain(|_, strangers| {
+            strangers.remove(job_key);
+            !strangers.is_empty()
+        });
+    }
+
+    /// A Delivery is no longer there, or is finished.
+    pub fn delivery_gone(&mut self, namespace: &str, name: &str) {
+        let job_key = key(namespace, name);
+        self.buried.remove(&job_key);
+        self.forget_stranger(&job_key);
+        let Some(job) = self.jobs.get_mut(&job_key).filter(|job| job.is_stored()) else {
+            return;
+        };
+        if job.writing == Writing::Running {
+            // What came of the write tells what it means.
+            job.left_watch = true;
+        } else {
+            self.forget(&job_key);
+        }
+    }
+
+    /// Ends a job whose record is over. The watch still has to show that, unless it never showed the record, or has.
+    pub(super) fn bury(&mut self, job_key: &JobKey, version: u64) {
+        let is_awaited = self
+            .jobs
+            .get(job_key)
+            .is_some_and(|job| job.is_stored() && !job.left_watch);
+        self.forget(job_key);
+        if is_awaited {
+            let is_missed = false;
+            self.buried.insert(job_key.clone(), Buried { version, is_missed });
+        }
+    }
+
+    /// These are all unfinished Deliveries that there are; whatever else was known of is gone. What is newer than all of
+    /// them may have been made while the list was under way: it stays until the next list does not have it either.
+    pub fn deliveries_listed(&mut self, all: &[Arc<Delivery>], now: Now) {
+        let listed: HashSet<JobKey> = all.iter().map(|record| key_of(record)).collect();
+        let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
+        let is_lost =
+            |version: u64, is_missed: &mut bool| version <= as_of || std::mem::replace(is_missed, true);
+        self.buried
+            .retain(|key, over| listed.contains(key) || !is_lost(over.version, &mut over.is_missed));
+        self.strangers.clear();
+        let mut lost = Vec::new();
+        for (key, job) in &mut self.jobs {
+            if listed.contains(key) {
+                job.is_missed = false;
+            } else if job.is_stored() && is_lost(job.version(), &mut job.is_missed) {
+                if job.writing == Writing::Running {
+                    job.left_watch = true;
+                } else {
+                    lost.push(key.clone());
+                }
+            }
+        }
+        for key in lost {
+            self.forget(&key);
+        }
+        for record in all {
+            self.delivery_seen(record.clone(), false, now);
+        }
+    }
+}

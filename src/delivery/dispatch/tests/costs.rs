@@ -1,0 +1,219 @@
+//! How many writes to the API server it takes.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    super::*,
+    world::{Fate, Receiver, World, Writes},
+};
+
+fn world(log: DeliveryLog) -> (World, LaneKey) {
+    let limits = Limits {
+        unrecorded_per_webhook: 3,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, log);
+    let lane = world.add_hook("ns", "one");
+    world.settle();
+    (world, lane)
+}
+
+const fn writes(creates: usize, replaces: usize) -> Writes {
+    Writes {
+        creates,
+        replaces,
+        deletes: 0,
+    }
+}
+
+#[test]
+fn a_success_at_once_costs_nothing_or_one_write() {
+    for (log, expected) in [(DeliveryLog::Failures, 0), (DeliveryLog::All, 1)] {
+        let (mut world, _) = world(log);
+        world.record("ns", "i-1", Fate::Good);
+        world.run();
+        assert_eq!(world.writes, writes(expected, 0));
+        world.audit_end();
+    }
+}
+
+#[test]
+fn the_log_of_a_success_is_not_owed_and_what_failed_is() {
+    for (receiver, expected) in [
+        (Receiver::Up, false),
+        (Receiver::Down, true),
+        (Receiver::Gone, true),
+    ] {
+        let (mut world, lane) = world(DeliveryLog::All);
+        world.receivers.insert(lane, receiver);
+        world.record("ns", "i-1", Fate::Good);
+        world.execute(0, Fate::Good);
+        world.land(0);
+        let mut commands = world.commands.iter();
+        if receiver == Receiver::Gone {
+            assert!(matches!(commands.next(), Some(Command::Disable(_))));
+            world.execute(0, Fate::Good);
+        }
+        let is_it = |command: &Command| matches!(command, Command::Write { owed, .. } if *owed == expected);
+        assert!(
+            world.commands.iter().any(is_it),
+            "{receiver:?}: {:?}",
+            world.commands
+        );
+    }
+}
+
+#[test]
+fn every_failed_attempt_costs_one() {
+    for log in [DeliveryLog::Failures, DeliveryLog::All] {
+        let (mut world, lane) = world(log);
+        world.receivers.insert(lane, Receiver::Down);
+        world.record("ns", "i-1", Fate::Good);
+        world.run();
+        assert_eq!(world.begun.len(), 6);
+        assert_eq!(world.writes, writes(1, 5));
+    }
+}
+
+#[test]
+fn what_is_held_costs_one_and_its_end_another() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.set_secret(&lane, false);
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    assert_eq!(world.writes, writes(1, 0));
+    world.set_secret(&lane, true);
+    world.run();
+    assert_eq!(world.writes, writes(1, 1));
+    world.audit_end();
+}
+
+#[test]
+fn a_gate_that_flaps_costs_nothing_more() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.set_secret(&lane, false);
+    for _ in 0..20 {
+        world.record("ns", "i-1", Fate::Good);
+    }
+    world.run();
+    for _ in 0..10 {
+        world.set_secret(&lane, true);
+        world.work(false);
+        world.set_secret(&lane, false);
+        world.work(false);
+    }
+    assert_eq!(world.writes.creates, 20);
+    assert!(world.writes.replaces <= 1, "{:?}", world.writes);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn no_outcome_within_a_second_costs_one_and_the_end_another() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    world.pass(Duration::from_millis(999));
+    world.work(false);
+    assert_eq!(world.writes, writes(0, 0));
+    world.pass(Duration::from_millis(1));
+    world.work(false);
+    assert_eq!(world.writes, writes(1, 0));
+    world.run();
+    assert_eq!(world.writes, writes(1, 1));
+    world.audit_end();
+}
+
+#[test]
+fn a_backlog_costs_one_and_the_end_another() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    for _ in 0..10 {
+        world.record("ns", "i-1", Fate::Good);
+    }
+    world.work(false);
+    // One is under way, three wait, the other six are written down.
+    assert_eq!(world.writes, writes(6, 0));
+    assert_eq!(world.tally(&lane).1, 6);
+    world.run();
+    assert_eq!(world.writes, writes(6, 6));
+    world.audit_end();
+}
+
+#[test]
+fn a_write_that_fails_is_tried_again_ever_more_slowly() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.receivers.insert(lane, Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.execute(0, Fate::Good);
+    world.land(0);
+    let mut times = Vec::new();
+    while times.len() < 8 {
+        while !world.commands.is_empty() {
+            world.execute(0, Fate::Good);
+        }
+        while !world.orders.is_empty() {
+            times.push(world.elapsed.as_secs());
+            world.order(0, Fate::Lost);
+            world.answer(0);
+        }
+        if world.elapsed < Duration::from_secs(59) || times.len() < 8 {
+            let at = world.dispatcher.next_timer().unwrap();
+            world.pass(at.saturating_duration_since(world.now().mono));
+            world.sendings.clear();
+        }
+    }
+    let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(&pauses[..6], [1, 2, 4, 8, 16, 30]);
+}
+
+/// Debug builds are slow, and machines shared: what is quadratic takes minutes here.
+#[test]
+fn nothing_is_quadratic() {
+    const MANY: usize = 20_000;
+    let limits = Limits {
+        held_per_webhook: MANY,
+        unrecorded_per_webhook: MANY,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let lane = world.add_hook("ns", "one");
+    world.settle();
+    let (now, began) = (world.now(), Instant::now());
+    let dispatcher = &mut world.dispatcher;
+    for number in 0..MANY {
+        let uid = format!("i-{}", number % 7000);
+        let entry = crate::events::OutboxEntry {
+            id: format!("evt_{number}"),
+            event_type: crate::events::EventType::InstanceStarted,
+            sequence: i64::try_from(number).unwrap(),
+            created_at: now.wall,
+            body: "{}".to_owned(),
+        };
+        let revision = u64::try_from(number).unwrap() + 1;
+        dispatcher.outbox_seen("ns", &uid, revision, &[entry], Origin::Fresh, now);
+        while dispatcher.next_command().is_some() {}
+    }
+    let unverified: Vec<_> = dispatcher.unverified().into_values().flatten().collect();
+    dispatcher.verified(&unverified, now);
+    let mut facts = dispatcher.webhooks().next().unwrap().1.clone();
+    for gate in [
+        Gate::Disabled,
+        Gate::Open,
+        Gate::Blocked,
+        Gate::Open,
+        Gate::Inactive,
+    ] {
+        facts.gate = gate;
+        dispatcher.webhook_seen(facts.clone(), now);
+    }
+    assert!(dispatcher.tally(&lane).unwrap().2 > 19_000);
+    for _ in 0..MANY {
+        dispatcher.tally(&lane);
+        assert!(dispatcher.unverified().is_empty());
+    }
+    dispatcher.webhook_gone(&lane, &facts.uid);
+    assert!(dispatcher.jobs.is_empty());
+    let took = began.elapsed();
+    println!("{took:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}

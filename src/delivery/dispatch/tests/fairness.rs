@@ -1,0 +1,151 @@
+//! A receiver that is slow or dead hurts nobody else.
+
+use std::collections::HashMap;
+
+use super::{
+    super::*,
+    world::{Fate, World},
+};
+
+/// One healthy webhook among others that never answer.
+fn world(dead: usize, limits: Limits) -> (World, LaneKey) {
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let healthy = world.add_hook("healthy", "one");
+    for number in 0..dead {
+        world.add_hook(&format!("dead-{}", number / 20), &format!("wh-{number}"));
+    }
+    world.settle();
+    world.record("healthy", "i-0", Fate::Good);
+    world.settle();
+    world.begun.clear();
+    (world, healthy)
+}
+
+fn is_under_way(world: &World, event: &str) -> bool {
+    world.sendings.iter().any(|it| &*it.event.id == event)
+}
+
+fn land(world: &mut World, event: &str) {
+    let index = world.sendings.iter().position(|it| &*it.event.id == event);
+    world.land(index.unwrap());
+}
+
+#[test]
+fn receivers_that_never_answer_hold_back_no_healthy_one() {
+    for (dead, in_flight) in [(50, 512), (50, 100), (50, 2), (300, 512)] {
+        let limits = Limits {
+            in_flight,
+            ..Limits::default()
+        };
+        let (mut world, healthy) = world(dead, limits);
+        for number in 0..200 {
+            world.record(
+                &format!("dead-{}", number % dead.div_ceil(20)),
+                &format!("i-{number}"),
+                Fate::Good,
+            );
+        }
+        world.work(false);
+        assert!(
+            world.sendings.len() <= (in_flight / 2).max(1),
+            "suspects have half"
+        );
+        world.audit();
+        for number in 0..50 {
+            let event = world
+                .record("healthy", &format!("h-{number}"), Fate::Good)
+                .unwrap();
+            world.work(false);
+            assert!(is_under_way(&world, &event), "{dead} of {in_flight}: {number}");
+            land(&mut world, &event);
+            world.audit();
+        }
+        assert_eq!(world.tally(&healthy).0.delivered, 51);
+    }
+}
+
+#[test]
+fn suspects_take_turns_for_their_half() {
+    let limits = Limits {
+        in_flight: 4,
+        ..Limits::default()
+    };
+    let (mut world, _) = world(40, limits);
+    for account in 0..2 {
+        world.record(&format!("dead-{account}"), &format!("i-{account}"), Fate::Good);
+    }
+    world.work(false);
+    while !world.sendings.is_empty() {
+        assert!(world.sendings.len() <= 2);
+        let report = world.report(500, None);
+        world.report_of(0, report);
+        world.work(false);
+    }
+    let mut attempts: HashMap<_, usize> = HashMap::new();
+    for sending in &world.begun {
+        *attempts.entry(sending.lane.clone()).or_default() += 1;
+    }
+    assert_eq!(attempts.len(), 40);
+    assert!(attempts.values().all(|count| *count == 1));
+}
+
+#[test]
+fn an_account_with_many_webhooks_and_a_long_backlog_delays_no_other() {
+    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    for number in 0..100 {
+        world.add_hook("big", &format!("wh-{number}"));
+    }
+    let small = world.add_hook("small", "one");
+    world.settle();
+    world.record("small", "s", Fate::Good);
+    world.record("big", "b", Fate::Good);
+    world.settle();
+    for number in 0..100 {
+        world.record("big", &format!("i-{number}"), Fate::Good);
+    }
+    world.work(false);
+    assert_eq!(world.sendings.len(), 500, "the window of each is five by now");
+    for number in 0..20 {
+        let event = world.record("small", &format!("s-{number}"), Fate::Good).unwrap();
+        // As soon as any attempt ends, and one of the account itself comes in between.
+        for _ in 0..2 {
+            world.work(false);
+            if !is_under_way(&world, &event) {
+                world.land(0);
+            }
+        }
+        world.work(false);
+        assert!(is_under_way(&world, &event));
+        assert!(world.sendings.len() <= 512);
+        world.audit();
+        land(&mut world, &event);
+    }
+    assert_eq!(world.tally(&small).0.delivered, 21);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
+    let limits = Limits {
+        in_flight: 4,
+        in_flight_per_webhook: 2,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    world.add_hook("a", "one");
+    world.add_hook("b", "one");
+    world.settle();
+    // One attempt each under way, and more to send: both are parked.
+    for number in 0..3 {
+        world.record("a", &format!("a-{number}"), Fate::Good);
+        world.record("b", &format!("b-{number}"), Fate::Good);
+    }
+    world.work(false);
+    assert_eq!(world.sendings.len(), 2);
+    world.land(0);
+    world.work(false);
+    world.audit();
+    let of_a = world.sendings.iter().filter(|it| &*it.lane == "a/one").count();
+    assert_eq!(of_a, 2, "{:?}", world.sendings);
+}

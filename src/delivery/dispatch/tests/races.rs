@@ -1,0 +1,292 @@
+//! What comes late, twice, or in the wrong order: one test for each that once went wrong.
+
+use std::time::Duration;
+
+use super::{
+    super::*,
+    world::{Fate, Receiver, World},
+};
+use crate::resources::DeliveryPhase;
+
+fn world(log: DeliveryLog) -> (World, LaneKey) {
+    let mut world = World::new(log);
+    let lane = world.add_hook("ns", "one");
+    world.settle();
+    (world, lane)
+}
+
+#[test]
+fn a_webhook_that_the_watch_has_not_shown_gets_the_event_by_the_lookup() {
+    let mut world = World::new(DeliveryLog::Failures);
+    world.add_hook("ns", "one");
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    assert!(world.commands.is_empty());
+    assert!(!world.dispatcher.is_settled(&event));
+    world.begin_lookup();
+    world.end_lookup();
+    assert!(matches!(world.commands[..], [Command::Attempt { .. }]));
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn a_webhook_enabled_before_its_disablement_was_seen_sends_what_was_held() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.receivers.insert(lane.clone(), Receiver::Gone);
+    world.record("ns", "i-1", Fate::Good);
+    world.execute(0, Fate::Good);
+    world.land(0);
+    world.record("ns", "i-2", Fate::Good);
+    // Disabled in this process only; the watch comes with the changed spec at once.
+    world.change_hook(&lane, true);
+    world.receivers.clear();
+    world.run();
+    assert_eq!(world.arrived.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn the_end_of_a_webhook_is_not_the_end_of_another_with_its_name() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.delete_hook(&lane);
+    world.add_hook("ns", "one");
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.begin_lookup();
+    world.end_lookup();
+    assert!(world.dispatcher.knows(&event));
+    while world.watch_hooks() {}
+    world.run();
+    assert!(world.arrived.contains(&world.job(&lane, &event)));
+    world.audit_end();
+}
+
+#[test]
+fn a_list_from_before_its_end_does_not_bring_a_webhook_back() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.record("ns", "i-1", Fate::Unheard);
+    world.watch_objects();
+    world.begin_lookup();
+    world.delete_hook(&lane);
+    while world.watch_hooks() {}
+    world.end_lookup();
+    assert_eq!(world.dispatcher.webhooks().count(), 0);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn an_old_version_of_an_outbox_sends_nothing_again() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    world.record("ns", "i-1", Fate::Good);
+    world.begin_lookup();
+    world.end_lookup();
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(world.clear_outboxes(Fate::Good));
+    // Only now the watch shows the version with the entry.
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn an_attempt_that_could_not_begin_leaves_no_drain_behind() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.set_secret(&lane, false);
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    world.set_secret(&lane, true);
+    world.work(false);
+    world.report_of(0, Report::Unready);
+    world.run();
+    for number in 0..3 {
+        world.record("ns", &format!("j-{number}"), Fate::Good);
+    }
+    world.work(false);
+    assert_eq!(world.sendings.len(), 3);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_delivery_deleted_while_it_is_sent_does_not_stall_its_webhook() {
+    let limits = Limits {
+        in_flight_per_webhook: 1,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let lane = world.add_hook("ns", "one");
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.record("ns", "i-2", Fate::Good);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.work(false);
+    let job = world.job(&lane, &event);
+    world.delete_delivery(&job);
+    world.work(false);
+    assert_eq!(world.sendings.len(), 1, "it still takes its place");
+    world.run();
+    assert_eq!(world.begun.len(), 2);
+    world.audit_end();
+}
+
+#[test]
+fn what_is_being_sent_is_not_sent_again_by_whoever_sees_its_record() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.work(false);
+    let job = world.job(&lane, &event);
+    let record = world.deliveries[&job].clone();
+    world
+        .dispatcher
+        .delivery_gone("ns", record.metadata.name.as_deref().unwrap());
+    let mut newer = (*record).clone();
+    newer.metadata.resource_version = Some("100000".to_owned());
+    let now = world.now();
+    world.dispatcher.delivery_seen(newer.into(), false, now);
+    world.work(false);
+    assert_eq!(world.begun.len(), 1);
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
+}
+
+#[test]
+fn a_creation_that_seemed_to_fail_is_followed_by_the_outcome() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.execute(0, Fate::Good);
+    world.pass(Duration::from_secs(1));
+    world.execute(0, Fate::Good);
+    world.order(0, Fate::Unheard);
+    world.answer(0);
+    world.land(0);
+    world.run();
+    assert_eq!(
+        world.begun.len(),
+        1,
+        "not sent again for the record that is there"
+    );
+    assert_eq!(
+        world.status(&world.job(&lane, &event)).phase,
+        DeliveryPhase::Delivered
+    );
+    world.audit_end();
+}
+
+#[test]
+fn the_exhausted_one_is_not_written_before_the_disablement() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.receivers.insert(lane.clone(), Receiver::Gone);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.execute(0, Fate::Good);
+    world.pass(Duration::from_secs(1));
+    // The write is asked for before, and begins after.
+    assert!(matches!(world.commands[..], [Command::Write { .. }]));
+    world.land(0);
+    world.execute(0, Fate::Good);
+    assert!(world.orders.is_empty());
+    world.run();
+    assert_eq!(
+        world.status(&world.job(&lane, &event)).phase,
+        DeliveryPhase::Exhausted
+    );
+    assert_eq!(world.disablements.len(), 1);
+}
+
+#[test]
+fn after_a_crash_what_is_logged_is_not_sent_again_and_what_is_not_is() {
+    for (log, expected) in [(DeliveryLog::All, 1), (DeliveryLog::Failures, 2)] {
+        let (mut world, _) = world(log);
+        world.record("ns", "i-1", Fate::Good);
+        world.execute(0, Fate::Good);
+        world.land(0);
+        if log == DeliveryLog::All {
+            world.execute(0, Fate::Good);
+            world.order(0, Fate::Unheard);
+        }
+        world.crash(|_| false);
+        world.run();
+        assert_eq!(world.begun.len(), expected);
+        world.audit_end();
+    }
+}
+
+#[test]
+fn after_a_crash_entries_are_sent_in_order_although_a_lookup_fails() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    let events: Vec<_> = (0..3)
+        .map(|_| world.record("ns", "i-1", Fate::Good).unwrap())
+        .collect();
+    world.crash(|_| false);
+    let checks = world.commands.iter().filter(|it| matches!(it, Command::Check(_)));
+    assert_eq!(checks.count(), 3);
+    world.execute(0, Fate::Lost);
+    world.run();
+    let order: Vec<_> = world.begun.iter().map(|it| it.event.id.to_string()).collect();
+    assert_eq!(order, events);
+    world.audit_end();
+}
+
+#[test]
+fn the_label_taken_away_before_the_end_was_answered_sends_again() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let job = world.job(&lane, &event);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.work(false);
+    world.land(0);
+    world.execute(0, Fate::Good);
+    world.order(0, Fate::Good);
+    world.redeliver(&job);
+    while world.watch_deliveries() {}
+    world.run();
+    assert_eq!(world.begun.len(), 2);
+    world.audit_end();
+}
+
+#[test]
+fn the_last_event_of_an_object_is_settled_when_all_are() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    world.record("ns", "i-1", Fate::Good);
+    world.record_typed("ns", "i-1", crate::events::EventType::InstanceDeleted, Fate::Good);
+    world.begin_lookup();
+    world.end_lookup();
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(matches!(world.commands[..], [Command::Attempt { .. }]));
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert_eq!(world.commands, [Command::Settled("i-1".into())]);
+}
+
+#[test]
+fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    world.receivers.insert(lane.clone(), Receiver::Down);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    let job = world.job(&lane, &event);
+    let record = world.deliveries[&job].clone();
+    let mut facts = world.hooks[&lane].facts.clone();
+    let (limits, now) = (world.limits.clone(), world.now());
+    world.dispatcher = Dispatcher::new(limits, world.schedule.clone(), world.log);
+    world.dispatcher.delivery_seen(record, false, now);
+    assert_eq!(world.dispatcher.next_command(), None);
+    facts.gate = Gate::Disabled;
+    world.dispatcher.webhook_seen(facts, now);
+    let Some(WriteOrder::Replace(record)) =
+        world.dispatcher.next_command().and_then(|command| match command {
+            Command::Write { job, owed: true } => world.dispatcher.begin_write(&job, now),
+            _ => None,
+        })
+    else {
+        panic!("it is not written")
+    };
+    assert_eq!(record.status.unwrap().phase, DeliveryPhase::Held);
+}

@@ -1,0 +1,874 @@
+//! An API server, watches that lag, receivers and the shell around a dispatcher. Nothing happens by itself: each step is
+//! taken by the test, in any order.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ObjectMeta;
+
+use super::super::*;
+use crate::{
+    events::{EventType, OutboxEntry},
+    resources::{Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, delivery::FINISHED_LABEL, ids},
+    runtime::watch::revision,
+};
+
+/// What a receiver does with the next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receiver {
+    Up,
+    Down,
+    Gone,
+}
+
+/// What becomes of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Good,
+    /// It does not arrive.
+    Lost,
+    /// It arrives, and nobody hears of that.
+    Unheard,
+}
+
+#[derive(Clone, Debug)]
+pub struct Hook {
+    pub facts: WebhookFacts,
+    active: bool,
+    disabled: Option<i64>,
+}
+
+#[derive(Debug, Default)]
+pub struct Object {
+    namespace: String,
+    pub revision: u64,
+    sequence: i64,
+    pub outbox: Vec<OutboxEntry>,
+}
+
+#[derive(Debug)]
+enum Change {
+    Delivery(Arc<Delivery>),
+    DeliveryGone(Arc<Delivery>),
+}
+
+#[derive(Debug)]
+enum HookChange {
+    Is(WebhookFacts),
+    Gone(LaneKey, Arc<str>),
+}
+
+#[derive(Debug)]
+pub enum Answer {
+    Written(JobKey, Written),
+    Checked(JobKey, Result<Option<Arc<Delivery>>, ()>),
+}
+
+#[derive(Clone, Debug)]
+pub struct Sending {
+    pub job: JobKey,
+    pub lane: LaneKey,
+    pub event: Arc<Event>,
+    pub at: Duration,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Writes {
+    pub creates: usize,
+    pub replaces: usize,
+    pub deletes: usize,
+}
+
+pub struct World {
+    pub limits: Limits,
+    pub schedule: RetrySchedule,
+    pub log: DeliveryLog,
+    pub dispatcher: Dispatcher,
+    began: Instant,
+    pub elapsed: Duration,
+    pub wall: Timestamp,
+    revision: u64,
+    pub objects: BTreeMap<String, Object>,
+    pub hooks: BTreeMap<LaneKey, Hook>,
+    pub deliveries: BTreeMap<JobKey, Arc<Delivery>>,
+    delivery_watch: VecDeque<Change>,
+    hook_watch: VecDeque<HookChange>,
+    object_watch: VecDeque<(String, u64)>,
+    versions: HashMap<(String, u64), Vec<OutboxEntry>>,
+    /// What the shell was told of webhooks.
+    told: HashMap<LaneKey, WebhookFacts>,
+    pub no_secret: HashSet<LaneKey>,
+    pub commands: Vec<Command>,
+    pub orders: Vec<(JobKey, WriteOrder)>,
+    pub answers: Vec<Answer>,
+    pub sendings: Vec<Sending>,
+    lookup: Option<(Vec<Arc<str>>, Vec<WebhookFacts>)>,
+    pub receivers: HashMap<LaneKey, Receiver>,
+    /// Every attempt that began.
+    pub begun: Vec<Sending>,
+    /// Every attempt that was answered well.
+    pub arrived: HashSet<JobKey>,
+    pub writes: Writes,
+    pub disablements: Vec<Disablement>,
+    bodies: HashMap<String, String>,
+    /// What has to arrive.
+    pub owed: HashMap<JobKey, (LaneKey, String)>,
+    /// What was written as delivered, and nobody wants again.
+    logged: HashSet<JobKey>,
+    dropped: i64,
+}
+
+pub const START: &str = "2026-11-21T10:00:00Z";
+
+impl World {
+    pub fn new(log: DeliveryLog) -> Self {
+        Self::with(Limits::default(), log)
+    }
+
+    pub fn with(limits: Limits, log: DeliveryLog) -> Self {
+        let schedule = RetrySchedule::default();
+        Self {
+            dispatcher: Dispatcher::new(limits.clone(), schedule.clone(), log),
+            limits,
+            schedule,
+            log,
+            began: Instant::now(),
+            elapsed: Duration::ZERO,
+            wall: START.parse().unwrap(),
+            revision: 100,
+            objects: BTreeMap::new(),
+            hooks: BTreeMap::new(),
+            deliveries: BTreeMap::new(),
+            delivery_watch: VecDeque::new(),
+            hook_watch: VecDeque::new(),
+            object_watch: VecDeque::new(),
+            versions: HashMap::new(),
+            told: HashMap::new(),
+            no_secret: HashSet::new(),
+            commands: Vec::new(),
+            orders: Vec::new(),
+            answers: Vec::new(),
+            sendings: Vec::new(),
+            lookup: None,
+            receivers: HashMap::new(),
+            begun: Vec::new(),
+            arrived: HashSet::new(),
+            writes: Writes::default(),
+            disablements: Vec::new(),
+            bodies: HashMap::new(),
+            owed: HashMap::new(),
+            logged: HashSet::new(),
+            dropped: 0,
+        }
+    }
+
+    pub fn now(&self) -> Now {
+        Now {
+            wall: self.wall,
+            mono: self.began + self.elapsed,
+        }
+    }
+
+    fn next_revision(&mut self) -> u64 {
+        self.revision += 1;
+        self.revision
+    }
+
+    // Accounts' doings.
+
+    pub fn add_hook(&mut self, namespace: &str, name: &str) -> LaneKey {
+        let revision = self.next_revision();
+        let lane = key(namespace, name);
+        let facts = WebhookFacts {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: format!("uid-{namespace}-{name}-{revision}").into(),
+            revision,
+            generation: 1,
+            created_at: self.wall,
+            events: EventType::ALL.to_vec(),
+            gate: Gate::Open,
+        };
+        self.hook_watch.push_back(HookChange::Is(facts.clone()));
+        let hook = Hook {
+            facts,
+            active: true,
+            disabled: None,
+        };
+        self.hooks.insert(lane.clone(), hook);
+        lane
+    }
+
+    fn touch(&mut self, lane: &LaneKey) {
+        let revision = self.next_revision();
+        let Some(hook) = self.hooks.get_mut(lane) else {
+            return;
+        };
+        hook.facts.revision = revision;
+        hook.facts.gate = match (hook.active, hook.disabled) {
+            (false, _) => Gate::Inactive,
+            (true, Some(generation)) if generation == hook.facts.generation => Gate::Disabled,
+            _ => Gate::Open,
+        };
+        self.hook_watch.push_back(HookChange::Is(hook.facts.clone()));
+    }
+
+    /// Any change of the spec.
+    pub fn change_hook(&mut self, lane: &LaneKey, active: bool) {
+        let Some(hook) = self.hooks.get_mut(lane) else {
+            return;
+        };
+        hook.facts.generation += 1;
+        hook.active = active;
+        if !active {
+            // What was recorded before and has no Delivery yet may be lost, if the process crashes.
+            self.owed.retain(|_, (owed_to, _)| owed_to != lane);
+        }
+        self.touch(lane);
+    }
+
+    pub fn set_secret(&mut self, lane: &LaneKey, there: bool) {
+        if there {
+            self.no_secret.remove(lane);
+        } else {
+            self.no_secret.insert(lane.clone());
+        }
+        if let Some(facts) = self.told.get(lane).cloned() {
+            self.tell(facts);
+        }
+        self.take_commands();
+    }
+
+    pub fn delete_hook(&mut self, lane: &LaneKey) {
+        let Some(hook) = self.hooks.remove(lane) else {
+            return;
+        };
+        self.next_revision();
+        self.hook_watch
+            .push_back(HookChange::Gone(lane.clone(), hook.facts.uid.clone()));
+        self.owed.retain(|_, (owed_to, _)| owed_to != lane);
+        for job in self.deliveries.keys().cloned().collect::<Vec<_>>() {
+            if is_of(&self.deliveries[&job], lane) {
+                self.delete_delivery(&job);
+            }
+        }
+    }
+
+    pub fn delete_delivery(&mut self, job: &JobKey) {
+        self.next_revision();
+        self.owed.remove(job);
+        self.logged.remove(job);
+        if let Some(gone) = self.deliveries.remove(job)
+            && !is_labelled(&gone)
+        {
+            self.delivery_watch.push_back(Change::DeliveryGone(gone));
+        }
+    }
+
+    /// Takes the label away.
+    pub fn redeliver(&mut self, job: &JobKey) {
+        let Some(record) = self.deliveries.get(job).filter(|record| is_labelled(record)) else {
+            return;
+        };
+        let mut record = (**record).clone();
+        record.metadata.labels.as_mut().unwrap().remove(FINISHED_LABEL);
+        self.logged.remove(job);
+        self.store(job, record);
+    }
+
+    pub fn add_test(&mut self, lane: &LaneKey, name: &str) -> JobKey {
+        let (namespace, webhook) = lane.split_once('/').unwrap();
+        let job = key(namespace, name);
+        let record = Delivery {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                owner_references: Some(vec![OwnerReference {
+                    uid: self.hooks[lane].facts.uid.to_string(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: DeliverySpec {
+                webhook: webhook.to_owned(),
+                event_id: format!("evt_test_{name}"),
+                event_type: EventType::InstanceStarted,
+                event_created_at: self.wall,
+                sequence: 0,
+                body: "{}".to_owned(),
+                test: true,
+            },
+            status: Some(DeliveryStatus::new(DeliveryPhase::Pending, None)),
+        };
+        self.bodies.insert(record.spec.event_id.clone(), "{}".to_owned());
+        self.store(&job, record);
+        job
+    }
+
+    /// Something happens to an instance. Returns the event's id.
+    pub fn record(&mut self, namespace: &str, uid: &str, fate: Fate) -> Option<String> {
+        self.record_typed(namespace, uid, EventType::InstanceStarted, fate)
+    }
+
+    pub fn record_typed(
+        &mut self,
+        namespace: &str,
+        uid: &str,
+        event_type: EventType,
+        fate: Fate,
+    ) -> Option<String> {
+        if fate == Fate::Lost {
+            return None;
+        }
+        let wall = self.wall;
+        self.objects.entry(uid.to_owned()).or_default().namespace = namespace.to_owned();
+        self.retain_unsettled(uid);
+        let object = self.objects.get_mut(uid).unwrap();
+        object.sequence += 1;
+        let id = ids::event_id(uid, object.sequence);
+        let body = format!("{{\"id\":\"{id}\",\"at\":\"{wall}\"}}");
+        object.outbox.push(OutboxEntry {
+            id: id.clone(),
+            event_type,
+            sequence: object.sequence,
+            created_at: wall,
+            body: body.clone(),
+        });
+        self.bodies.insert(id.clone(), body);
+        for (lane, hook) in &self.hooks {
+            if hook.active && *hook.facts.namespace == *namespace {
+                let job = key(namespace, &ids::delivery_name(&hook.facts.uid, &id));
+                self.owed.insert(job, (lane.clone(), id.clone()));
+            }
+        }
+        self.written_outbox(uid, fate);
+        Some(id)
+    }
+
+    fn retain_unsettled(&mut self, uid: &str) -> bool {
+        let (object, dispatcher) = (self.objects.get_mut(uid).unwrap(), &self.dispatcher);
+        let before = object.outbox.len();
+        object.outbox.retain(|entry| !dispatcher.is_settled(&entry.id));
+        before != object.outbox.len()
+    }
+
+    fn written_outbox(&mut self, uid: &str, fate: Fate) {
+        let revision = self.next_revision();
+        let object = self.objects.get_mut(uid).unwrap();
+        object.revision = revision;
+        let (namespace, outbox) = (object.namespace.clone(), object.outbox.clone());
+        self.object_watch.push_back((uid.to_owned(), revision));
+        self.versions.insert((uid.to_owned(), revision), outbox.clone());
+        if fate == Fate::Good {
+            let now = self.now();
+            self.dispatcher
+                .outbox_seen(&namespace, uid, revision, &outbox, Origin::Fresh, now);
+            self.take_commands();
+        }
+    }
+
+    /// The outboxes are cleared of what is settled.
+    pub fn clear_outboxes(&mut self, fate: Fate) -> bool {
+        let mut any = false;
+        for uid in self.objects.keys().cloned().collect::<Vec<_>>() {
+            if fate != Fate::Lost && self.retain_unsettled(&uid) {
+                any = true;
+                self.written_outbox(&uid, fate);
+            }
+        }
+        any
+    }
+
+    // The API server.
+
+    fn store(&mut self, job: &JobKey, mut record: Delivery) -> Arc<Delivery> {
+        record.metadata.resource_version = Some(self.next_revision().to_string());
+        let record = Arc::new(record);
+        let before = self.deliveries.insert(job.clone(), record.clone());
+        if !is_labelled(&record) {
+            self.delivery_watch.push_back(Change::Delivery(record.clone()));
+        } else if before.is_some_and(|before| !is_labelled(&before)) {
+            self.delivery_watch
+                .push_back(Change::DeliveryGone(record.clone()));
+        }
+        if record.is_finished() && record.status.as_ref().unwrap().phase == DeliveryPhase::Delivered {
+            self.logged.insert(job.clone());
+        }
+        record
+    }
+
+    fn apply(&mut self, job: &JobKey, order: WriteOrder) -> Written {
+        match order {
+            WriteOrder::Create(record) => {
+                self.writes.creates += 1;
+                if let Some(there) = self.deliveries.get(job) {
+                    return Written::Found(there.clone());
+                }
+                let owner = record.metadata.owner_references.as_ref().unwrap()[0].uid.clone();
+                let stored = self.store(job, *record);
+                if !self.hooks.values().any(|hook| *hook.facts.uid == *owner) {
+                    self.delete_delivery(job);
+                }
+                Written::Stored(stored)
+            }
+            WriteOrder::Replace(record) => {
+                self.writes.replaces += 1;
+                match self.deliveries.get(job) {
+                    None => Written::Gone,
+                    Some(there) if revision(&**there) != revision(&*record) => Written::Found(there.clone()),
+                    Some(_) => Written::Stored(self.store(job, *record)),
+                }
+            }
+            WriteOrder::Delete(_) => {
+                self.writes.deletes += 1;
+                self.delete_delivery(job);
+                Written::Gone
+            }
+        }
+    }
+
+    // The shell.
+
+    pub fn take_commands(&mut self) {
+        while let Some(command) = self.dispatcher.next_command() {
+            self.commands.push(command);
+        }
+    }
+
+    /// Carries out one command, up to where somebody else has to answer.
+    pub fn execute(&mut self, index: usize, fate: Fate) {
+        let now = self.now();
+        match self.commands.remove(index) {
+            Command::Attempt { job, lane, event } => self.send(job, lane, event),
+            Command::Check(job) => {
+                let found = match fate {
+                    Fate::Good => Ok(self.deliveries.get(&job).cloned()),
+                    _ => Err(()),
+                };
+                self.answers.push(Answer::Checked(job, found));
+            }
+            Command::Write { job, .. } => {
+                if let Some(order) = self.dispatcher.begin_write(&job, now) {
+                    assert!(
+                        self.orders.iter().all(|(other, _)| *other != job),
+                        "two writes of {job}"
+                    );
+                    self.orders.push((job, order));
+                }
+            }
+            Command::Disable(disablement) => self.disable(disablement, fate),
+            Command::Settled(uid) => {
+                let outbox = &self.objects[&*uid].outbox;
+                assert!(outbox.iter().all(|entry| self.dispatcher.is_settled(&entry.id)));
+            }
+        }
+        self.take_commands();
+    }
+
+    fn send(&mut self, job: JobKey, lane: LaneKey, event: Arc<Event>) {
+        assert!(
+            !self.logged.contains(&job),
+            "{job} is logged as delivered, and sent again"
+        );
+        let body = self.bodies.get(&*event.id).expect("an event of somebody");
+        assert_eq!(event.body, body.as_bytes(), "another body of {}", event.id);
+        let at = self.elapsed;
+        let sending = Sending { job, lane, event, at };
+        self.begun.push(sending.clone());
+        self.sendings.push(sending);
+    }
+
+    fn disable(&mut self, disablement: Disablement, fate: Fate) {
+        let lane = disablement.lane.clone();
+        if fate != Fate::Lost
+            && let Some(hook) = self.hooks.get_mut(&lane)
+            && (&hook.facts.uid, hook.facts.generation) == (&disablement.uid, disablement.generation)
+        {
+            let again = hook.disabled.replace(disablement.generation) == Some(disablement.generation);
+            let is_repeat = self.disablements.last() == Some(&disablement);
+            assert!(!again || is_repeat, "{lane} is disabled twice");
+            if !again {
+                self.disablements.push(disablement.clone());
+                self.touch(&lane);
+            }
+        }
+        if fate == Fate::Good {
+            self.dispatcher.disablement_written(&lane);
+        } else {
+            self.commands.push(Command::Disable(disablement));
+        }
+    }
+
+    pub fn order(&mut self, index: usize, fate: Fate) {
+        let (job, order) = self.orders.remove(index);
+        let result = match fate {
+            Fate::Good => self.apply(&job, order),
+            Fate::Lost => Written::Failed,
+            Fate::Unheard => {
+                self.apply(&job, order);
+                Written::Failed
+            }
+        };
+        self.answers.push(Answer::Written(job, result));
+    }
+
+    pub fn answer(&mut self, index: usize) {
+        let now = self.now();
+        match self.answers.remove(index) {
+            Answer::Written(job, result) => self.dispatcher.written(&job, result, now),
+            Answer::Checked(job, result) => self.dispatcher.checked(&job, result, now),
+        }
+        self.take_commands();
+    }
+
+    /// An attempt ends, as the receiver is now.
+    pub fn land(&mut self, index: usize) {
+        let lane = self.sendings[index].lane.clone();
+        let code = match self.receivers.get(&lane).unwrap_or(&Receiver::Up) {
+            Receiver::Up => 200,
+            Receiver::Down => 500,
+            Receiver::Gone => 410,
+        };
+        let report = if self.no_secret.contains(&lane) {
+            Report::Blocked("no secret".to_owned())
+        } else {
+            self.report(code, None)
+        };
+        self.report_of(index, report);
+    }
+
+    pub fn report(&self, code: i32, retry_after: Option<Duration>) -> Report {
+        let attempt = Attempt {
+            at: self.wall,
+            duration_ms: 1,
+            status_code: Some(code),
+            error: (code / 100 != 2).then(|| format!("status {code}")),
+            response: None,
+        };
+        Report::Sent { attempt, retry_after }
+    }
+
+    pub fn report_of(&mut self, index: usize, report: Report) {
+        let sending = self.sendings.remove(index);
+        if let Report::Sent { attempt, .. } = &report
+            && attempt.error.is_none()
+        {
+            self.arrived.insert(sending.job.clone());
+        }
+        let now = self.now();
+        self.dispatcher.attempted(&sending.job, report, now);
+        self.take_commands();
+    }
+
+    fn tell(&mut self, mut facts: WebhookFacts) {
+        let lane = key(&facts.namespace, &facts.name);
+        if self
+            .told
+            .get(&lane)
+            .is_none_or(|told| told.revision <= facts.revision)
+        {
+            self.told.insert(lane.clone(), facts.clone());
+        }
+        if facts.gate == Gate::Open && self.no_secret.contains(&lane) {
+            facts.gate = Gate::Blocked;
+        }
+        let now = self.now();
+        self.dispatcher.webhook_seen(facts, now);
+    }
+
+    pub fn watch_hooks(&mut self) -> bool {
+        let Some(change) = self.hook_watch.pop_front() else {
+            return false;
+        };
+        match change {
+            HookChange::Is(facts) => self.tell(facts),
+            HookChange::Gone(lane, uid) => {
+                if self.told.get(&lane).is_some_and(|told| told.uid == uid) {
+                    self.told.remove(&lane);
+                }
+                self.dispatcher.webhook_gone(&lane, &uid);
+            }
+        }
+        self.take_commands();
+        true
+    }
+
+    pub fn watch_deliveries(&mut self) -> bool {
+        let Some(change) = self.delivery_watch.pop_front() else {
+            return false;
+        };
+        let now = self.now();
+        match change {
+            Change::Delivery(record) => self.dispatcher.delivery_seen(record, false, now),
+            Change::DeliveryGone(record) => {
+                let metadata = &record.metadata;
+                let (namespace, name) = (metadata.namespace.as_ref(), metadata.name.as_ref());
+                self.dispatcher.delivery_gone(namespace.unwrap(), name.unwrap());
+            }
+        }
+        self.take_commands();
+        true
+    }
+
+    pub fn watch_objects(&mut self) -> bool {
+        let Some((uid, revision)) = self.object_watch.pop_front() else {
+            return false;
+        };
+        let (namespace, now) = (self.objects[&uid].namespace.clone(), self.now());
+        let outbox = self.versions.remove(&(uid.clone(), revision)).unwrap();
+        self.dispatcher
+            .outbox_seen(&namespace, &uid, revision, &outbox, Origin::Found, now);
+        self.take_commands();
+        true
+    }
+
+    /// The watch of Deliveries starts over with a list, which was begun before it is told.
+    pub fn relist(&mut self) {
+        self.delivery_watch.clear();
+        let all: Vec<_> = self.unfinished();
+        let now = self.now();
+        self.dispatcher.deliveries_listed(&all, now);
+        self.take_commands();
+    }
+
+    fn unfinished(&self) -> Vec<Arc<Delivery>> {
+        let all = self.deliveries.values();
+        all.filter(|record| !is_labelled(record)).cloned().collect()
+    }
+
+    pub fn begin_lookup(&mut self) {
+        let ids = self.dispatcher.unverified().into_values().flatten().collect();
+        let hooks = self.hooks.values().map(|hook| hook.facts.clone()).collect();
+        self.lookup = Some((ids, hooks));
+    }
+
+    pub fn end_lookup(&mut self) {
+        let Some((ids, hooks)) = self.lookup.take() else {
+            return;
+        };
+        for facts in hooks {
+            self.tell(facts);
+        }
+        let now = self.now();
+        self.dispatcher.verified(&ids, now);
+        self.take_commands();
+    }
+
+    pub fn tick(&mut self) {
+        let now = self.now();
+        self.dispatcher.tick(now);
+        self.take_commands();
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        self.elapsed += time;
+        self.wall += SignedDuration::try_from(time).unwrap();
+        self.tick();
+    }
+
+    /// The process ends, at once, and another takes over. What is under way to receivers may arrive; of the writes those do
+    /// for which `lands` says so.
+    pub fn crash(&mut self, lands: impl Fn(usize) -> bool) {
+        for (index, (job, order)) in std::mem::take(&mut self.orders).into_iter().enumerate() {
+            if lands(index) {
+                self.apply(&job, order);
+            }
+        }
+        for (index, sending) in std::mem::take(&mut self.sendings).into_iter().enumerate() {
+            if lands(index + 1) {
+                self.arrived.insert(sending.job);
+            }
+        }
+        self.count_dropped();
+        self.commands.clear();
+        self.answers.clear();
+        self.lookup = None;
+        self.delivery_watch.clear();
+        self.hook_watch.clear();
+        self.object_watch.clear();
+        self.versions.clear();
+        self.told.clear();
+        self.dispatcher = Dispatcher::new(self.limits.clone(), self.schedule.clone(), self.log);
+        for facts in self
+            .hooks
+            .values()
+            .map(|hook| hook.facts.clone())
+            .collect::<Vec<_>>()
+        {
+            self.tell(facts);
+        }
+        let now = self.now();
+        for record in self.unfinished() {
+            self.dispatcher.delivery_seen(record, true, now);
+        }
+        for (uid, object) in &self.objects {
+            let (namespace, outbox) = (&object.namespace, &object.outbox);
+            self.dispatcher
+                .outbox_seen(namespace, uid, object.revision, outbox, Origin::Found, now);
+        }
+        self.take_commands();
+    }
+
+    fn count_dropped(&mut self) {
+        for lane in self.hooks.keys() {
+            self.dropped += self
+                .dispatcher
+                .tally(lane)
+                .map_or(0, |(tally, _, _)| tally.dropped);
+        }
+    }
+
+    // Everything at once.
+
+    /// Lets everything happen that can happen without time passing, attempts included.
+    pub fn settle(&mut self) {
+        self.work(true);
+    }
+
+    /// As [`Self::settle`], but attempts stay under way.
+    pub fn work(&mut self, land: bool) {
+        self.take_commands();
+        for round in 0.. {
+            assert!(round < 1_000_000, "it never ends");
+            let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
+            if !self.commands.is_empty() {
+                self.execute(0, Fate::Good);
+            } else if !self.orders.is_empty() {
+                self.order(0, Fate::Good);
+            } else if !self.answers.is_empty() {
+                self.answer(0);
+            } else if land && !self.sendings.is_empty() {
+                self.land(0);
+            } else if !self.dispatcher.unverified().is_empty() {
+                self.begin_lookup();
+                self.end_lookup();
+            } else if !is_any && !self.clear_outboxes(Fate::Good) {
+                return;
+            }
+        }
+    }
+
+    /// Goes on until nothing is left to wait for; returns the times at which something was.
+    pub fn run(&mut self) {
+        self.settle();
+        while let Some(at) = self.dispatcher.next_timer() {
+            self.pass(at.saturating_duration_since(self.now().mono));
+            self.settle();
+        }
+    }
+
+    /// Everybody is well, everything enabled, and time goes on.
+    pub fn heal(&mut self) {
+        self.receivers.clear();
+        self.no_secret.clear();
+        for lane in self.hooks.keys().cloned().collect::<Vec<_>>() {
+            self.change_hook(&lane, true);
+        }
+        self.run();
+        // What a list was too early to tell the next one tells.
+        self.relist();
+        self.relist();
+    }
+
+    // Questions.
+
+    pub fn status(&self, job: &JobKey) -> DeliveryStatus {
+        self.deliveries[job].status.clone().unwrap()
+    }
+
+    pub fn job(&self, lane: &LaneKey, event: &str) -> JobKey {
+        let namespace = lane.split_once('/').unwrap().0;
+        key(namespace, &ids::delivery_name(&self.hooks[lane].facts.uid, event))
+    }
+
+    pub fn tally(&self, lane: &LaneKey) -> (Tally, i64, i64) {
+        self.dispatcher.tally(lane).unwrap()
+    }
+
+    /// The books are right at every moment.
+    pub fn audit(&self) {
+        let d = &self.dispatcher;
+        let flights = d.flights.len();
+        assert!(flights <= d.limits.in_flight);
+        let mut firsts = HashSet::new();
+        for flight in d.flights.values() {
+            if let (Some(lane), Some(subject)) = (flight.lane(), flight.subject())
+                && !subject.is_empty()
+            {
+                assert!(
+                    firsts.insert((lane.clone(), subject.clone())),
+                    "two first attempts of {subject}"
+                );
+            }
+        }
+        let under_way = |command: &Command| matches!(command, Command::Attempt { .. });
+        let commanded = self.commands.iter().filter(|command| under_way(command)).count();
+        assert_eq!(flights, self.sendings.len() + commanded);
+        for (lane_key, lane) in &d.lanes {
+            let jobs: Vec<_> = lane.jobs.iter().map(|job| &d.jobs[job]).collect();
+            assert_eq!(lane.pending, jobs.iter().filter(|job| job.is_pending()).count());
+            assert_eq!(lane.draining, jobs.iter().filter(|job| job.drains).count());
+            let held = jobs.iter().filter(|job| job.state == State::Held).count();
+            assert_eq!(lane.held.len(), held);
+            let to_it = d
+                .flights
+                .values()
+                .filter(|flight| flight.lane() == Some(lane_key));
+            assert_eq!(lane.in_flight, to_it.count());
+            assert!(lane.in_flight <= d.limits.in_flight_per_webhook);
+        }
+        let in_lanes: usize = d.lanes.values().map(|lane| lane.jobs.len()).sum();
+        assert_eq!(in_lanes, d.jobs.len());
+    }
+
+    /// Nothing is left over, and everything has arrived.
+    pub fn audit_end(&mut self) {
+        self.audit();
+        self.count_dropped();
+        let d = &self.dispatcher;
+        assert!(
+            d.jobs.is_empty(),
+            "jobs left: {:#?} in {:#?}, with {:?}",
+            d.jobs,
+            d.lanes,
+            self.deliveries.keys()
+        );
+        assert!(d.buried.is_empty(), "buried: {:?}", d.buried);
+        assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
+        assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
+        assert!(d.timers.is_empty() && d.strangers.is_empty());
+        for (lane, it) in &d.lanes {
+            assert!(self.hooks.contains_key(lane), "{lane} is left over");
+            assert!(it.first.is_empty() && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
+        }
+        for (job, record) in &self.deliveries {
+            assert!(record.is_finished(), "{job} is not finished: {record:#?}");
+        }
+        let mut missing = 0;
+        for (job, (lane, event)) in &self.owed {
+            let phase = |record: &Arc<Delivery>| record.status.as_ref().unwrap().phase;
+            let is_exhausted = self.deliveries.get(job).map(phase) == Some(DeliveryPhase::Exhausted);
+            if !self.arrived.contains(job) && !is_exhausted {
+                missing += 1;
+                assert!(missing <= self.dropped, "{event} has not arrived at {lane}");
+            }
+        }
+    }
+}
+
+fn is_labelled(record: &Delivery) -> bool {
+    let labels = record.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(FINISHED_LABEL))
+}
+
+fn is_of(record: &Delivery, lane: &LaneKey) -> bool {
+    key(
+        record.metadata.namespace.as_deref().unwrap(),
+        &record.spec.webhook,
+    ) == *lane
+}

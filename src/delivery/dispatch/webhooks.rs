@@ -1,0 +1,199 @@
+//! The webhooks, and what becomes of their jobs when they can no longer be sent to, or can be again.
+
+use super::{
+    Dispatcher, JobKey, LaneKey, Now,
+    job::{State, Writing},
+    key,
+    lane::{Gate, Lane, Tally, WebhookFacts},
+};
+use crate::resources::DeliveryPhase;
+
+/// How many webhooks that are gone are remembered: as many as may go while a list of them is under way.
+const GONE_KEPT: usize = 1024;
+
+impl Dispatcher {
+    /// A webhook is as the facts say, be they from the watch or from a list. Older facts than those that are known are
+    /// ignored; a gate that closes for what is not in the Webhook itself comes with the same revision.
+    pub fn webhook_seen(&mut self, facts: WebhookFacts, now: Now) {
+        let lane_key = key(&facts.namespace, &facts.name);
+        match self.lanes.get(&lane_key).map(|lane| &lane.facts) {
+            Some(known) if known.revision > facts.revision => return,
+            Some(known) if known.uid != facts.uid => {
+                let uid = known.uid.clone();
+                self.webhook_gone(&lane_key, &uid);
+            }
+            None if self.gone.contains(&facts.uid) => return,
+            _ => {}
+        }
+        let Some(lane) = self.lanes.get_mut(&lane_key) else {
+            let siblings = self.by_namespace.entry(facts.namespace.clone()).or_default();
+            siblings.push(lane_key.clone());
+            self.lanes.insert(lane_key.clone(), Lane::new(facts));
+            self.adopt_strangers(&lane_key, now);
+            return;
+        };
+        let before = lane.gate();
+        lane.disabling = lane
+            .disabling
+            .filter(|generation| *generation == facts.generation);
+        lane.facts = facts;
+        match (before, lane.gate()) {
+            (Gate::Open, Gate::Open) => {}
+            (_, Gate::Open) => self.release_all(&lane_key, now),
+            (Gate::Open, _) => self.hold_all(&lane_key),
+            _ => {}
+        }
+        self.offer(&lane_key);
+    }
+
+    /// The watch says that the webhook with this UID is no longer there, and with it goes everything that is owed to it. Not to
+    /// be told of one that the watch has never shown: a list may have it before.
+    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str) {
+        if !self.gone.iter().any(|gone| **gone == *uid) {
+            self.gone.push_back(uid.into());
+            if self.gone.len() > GONE_KEPT {
+                self.gone.pop_front();
+            }
+        }
+        let is_it = self
+            .lanes
+            .get(lane_key)
+            .is_some_and(|lane| *lane.facts.uid == *uid);
+        let Some(lane) = is_it.then(|| self.lanes.remove(lane_key)).flatten() else {
+            return;
+        };
+        if let Some(siblings) = self.by_namespace.get_mut(&lane.facts.namespace) {
+            siblings.retain(|sibling| sibling != lane_key);
+            if siblings.is_empty() {
+                self.by_namespace.remove(&lane.facts.namespace);
+            }
+        }
+        // Another one of that name has nothing to do with what is under way to this one.
+        let flights = self.flights.values_mut();
+        for flight in flights.filter(|flight| flight.lane.as_ref() == Some(lane_key)) {
+            flight.lane = None;
+        }
+        for job_key in lane.jobs {
+            self.forget(&job_key);
+        }
+    }
+
+    pub(super) fn lanes_of(&self, namespace: &str) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
+        let lanes = self.by_namespace.get(namespace).into_iter().flatten();
+        lanes.filter_map(|key| Some((key, &self.lanes.get(key)?.facts)))
+    }
+
+    /// The webhooks that are known.
+    pub fn webhooks(&self) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
+        self.lanes.iter().map(|(key, lane)| (key, &lane.facts))
+    }
+
+    /// How a webhook fares, with the numbers of its pending and held deliveries.
+    pub fn tally(&self, lane: &LaneKey) -> Option<(Tally, i64, i64)> {
+        let lane = self.lanes.get(lane)?;
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        Some((lane.tally.clone(), count(lane.pending), count(lane.held.len())))
+    }
+
+    /// Finished records of a webhook were counted anew: [`Tally::finished`] starts over.
+    pub fn finished_counted(&mut self, lane: &LaneKey) {
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.tally.finished = 0;
+        }
+    }
+
+    /// The disablement is written (or the webhook was changed before it could be): what waited for that goes on.
+    pub fn disablement_written(&mut self, lane: &LaneKey) {
+        for key in self.jobs_of(lane) {
+            if let Some(job) = self.jobs.get_mut(&key)
+                && std::mem::take(&mut job.awaits_disablement)
+            {
+                self.write(&key);
+            }
+        }
+    }
+
+    fn jobs_of(&self, lane: &LaneKey) -> Vec<JobKey> {
+        let lane = self.lanes.get(lane);
+        lane.map(|lane| lane.jobs.iter().cloned().collect())
+            .unwrap_or_default()
+    }
+
+    pub(super) fn hold_all(&mut self, lane_key: &LaneKey) {
+        for key in self.jobs_of(lane_key) {
+            if self
+                .jobs
+                .get(&key)
+                .is_some_and(|job| !job.test && matches!(job.state, State::Ready(_) | State::Waiting(_)))
+            {
+                self.hold(&key);
+            }
+        }
+    }
+
+    /// In the order of their events, each with a fresh ladder.
+    fn release_all(&mut self, lane_key: &LaneKey, now: Now) {
+        let Some(lane) = self.lanes.get_mut(lane_key) else {
+            return;
+        };
+        for (_, key) in std::mem::take(&mut lane.held) {
+            self.release(&key, now);
+        }
+    }
+
+    /// Sends what was held. Only its outcome is worth a write.
+    pub(super) fn release(&mut self, key: &JobKey, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let mut status = job.status();
+        status.phase = DeliveryPhase::Pending;
+        status.retries = 0;
+        status.next_attempt_at = Some(now.wall);
+        job.set_status(status);
+        if let Some(lane) = self.lanes.get_mut(&job.lane) {
+            lane.set_drains(job, true);
+        }
+        self.enqueue(key);
+    }
+
+    /// Keeps a job until its lane is open, with a record of it.
+    pub(super) fn hold(&mut self, key: &JobKey) {
+        self.withdraw(key);
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+            return;
+        };
+        job.state = State::Held;
+        let mut status = job.status();
+        status.phase = DeliveryPhase::Held;
+        status.next_attempt_at = None;
+        let recorded = job.record().and_then(|record| record.status.as_ref());
+        let is_recorded = job.writing != Writing::Running
+            && recorded.is_some_and(|recorded| {
+                recorded.phase == DeliveryPhase::Held && recorded.attempt_count == status.attempt_count
+            });
+        if is_recorded {
+            job.desired = None;
+        } else {
+            job.set_status(status);
+        }
+        lane.held.insert(job.order.clone(), key.clone());
+        let is_too_many = lane.held.len() > self.limits.held_per_webhook;
+        let oldest = is_too_many.then(|| lane.held.pop_first()).flatten();
+        lane.count(job);
+        self.write(key);
+        if let Some((_, oldest)) = oldest {
+            self.drop_job(&oldest);
+        }
+    }
+
+    /// Gives a held delivery up, because there are too many.
+    fn drop_job(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if let Some(lane) = self.lanes.get_mut(&job.lane) {
+            lane.tally.dropped += 1;
+        }
+        job.state = State::Over;
+        job.dropped = true;
+        self.write(key);
+    }
+}
