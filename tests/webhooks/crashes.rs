@@ -1,4 +1,7 @@
 //! Everything dies again and again while instances change: the operator, the API server, etcd.
+//!
+//! For a longer run: `STELLAGE_TEST_KILLS=2000 STELLAGE_TEST_CHANGES=20000 STELLAGE_TEST_STORE_KILLS=100 cargo test --test
+//! integration -- webhooks::crashes --nocapture`
 
 use std::{
     str::FromStr,
@@ -14,19 +17,20 @@ use kube::{
 use rand::RngExt as _;
 use serde_json::json;
 use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
+use tokio::time::timeout;
 
 use super::{
     ALL,
     ledger::{Book, Driver, Expected, Logged, balance, expected},
 };
 use crate::support::{
-    Operator, Tenant, eventually, plane_with, receiver_arguments,
+    Operator, PATIENCE, Tenant, eventually, plane_with, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
 const INSTANCES: usize = 30;
 
-/// A number from the environment, for longer runs than that of the suite.
+/// A number from the environment, for other runs than that of the suite.
 fn setting<T: FromStr>(name: &str, default: T) -> T {
     std::env::var(name)
         .ok()
@@ -73,9 +77,12 @@ impl Mortal<'_> {
 
     async fn rise(&mut self) {
         self.operator = start(self.plane).await;
-        while self.operator.metric("stellage_leader", "").await < 1.0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let leads = async {
+            while self.operator.metric("stellage_leader", "").await < 1.0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, leads).await.expect("to lead in time");
     }
 }
 
@@ -136,18 +143,18 @@ impl Scene {
 
     /// Ends the changes and waits until all has arrived. Returns the figures.
     async fn close(&self, driver: Driver, begun: Instant) -> String {
-        let changed = driver.stop().await;
+        let by_instance = driver.stop().await;
         let took = begun.elapsed();
-        let changes: usize = changed.values().sum();
-        let all = expected(&self.tenant, &changed).await;
+        let changes: usize = by_instance.values().sum();
+        let all = expected(&self.tenant, &by_instance).await;
         let is_stop = |(_, _, event_type): &(String, i64, &str)| *event_type == "instance.stopped";
         let stops: Expected = all
             .iter()
             .filter(|(_, event)| is_stop(event))
             .map(|(id, event)| (id.clone(), event.clone()))
             .collect();
-        let steady = balance(&self.steady, &all, "steady", &self.logged).await;
-        let flaky = balance(&self.flaky, &stops, "flaky", &self.logged).await;
+        let steady = balance(&self.tenant, &self.steady, &all, "steady", &self.logged).await;
+        let flaky = balance(&self.tenant, &self.flaky, &stops, "flaky", &self.logged).await;
         let settled = begun.elapsed() - took;
         format!(
             " while {changes} changes, in {took:.0?}, and {settled:.0?} until all had arrived; at a receiver that says yes: {steady}; at one that fails at times: {flaky}"
@@ -169,8 +176,15 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
     };
     let begun = Instant::now();
     let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(50)).await;
-    let mut killed = 0;
-    while killed < kills || driver.count() < changes {
+    let (mut killed, mut done, mut done_at) = (0, 0, begun);
+    while killed < kills || done < changes {
+        if driver.count() > done {
+            (done, done_at) = (driver.count(), Instant::now());
+        }
+        assert!(
+            done_at.elapsed() < PATIENCE,
+            "changes have stopped after {killed} kills"
+        );
         let alive = rand::rng().random_range(50..500);
         tokio::time::sleep(Duration::from_millis(alive)).await;
         if killed < kills {

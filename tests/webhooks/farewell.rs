@@ -47,17 +47,17 @@ async fn inhabited(name: &str, receiver: &Receiver, silent: &HostileReceiver) ->
 async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quickly_and_its_account_too() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let silent = HostileReceiver::start(Hostile::SilentHttp);
-    let tenant = inhabited("hooks-gone", &receiver, &silent).await;
+    let tenant = inhabited("hooks-cleared", &receiver, &silent).await;
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
 
     accounts
-        .delete("hooks-gone", &DeleteParams::default())
+        .delete("hooks-cleared", &DeleteParams::default())
         .await
         .unwrap();
     eventually(
         "the account to say what holds it back",
-        async || accounts.get("hooks-gone").await.unwrap(),
+        async || accounts.get("hooks-cleared").await.unwrap(),
         |account| {
             let conditions = account.status.as_ref().map(|status| status.conditions.as_slice());
             conditions::find(conditions.unwrap_or_default(), conditions::READY)
@@ -67,19 +67,19 @@ async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quic
     .await;
     let begun = Instant::now();
     namespaces
-        .delete("hooks-gone", &DeleteParams::default())
+        .delete("hooks-cleared", &DeleteParams::default())
         .await
         .unwrap();
     eventually(
         "the namespace to go",
-        async || namespaces.get_opt("hooks-gone").await.unwrap(),
+        async || namespaces.get_opt("hooks-cleared").await.unwrap(),
         Option::is_none,
     )
     .await;
     let without = begun.elapsed();
     eventually(
         "the account to go",
-        async || accounts.get_opt("hooks-gone").await.unwrap(),
+        async || accounts.get_opt("hooks-cleared").await.unwrap(),
         Option::is_none,
     )
     .await;
@@ -94,11 +94,11 @@ async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quic
 async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_quickly() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let silent = HostileReceiver::start(Hostile::SilentHttp);
-    let tenant = inhabited("hooks-leave", &receiver, &silent).await;
+    let tenant = inhabited("hooks-leaving", &receiver, &silent).await;
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
     accounts
-        .delete("hooks-leave", &DeleteParams::default())
+        .delete("hooks-leaving", &DeleteParams::default())
         .await
         .unwrap();
     let begun = Instant::now();
@@ -115,13 +115,13 @@ async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_
     .await;
     eventually(
         "the account to go",
-        async || accounts.get_opt("hooks-leave").await.unwrap(),
+        async || accounts.get_opt("hooks-leaving").await.unwrap(),
         Option::is_none,
     )
     .await;
     eventually(
         "the namespace to go",
-        async || namespaces.get_opt("hooks-leave").await.unwrap(),
+        async || namespaces.get_opt("hooks-leaving").await.unwrap(),
         Option::is_none,
     )
     .await;

@@ -168,9 +168,9 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
             all_in(2 * INSTANCES, DeliveryPhase::Delivered),
         )
         .await;
-    let received = receiver.received();
-    let bodies: HashSet<_> = received.iter().map(|request| request.body.clone()).collect();
-    let ids: HashSet<_> = received
+    let requests = receiver.received();
+    let bodies: HashSet<_> = requests.iter().map(|request| request.body.clone()).collect();
+    let ids: HashSet<_> = requests
         .iter()
         .map(|request| request.header("x-service-event-id").to_owned())
         .collect();
@@ -186,7 +186,7 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     println!(
         "full: filled in {filled:.1?}, full for {FULL_FOR:?}, {restarts} restarts of the operator; {resumed:.1?} after there was room all {INSTANCES} instances ran; {} events in {} requests, {requests_while_full} of them before there was room",
         ids.len(),
-        received.len()
+        requests.len()
     );
     operator.stop().await;
 }

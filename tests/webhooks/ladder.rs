@@ -44,7 +44,7 @@ async fn set_power(tenant: &Tenant, name: &str, power: &str, state: InstanceStat
 #[tokio::test]
 async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_order_and_the_exhausted_on_demand()
  {
-    let tenant = Tenant::new("hooks-ladder").await;
+    let tenant = Tenant::new("hooks-down").await;
     let is_down = Arc::new(AtomicBool::new(true));
     let down = is_down.clone();
     let receiver = Receiver::start(move |_| {
@@ -147,11 +147,11 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
             all_in(7, DeliveryPhase::Delivered),
         )
         .await;
-    let received = receiver.received();
-    assert_eq!(received.len(), attempts.len() + 7, "sent more than once");
-    let last = received.last().unwrap();
+    let requests = receiver.received();
+    assert_eq!(requests.len(), attempts.len() + 7, "sent more than once");
+    let last = requests.last().unwrap();
     assert_eq!(last.header("x-service-event-id"), disabled.event_id);
-    let of_it: HashSet<_> = received
+    let of_it: HashSet<_> = requests
         .iter()
         .filter(|request| request.header("x-service-event-id") == disabled.event_id)
         .map(|request| request.body.clone())

@@ -1,7 +1,7 @@
 //! Instances that change all the time, and the books of what has to arrive and what did.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -25,11 +25,11 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 use serde_json::json;
 use stellage::resources::{Instance, InstanceState, ids};
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Tenant, eventually,
+    PATIENCE, Tenant, eventually,
     receivers::{Answer, Options, Received, Receiver},
 };
 
@@ -96,9 +96,13 @@ impl Driver {
     /// Lets every change that is asked for be done. Returns their number for each instance.
     pub async fn stop(mut self) -> HashMap<String, usize> {
         self.stop.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
-        }
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                ended.unwrap();
+            }
+        };
+        let in_time = timeout(PATIENCE, all).await;
+        assert!(in_time.is_ok(), "a change is never done");
         self.changes.lock().clone()
     }
 }
@@ -196,7 +200,7 @@ struct Pages {
 
 struct Page {
     event_type: String,
-    body: Bytes,
+    bodies: HashSet<Bytes>,
     /// The number of the first request.
     first: usize,
     /// When each request came, and whether the answer was yes.
@@ -226,13 +230,12 @@ impl Book {
         let id = request.header("x-service-event-id").to_owned();
         let event_type = request.header("x-service-event-type").to_owned();
         let page = pages.events.entry(id).or_insert_with(|| Page {
-            event_type: event_type.clone(),
-            body: request.body.clone(),
+            event_type,
+            bodies: HashSet::new(),
             first,
             arrivals: Vec::new(),
         });
-        assert_eq!(page.body, request.body, "one id, two bodies");
-        assert_eq!(page.event_type, event_type, "one id, two types");
+        page.bodies.insert(request.body.clone());
         page.arrivals.push((request.at, accepted));
     }
 
@@ -307,38 +310,66 @@ impl std::fmt::Display for Balance {
 
 /// Waits until everything expected is accepted and logged, and checks that nothing else came, nothing after it was logged as
 /// delivered, and the events of each instance in their order when they came first.
-pub async fn balance(book: &Book, expected: &Expected, webhook: &str, logged: &Logged) -> Balance {
+pub async fn balance(
+    tenant: &Tenant,
+    book: &Book,
+    expected: &Expected,
+    webhook: &str,
+    logged: &Logged,
+) -> Balance {
     let what = format!("every event to arrive at {webhook}, and to be logged");
     let missing = async || book.missing(expected, webhook, logged);
     eventually(&what, missing, Vec::is_empty).await;
-    let (pages, log) = (book.0.lock(), logged.0.lock());
-    let mut balance = Balance {
-        events: pages.events.len(),
-        requests: pages.requests,
-        duplicates: 0,
-    };
-    let mut firsts: HashMap<&str, Vec<(i64, usize)>> = HashMap::new();
-    for (id, page) in &pages.events {
-        let Some((instance, sequence, event_type)) = expected.get(id) else {
-            panic!("{id} is no event of any instance: {:?}", page.body);
+    let early = book.early(expected);
+    if !early.is_empty() {
+        let mut deliveries = tenant.deliveries_of(webhook).await;
+        deliveries.retain(|delivery| early.iter().any(|(id, ..)| *id == delivery.spec.event_id));
+        panic!("out of order at {webhook}: {early:#?}, of which is written down: {deliveries:#?}");
+    }
+    book.check(expected, webhook, logged)
+}
+
+impl Book {
+    /// Pairs of events of an instance the later of which came first: for each its id, its number and when it came.
+    fn early(&self, expected: &Expected) -> Vec<(String, i64, Vec<(Instant, bool)>)> {
+        let pages = self.0.lock();
+        let mut all: Vec<_> = pages
+            .events
+            .iter()
+            .filter_map(|(id, page)| Some((expected.get(id)?, id, page)))
+            .collect();
+        all.sort_by_key(|(event, ..)| *event);
+        let is_early = |pair: &&[(&(String, i64, &str), &String, &Page)]| {
+            pair[0].0.0 == pair[1].0.0 && pair[0].2.first > pair[1].2.first
         };
-        assert_eq!(page.event_type, *event_type, "{instance} {sequence}");
-        let logged_at = log[&(webhook.to_owned(), id.clone())];
-        assert!(
-            page.arrivals.iter().all(|(at, _)| *at < logged_at),
-            "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
-            page.arrivals
-        );
-        let accepted = page.arrivals.iter().position(|(_, accepted)| *accepted);
-        balance.duplicates += page.arrivals.len() - accepted.unwrap() - 1;
-        firsts.entry(instance).or_default().push((*sequence, page.first));
+        let pairs = all.windows(2).filter(is_early).flatten();
+        pairs
+            .map(|(event, id, page)| ((*id).clone(), event.1, page.arrivals.clone()))
+            .collect()
     }
-    for mut of_one in firsts.into_values() {
-        of_one.sort_unstable();
-        assert!(
-            of_one.is_sorted_by_key(|(_, first)| *first),
-            "numbers of events, and of the requests that each first came with: {of_one:?}"
-        );
+
+    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Balance {
+        let (pages, log) = (self.0.lock(), logged.0.lock());
+        let mut balance = Balance {
+            events: pages.events.len(),
+            requests: pages.requests,
+            duplicates: 0,
+        };
+        for (id, page) in &pages.events {
+            let Some((instance, sequence, event_type)) = expected.get(id) else {
+                panic!("{id} is no event of any instance: {:?}", page.bodies);
+            };
+            assert_eq!(page.bodies.len(), 1, "{id} has two bodies: {:?}", page.bodies);
+            assert_eq!(page.event_type, *event_type, "{instance} {sequence}");
+            let logged_at = log[&(webhook.to_owned(), id.clone())];
+            assert!(
+                page.arrivals.iter().all(|(at, _)| *at < logged_at),
+                "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
+                page.arrivals
+            );
+            let accepted = page.arrivals.iter().position(|(_, accepted)| *accepted);
+            balance.duplicates += page.arrivals.len() - accepted.unwrap() - 1;
+        }
+        balance
     }
-    balance
 }
