@@ -56,6 +56,11 @@ pub struct Operator {
 impl Operator {
     /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
     pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
+        Self::start_with(plane, arguments, &plane.kubeconfig(Identity::Operator)).await
+    }
+
+    /// The same with another kubeconfig.
+    pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let ready_file = plane.folder().join(format!("{name}.json"));
@@ -67,9 +72,7 @@ impl Operator {
         if arguments.first() != Some(&"controller") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        command
-            .env("KUBECONFIG", plane.kubeconfig(Identity::Operator))
-            .env("RUST_LOG", "info");
+        command.env("KUBECONFIG", kubeconfig).env("RUST_LOG", "info");
         let log = plane.folder().join(format!("{name}.log"));
         let mut daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
         let ready = eventually(
@@ -104,6 +107,11 @@ impl Operator {
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.daemon.kill();
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.daemon.exited().is_some()
     }
 
     /// SIGTERM, and how it ended.
@@ -241,7 +249,12 @@ pub async fn shared() -> &'static Cluster {
 
 /// A control plane of the test's own, with everything installed but no operator.
 pub async fn own_plane() -> ControlPlane {
-    let plane = ControlPlane::options().audit_log().start().await.unwrap();
+    plane_with(ControlPlane::options().audit_log()).await
+}
+
+/// The same with other options.
+pub async fn plane_with(options: control_plane::Options) -> ControlPlane {
+    let plane = options.start().await.unwrap();
     install(&plane);
     plane
 }

@@ -1,8 +1,15 @@
 //! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
 
+mod crashes;
 mod delivery;
 mod disablement;
 mod fairness;
+mod farewell;
+mod full;
+mod ladder;
+mod late;
+mod ledger;
+mod proxy;
 mod retention;
 mod secrets;
 mod targets;

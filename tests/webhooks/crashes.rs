@@ -1,0 +1,250 @@
+//! Everything dies again and again while instances change: the operator, the API server, etcd.
+//!
+//! For a longer run: `STELLAGE_TEST_KILLS=2000 STELLAGE_TEST_CHANGES=20000 STELLAGE_TEST_STORE_KILLS=100 cargo test --test
+//! integration -- webhooks::crashes --nocapture`
+
+use std::{
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use rand::RngExt as _;
+use serde_json::json;
+use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
+use tokio::time::timeout;
+
+use super::{
+    ALL,
+    ledger::{Book, Driver, Expected, Logged, balance, expected},
+};
+use crate::support::{
+    Operator, PATIENCE, Tenant, eventually, plane_with, receiver_arguments,
+    receivers::{Answer, Receiver},
+};
+
+const INSTANCES: usize = 30;
+
+/// A number from the environment, for other runs than that of the suite.
+fn setting<T: FromStr>(name: &str, default: T) -> T {
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+fn arguments(plane: &ControlPlane) -> Vec<String> {
+    let ladder = ["200ms"; 20].join(",");
+    let fixed = [
+        "run",
+        "--provisioning-seconds=0",
+        "--delivery-retention=100000",
+        &format!("--retry-schedule={ladder}"),
+    ];
+    let mut arguments: Vec<String> = fixed.map(ToOwned::to_owned).to_vec();
+    arguments.extend(receiver_arguments(plane));
+    arguments
+}
+
+async fn start(plane: &ControlPlane) -> Operator {
+    let arguments = arguments(plane);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Operator::start(plane, &arguments).await
+}
+
+/// An operator that dies.
+struct Mortal<'a> {
+    plane: &'a ControlPlane,
+    leases: Api<Lease>,
+    operator: Operator,
+}
+
+impl Mortal<'_> {
+    async fn kill(&mut self) {
+        self.operator.kill();
+        // Whoever knows that the holder is dead may say so; else the next one waits until the Lease has expired.
+        let free = json!({ "spec": { "holderIdentity": "" } });
+        self.leases
+            .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&free))
+            .await
+            .unwrap();
+    }
+
+    async fn rise(&mut self) {
+        self.operator = start(self.plane).await;
+        let leads = async {
+            while self.operator.metric("stellage_leader", "").await < 1.0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, leads).await.expect("to lead in time");
+    }
+}
+
+fn leases(client: &Client) -> Api<Lease> {
+    Api::namespaced(client.clone(), "stellage-system")
+}
+
+/// Answers yes, mostly after some milliseconds; how often not, and how often only after the patience of the sender is over,
+/// is told per thousand.
+fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'static {
+    move || {
+        let mut rng = rand::rng();
+        let dice = rng.random_range(0..1000);
+        if dice < refused {
+            return Answer::status(503);
+        }
+        let delay = if dice < refused + slow { 1000..1400 } else { 0..30 };
+        Answer::ok().after(Duration::from_millis(rng.random_range(delay)))
+    }
+}
+
+/// An account with instances that run, a receiver that says yes, and one that fails at times.
+struct Scene {
+    tenant: Tenant,
+    names: Vec<String>,
+    steady: Book,
+    flaky: Book,
+    logged: Logged,
+    _receivers: [Receiver; 2],
+}
+
+impl Scene {
+    async fn new(plane: &ControlPlane, operator: &Operator, account: &str) -> Self {
+        let tenant = Tenant::on(plane, operator, account).await;
+        let (steady, flaky) = (Book::default(), Book::default());
+        let at_steady = steady.start(answer(0, 0)).await;
+        let at_flaky = flaky.start(answer(50, 10)).await;
+        tenant.webhook("steady", &at_steady.url("/"), &ALL).await;
+        tenant
+            .webhook("flaky", &at_flaky.url("/"), &["instance.stopped"])
+            .await;
+        let names: Vec<String> = (0..INSTANCES).map(|i| format!("web-{i}")).collect();
+        for name in &names {
+            tenant.apply(name, |_| {}).await;
+        }
+        for name in &names {
+            tenant.wait_for_state(name, InstanceState::Running).await;
+        }
+        Self {
+            logged: Logged::watch(&tenant),
+            tenant,
+            names,
+            steady,
+            flaky,
+            _receivers: [at_steady, at_flaky],
+        }
+    }
+
+    /// Ends the changes and waits until all has arrived. Returns the figures.
+    async fn close(&self, driver: Driver, begun: Instant) -> String {
+        let by_instance = driver.stop().await;
+        let took = begun.elapsed();
+        let changes: usize = by_instance.values().sum();
+        let all = expected(&self.tenant, &by_instance).await;
+        let is_stop = |(_, _, event_type): &(String, i64, &str)| *event_type == "instance.stopped";
+        let stops: Expected = all
+            .iter()
+            .filter(|(_, event)| is_stop(event))
+            .map(|(id, event)| (id.clone(), event.clone()))
+            .collect();
+        let steady = balance(&self.tenant, &self.steady, &all, "steady", &self.logged).await;
+        let flaky = balance(&self.tenant, &self.flaky, &stops, "flaky", &self.logged).await;
+        let settled = begun.elapsed() - took;
+        format!(
+            " while {changes} changes, in {took:.0?}, and {settled:.0?} until all had arrived; at a receiver that says yes: {steady}; at one that fails at times: {flaky}"
+        )
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_logged_is_not_sent_again() {
+    let kills: usize = setting("STELLAGE_TEST_KILLS", 200);
+    let changes: usize = setting("STELLAGE_TEST_CHANGES", 2000);
+    let plane = plane_with(ControlPlane::options()).await;
+    let operator = start(&plane).await;
+    let scene = Scene::new(&plane, &operator, "killed").await;
+    let mut mortal = Mortal {
+        plane: &plane,
+        leases: leases(&plane.client(Identity::Admin).await.unwrap()),
+        operator,
+    };
+    let begun = Instant::now();
+    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(50)).await;
+    let (mut killed, mut done, mut done_at) = (0, 0, begun);
+    while killed < kills || done < changes {
+        if driver.count() > done {
+            (done, done_at) = (driver.count(), Instant::now());
+        }
+        assert!(
+            done_at.elapsed() < PATIENCE,
+            "changes have stopped after {killed} kills"
+        );
+        let alive = rand::rng().random_range(50..500);
+        tokio::time::sleep(Duration::from_millis(alive)).await;
+        if killed < kills {
+            killed += 1;
+            mortal.kill().await;
+            mortal.rise().await;
+        }
+    }
+    println!(
+        "{killed} kills of the operator{}",
+        scene.close(driver, begun).await
+    );
+    mortal.operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
+    let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
+    let plane = plane_with(ControlPlane::options()).await;
+    let mut operator = start(&plane).await;
+    let scene = Scene::new(&plane, &operator, "stored").await;
+    let begun = Instant::now();
+    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
+    let (mut restarts, mut longest) = (0, Duration::ZERO);
+    let mut ready = begun;
+    for round in 0..kills {
+        // Once in a while they die before all is well again.
+        if round % 4 != 3 {
+            let done = driver.count();
+            eventually(
+                "changes to go on",
+                async || driver.count(),
+                |now| *now >= done + INSTANCES,
+            )
+            .await;
+            longest = longest.max(ready.elapsed());
+        }
+        let alive = rand::rng().random_range(0..1500);
+        tokio::time::sleep(Duration::from_millis(alive)).await;
+        // The API server, etcd, or both, in either order.
+        if round % 3 != 1 {
+            plane.kill_apiserver();
+        }
+        if round % 3 != 0 {
+            plane.kill_etcd();
+        }
+        let dead = rand::rng().random_range(0..1500);
+        tokio::time::sleep(Duration::from_millis(dead)).await;
+        plane.start_etcd().await.unwrap();
+        plane.start_apiserver().await.unwrap();
+        // An operator that cannot renew its Lease ends, and Kubernetes starts it again.
+        if operator.has_ended() {
+            restarts += 1;
+            operator = start(&plane).await;
+        }
+        ready = Instant::now();
+    }
+    println!(
+        "{kills} kills of API server, etcd or both, {restarts} restarts of the operator, at most {longest:.1?} until {INSTANCES} changes were done again{}",
+        scene.close(driver, begun).await
+    );
+    operator.stop().await;
+}

@@ -1,0 +1,133 @@
+//! Namespaces that go with everything in them.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use stellage::resources::{Account, InstanceState, conditions};
+
+use super::{ALL, types};
+use crate::support::{
+    Tenant, eventually,
+    receivers::{Answer, Hostile, HostileReceiver, Receiver},
+};
+
+const INSTANCES: usize = 10;
+/// Kubernetes takes about 5 s to clear a namespace away, and the tests beside have their share of the machine. Far less than
+/// the minutes that the ladder of a delivery takes.
+const QUICKLY: Duration = Duration::from_secs(45);
+
+async fn inhabited(name: &str, receiver: &Receiver, silent: &HostileReceiver) -> Tenant {
+    let tenant = Tenant::new(name).await;
+    tenant.webhook("healthy", &receiver.url("/"), &ALL).await;
+    tenant.webhook("silent", &silent.url(), &ALL).await;
+    tenant
+        .webhook("without-secret", &receiver.url("/held"), &ALL)
+        .await;
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), name);
+    secrets
+        .delete("without-secret", &DeleteParams::default())
+        .await
+        .unwrap();
+    for i in 0..INSTANCES {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    for i in 0..INSTANCES {
+        tenant
+            .wait_for_state(&format!("web-{i}"), InstanceState::Running)
+            .await;
+    }
+    tenant
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quickly_and_its_account_too() {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let silent = HostileReceiver::start(Hostile::SilentHttp);
+    let tenant = inhabited("hooks-cleared", &receiver, &silent).await;
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
+
+    accounts
+        .delete("hooks-cleared", &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually(
+        "the account to say what holds it back",
+        async || accounts.get("hooks-cleared").await.unwrap(),
+        |account| {
+            let conditions = account.status.as_ref().map(|status| status.conditions.as_slice());
+            conditions::find(conditions.unwrap_or_default(), conditions::READY)
+                .is_some_and(|ready| ready.message.contains("10 instances"))
+        },
+    )
+    .await;
+    let begun = Instant::now();
+    namespaces
+        .delete("hooks-cleared", &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually(
+        "the namespace to go",
+        async || namespaces.get_opt("hooks-cleared").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    let without = begun.elapsed();
+    eventually(
+        "the account to go",
+        async || accounts.get_opt("hooks-cleared").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    let took = begun.elapsed();
+    println!(
+        "farewell: a namespace with {INSTANCES} instances and 3 webhooks went within {without:.1?}, its account within {took:.1?}"
+    );
+    assert!(took < QUICKLY, "{took:?}");
+}
+
+#[tokio::test]
+async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_quickly() {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let silent = HostileReceiver::start(Hostile::SilentHttp);
+    let tenant = inhabited("hooks-leaving", &receiver, &silent).await;
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let namespaces: Api<Namespace> = Api::all(tenant.kube.clone());
+    accounts
+        .delete("hooks-leaving", &DeleteParams::default())
+        .await
+        .unwrap();
+    let begun = Instant::now();
+    tenant
+        .instances()
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .unwrap();
+    eventually(
+        "all last events to arrive",
+        async || types(&receiver.received()),
+        |types: &Vec<String>| types.iter().filter(|type_| *type_ == "instance.deleted").count() == INSTANCES,
+    )
+    .await;
+    eventually(
+        "the account to go",
+        async || accounts.get_opt("hooks-leaving").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    eventually(
+        "the namespace to go",
+        async || namespaces.get_opt("hooks-leaving").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    let took = begun.elapsed();
+    println!(
+        "farewell: an account with {INSTANCES} instances and 3 webhooks went within {took:.1?} of the deletion of the instances"
+    );
+    assert!(took < QUICKLY, "{took:?}");
+}

@@ -1,0 +1,192 @@
+//! etcd is full for a while: it answers every write with `mvcc: database space exceeded`.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use control_plane::{ControlPlane, Identity, loopback};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use stellage::resources::{DeliveryPhase, Instance, InstanceState};
+
+use super::{ALL, all_in};
+use crate::support::{
+    Operator, Tenant, eventually, plane_with, receiver_arguments,
+    receivers::{Answer, Receiver},
+};
+
+/// Small, so that it is full soon.
+const QUOTA_BYTES: usize = 24 * 1024 * 1024;
+const INSTANCES: usize = 10;
+/// Longer than the operator keeps trying to renew its Lease.
+const FULL_FOR: Duration = Duration::from_secs(15);
+
+/// Fills etcd until it takes nothing any more.
+async fn fill(maps: &Api<ConfigMap>) {
+    // Big ones first, then what still fits.
+    for (size, most) in [(900_000, 100), (20_000, 100), (100, 1000)] {
+        for i in 0..most {
+            let map = json!({
+                "metadata": { "name": format!("ballast-{size}-{i}") }, "data": { "ballast": "x".repeat(size) },
+            });
+            let map: ConfigMap = serde_json::from_value(map).unwrap();
+            if let Err(error) = maps.create(&PostParams::default(), &map).await {
+                let text = error.to_string();
+                assert!(text.contains("database space exceeded"), "{text}");
+                break;
+            }
+        }
+    }
+}
+
+/// A request to etcd itself.
+async fn etcd(plane: &ControlPlane, path: &str, body: &Value) -> Value {
+    let url = plane.etcd_url();
+    let authority = url.trim_start_matches("http://");
+    let (status, answer) = loopback::request(authority, "POST", path, &[], &body.to_string())
+        .await
+        .unwrap();
+    assert_eq!(status, 200, "{path}: {answer}");
+    serde_json::from_str(&answer).unwrap()
+}
+
+/// What the administrator of an etcd that is full does.
+async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
+    maps.delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .unwrap();
+    let status = etcd(plane, "/v3/maintenance/status", &json!({})).await;
+    let revision = &status["header"]["revision"];
+    etcd(
+        plane,
+        "/v3/kv/compaction",
+        &json!({ "revision": revision, "physical": true }),
+    )
+    .await;
+    etcd(plane, "/v3/maintenance/defragment", &json!({})).await;
+    let member = &status["header"]["member_id"];
+    let alarm = json!({ "action": "DEACTIVATE", "memberID": member, "alarm": "NOSPACE" });
+    etcd(plane, "/v3/maintenance/alarm", &alarm).await;
+}
+
+async fn all(tenant: &Tenant) -> Vec<Instance> {
+    let list = tenant.instances().list(&ListParams::default()).await;
+    list.unwrap().items
+}
+
+/// Starts the operator anew when it has ended, as Kubernetes does.
+async fn keep_alive(plane: &ControlPlane, operator: &mut Operator, arguments: &[&str]) -> usize {
+    if operator.has_ended() {
+        *operator = Operator::start(plane, arguments).await;
+        return 1;
+    }
+    0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
+    let options = ControlPlane::options().etcd_arg(format!("--quota-backend-bytes={QUOTA_BYTES}"));
+    let plane = plane_with(options).await;
+    // Longer than etcd is full.
+    let ladder = ["1s"; 20].join(",");
+    let mut arguments = vec!["run", "--provisioning-seconds", "8", "--retry-schedule", &ladder];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &operator, "full").await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(plane.client(Identity::Admin).await.unwrap());
+    // Answers only once etcd is full, and badly at first.
+    let (is_full, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (full, over) = (is_full.clone(), is_over.clone());
+    let receiver = Receiver::start(move |_| {
+        if over.load(Ordering::Relaxed) {
+            Answer::ok()
+        } else if full.load(Ordering::Relaxed) {
+            Answer::status(503)
+        } else {
+            Answer::status(503).after(Duration::from_millis(800))
+        }
+    })
+    .await;
+    tenant.webhook("orders", &receiver.url("/"), &ALL).await;
+    // These come up while etcd is full.
+    for i in 0..INSTANCES {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    receiver.wait_for(1).await;
+    let begun = Instant::now();
+    fill(&maps).await;
+    is_full.store(true, Ordering::Relaxed);
+    let filled = begun.elapsed();
+    let patch = json!({ "spec": { "powerState": "Stopped" } });
+    let refused = tenant
+        .instances()
+        .patch("web-0", &PatchParams::default(), &Patch::Merge(&patch))
+        .await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("database space exceeded"), "{refused}");
+    let known = all(&tenant).await;
+    let running = |all: &[Instance]| {
+        all.iter()
+            .filter(|i| i.status.as_ref().and_then(|s| s.state) == Some(InstanceState::Running))
+            .count()
+    };
+    assert!(running(&known) < INSTANCES, "something is left to be written");
+    let mut restarts = 0;
+    let begun = Instant::now();
+    while begun.elapsed() < FULL_FOR {
+        restarts += keep_alive(&plane, &mut operator, &arguments).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let requests_while_full = receiver.count();
+    is_over.store(true, Ordering::Relaxed);
+    make_room(&plane, &maps).await;
+    let begun = Instant::now();
+    eventually(
+        "all instances to run",
+        async || {
+            restarts += keep_alive(&plane, &mut operator, &arguments).await;
+            running(&all(&tenant).await)
+        },
+        |count| *count == INSTANCES,
+    )
+    .await;
+    let resumed = begun.elapsed();
+    let deliveries = tenant
+        .wait_for_deliveries(
+            "orders",
+            "all to be delivered",
+            all_in(2 * INSTANCES, DeliveryPhase::Delivered),
+        )
+        .await;
+    let requests = receiver.received();
+    let bodies: HashSet<_> = requests.iter().map(|request| request.body.clone()).collect();
+    let ids: HashSet<_> = requests
+        .iter()
+        .map(|request| request.header("x-service-event-id").to_owned())
+        .collect();
+    let logged: HashSet<_> = deliveries
+        .iter()
+        .map(|delivery| delivery.spec.event_id.clone())
+        .collect();
+    assert_eq!(ids, logged);
+    assert_eq!(bodies.len(), ids.len(), "one id, two bodies");
+    for instance in all(&tenant).await {
+        assert_eq!(instance.status.unwrap().event_sequence, 2);
+    }
+    println!(
+        "full: filled in {filled:.1?}, full for {FULL_FOR:?}, {restarts} restarts of the operator; {resumed:.1?} after there was room all {INSTANCES} instances ran; {} events in {} requests, {requests_while_full} of them before there was room",
+        ids.len(),
+        requests.len()
+    );
+    operator.stop().await;
+}

@@ -1,0 +1,375 @@
+//! Instances that change all the time, and the books of what has to arrive and what did.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use backon::ExponentialBuilder;
+use bytes::Bytes;
+use futures::StreamExt as _;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+    runtime::{
+        WatchStreamExt as _,
+        reflector::{ObjectRef, Store, store},
+        watcher::{self, Event, watcher},
+    },
+};
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use serde_json::json;
+use stellage::resources::{Instance, InstanceState, ids};
+use tokio::{task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    PATIENCE, Tenant, eventually,
+    receivers::{Answer, Options, Received, Receiver},
+};
+
+/// Watches that go on through the deaths of the API server.
+fn patient() -> watcher::ExponentialBackoff {
+    let backoff = ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(100))
+        .with_max_delay(Duration::from_secs(1));
+    watcher::ExponentialBackoff::from(backoff.without_max_times())
+}
+
+/// Stops and starts instances, each again and again with pauses at random, through all failures.
+pub struct Driver {
+    changes: Arc<Mutex<HashMap<String, usize>>>,
+    count: Arc<AtomicUsize>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    _watch: JoinSet<()>,
+}
+
+impl Driver {
+    /// For these instances, which run.
+    pub async fn start(tenant: &Tenant, names: &[String], pause: Duration) -> Self {
+        let (reader, writer) = store::<Instance>();
+        let stream = watcher(tenant.instances(), watcher::Config::default()).backoff(patient());
+        let mut watch = JoinSet::new();
+        watch.spawn(async move {
+            let mut writer = writer;
+            let mut stream = std::pin::pin!(stream);
+            while let Some(event) = stream.next().await {
+                if let Ok(event) = event {
+                    writer.apply_watcher_event(&event);
+                }
+            }
+        });
+        reader.wait_until_ready().await.unwrap();
+        let mut driver = Self {
+            changes: Arc::default(),
+            count: Arc::default(),
+            stop: CancellationToken::new(),
+            tasks: JoinSet::new(),
+            _watch: watch,
+        };
+        for name in names {
+            let work = Work {
+                api: tenant.instances(),
+                seen: reader.clone(),
+                place: ObjectRef::new(name).within(&tenant.namespace),
+                changes: driver.changes.clone(),
+                count: driver.count.clone(),
+                pause,
+            };
+            let stop = driver.stop.clone();
+            driver.tasks.spawn(async move { work.run(&stop).await });
+        }
+        driver
+    }
+
+    /// Changes that are done so far.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Lets every change that is asked for be done. Returns their number for each instance.
+    pub async fn stop(mut self) -> HashMap<String, usize> {
+        self.stop.cancel();
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                ended.unwrap();
+            }
+        };
+        let in_time = timeout(PATIENCE, all).await;
+        assert!(in_time.is_ok(), "a change is never done");
+        self.changes.lock().clone()
+    }
+}
+
+struct Work {
+    api: Api<Instance>,
+    seen: Store<Instance>,
+    place: ObjectRef<Instance>,
+    changes: Arc<Mutex<HashMap<String, usize>>>,
+    count: Arc<AtomicUsize>,
+    pause: Duration,
+}
+
+impl Work {
+    async fn run(self, stop: &CancellationToken) {
+        let name = &self.place.name;
+        for (power, state) in [
+            ("Stopped", InstanceState::Stopped),
+            ("Running", InstanceState::Running),
+        ]
+        .into_iter()
+        .cycle()
+        {
+            if stop.is_cancelled() {
+                return;
+            }
+            let patch = json!({ "spec": { "powerState": power } });
+            let generation = loop {
+                match self
+                    .api
+                    .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await
+                {
+                    Ok(instance) => break instance.metadata.generation,
+                    // The API server is dead. Asking for the same again changes nothing.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                }
+            };
+            let is_done = |instance: &Instance| {
+                instance.status.as_ref().is_some_and(|status| {
+                    status.observed_generation >= generation
+                        && status.operation.is_none()
+                        && status.state == Some(state)
+                })
+            };
+            while !self
+                .seen
+                .get(&self.place)
+                .is_some_and(|instance| is_done(&instance))
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            self.count.fetch_add(1, Ordering::Relaxed);
+            *self.changes.lock().entry(name.clone()).or_default() += 1;
+            let pause = self.pause.mul_f64(rand::rng().random_range(0.0..2.0));
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// When each Delivery was seen to be finished, by webhook and event.
+#[derive(Clone, Default)]
+pub struct Logged(Arc<Mutex<HashMap<(String, String), Instant>>>);
+
+impl Logged {
+    /// Watches the log of an account for as long as the runtime lives.
+    pub fn watch(tenant: &Tenant) -> Self {
+        let logged = Self::default();
+        let log = logged.clone();
+        let stream = watcher(tenant.deliveries(), watcher::Config::default()).backoff(patient());
+        tokio::spawn(async move {
+            let mut stream = std::pin::pin!(stream);
+            while let Some(event) = stream.next().await {
+                if let Ok(Event::Apply(delivery) | Event::InitApply(delivery)) = event
+                    && delivery.is_finished()
+                {
+                    let key = (delivery.spec.webhook.clone(), delivery.spec.event_id.clone());
+                    log.0.lock().entry(key).or_insert_with(Instant::now);
+                }
+            }
+        });
+        logged
+    }
+}
+
+/// What a receiver got, by event.
+#[derive(Clone, Default)]
+pub struct Book(Arc<Mutex<Pages>>);
+
+#[derive(Default)]
+struct Pages {
+    events: HashMap<String, Page>,
+    requests: usize,
+}
+
+struct Page {
+    event_type: String,
+    bodies: HashSet<Bytes>,
+    /// The number of the first request.
+    first: usize,
+    /// When each request came, and whether the answer was yes.
+    arrivals: Vec<(Instant, bool)>,
+}
+
+impl Book {
+    /// Starts a receiver that writes down what it gets, and answers as `answer` says.
+    pub async fn start(&self, answer: impl Fn() -> Answer + Send + Sync + 'static) -> Receiver {
+        let book = self.clone();
+        let options = Options {
+            record: false,
+            ..Options::default()
+        };
+        Receiver::with(options, move |request| {
+            let answer = answer();
+            book.note(request, answer.status.is_success());
+            answer
+        })
+        .await
+    }
+
+    fn note(&self, request: &Received, accepted: bool) {
+        let mut pages = self.0.lock();
+        pages.requests += 1;
+        let first = pages.requests;
+        let id = request.header("x-service-event-id").to_owned();
+        let event_type = request.header("x-service-event-type").to_owned();
+        let page = pages.events.entry(id).or_insert_with(|| Page {
+            event_type,
+            bodies: HashSet::new(),
+            first,
+            arrivals: Vec::new(),
+        });
+        page.bodies.insert(request.body.clone());
+        page.arrivals.push((request.at, accepted));
+    }
+
+    /// Events of these that have not been answered with yes, or whose Delivery does not say so.
+    fn missing(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Vec<(String, i64, String)> {
+        let (pages, log) = (self.0.lock(), logged.0.lock());
+        let is_done = |id: &String| {
+            let accepted = |page: &Page| page.arrivals.iter().any(|(_, accepted)| *accepted);
+            pages.events.get(id).is_some_and(accepted) && log.contains_key(&(webhook.to_owned(), id.clone()))
+        };
+        let events = expected.iter().filter(|(id, _)| !is_done(id));
+        events
+            .map(|(id, (instance, sequence, _))| (instance.clone(), *sequence, id.clone()))
+            .collect()
+    }
+}
+
+/// Event ids, with the instance, the number and the type that each has.
+pub type Expected = BTreeMap<String, (String, i64, &'static str)>;
+
+/// What has to arrive, as the API server counts it. The instances were made, came up, and then were stopped and started in
+/// turn, as often as `changes` says.
+pub async fn expected(tenant: &Tenant, changes: &HashMap<String, usize>) -> Expected {
+    let instances = tenant
+        .instances()
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
+    assert_eq!(instances.len(), changes.len());
+    let mut all = Expected::new();
+    for instance in instances {
+        let (name, uid) = (instance.name_any(), instance.uid().unwrap());
+        let last = instance.status.as_ref().unwrap().event_sequence;
+        let transitions = 2 + i64::try_from(changes[&name]).unwrap();
+        assert_eq!(last, transitions, "{name}: an event for each transition");
+        for sequence in 1..=last {
+            let event_type = match sequence {
+                1 => "instance.created",
+                n if n % 2 == 0 => "instance.started",
+                _ => "instance.stopped",
+            };
+            let event = (name.clone(), sequence, event_type);
+            all.insert(ids::event_id(&uid, sequence), event);
+        }
+    }
+    all
+}
+
+/// What came of it all.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Balance {
+    events: usize,
+    requests: usize,
+    /// Requests for an event that the receiver had said yes to.
+    duplicates: usize,
+}
+
+impl std::fmt::Display for Balance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            events,
+            requests,
+            duplicates,
+        } = self;
+        write!(
+            f,
+            "{events} events in {requests} requests, {duplicates} of them duplicates"
+        )
+    }
+}
+
+/// Waits until everything expected is accepted and logged, and checks that nothing else came, nothing after it was logged as
+/// delivered, and the events of each instance in their order when they came first.
+pub async fn balance(
+    tenant: &Tenant,
+    book: &Book,
+    expected: &Expected,
+    webhook: &str,
+    logged: &Logged,
+) -> Balance {
+    let what = format!("every event to arrive at {webhook}, and to be logged");
+    let missing = async || book.missing(expected, webhook, logged);
+    eventually(&what, missing, Vec::is_empty).await;
+    let early = book.early(expected);
+    if !early.is_empty() {
+        let mut deliveries = tenant.deliveries_of(webhook).await;
+        deliveries.retain(|delivery| early.iter().any(|(id, ..)| *id == delivery.spec.event_id));
+        panic!("out of order at {webhook}: {early:#?}, of which is written down: {deliveries:#?}");
+    }
+    book.check(expected, webhook, logged)
+}
+
+impl Book {
+    /// Pairs of events of an instance the later of which came first: for each its id, its number and when it came.
+    fn early(&self, expected: &Expected) -> Vec<(String, i64, Vec<(Instant, bool)>)> {
+        let pages = self.0.lock();
+        let mut all: Vec<_> = pages
+            .events
+            .iter()
+            .filter_map(|(id, page)| Some((expected.get(id)?, id, page)))
+            .collect();
+        all.sort_by_key(|(event, ..)| *event);
+        let is_early = |pair: &&[(&(String, i64, &str), &String, &Page)]| {
+            pair[0].0.0 == pair[1].0.0 && pair[0].2.first > pair[1].2.first
+        };
+        let pairs = all.windows(2).filter(is_early).flatten();
+        pairs
+            .map(|(event, id, page)| ((*id).clone(), event.1, page.arrivals.clone()))
+            .collect()
+    }
+
+    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Balance {
+        let (pages, log) = (self.0.lock(), logged.0.lock());
+        let mut balance = Balance {
+            events: pages.events.len(),
+            requests: pages.requests,
+            duplicates: 0,
+        };
+        for (id, page) in &pages.events {
+            let Some((instance, sequence, event_type)) = expected.get(id) else {
+                panic!("{id} is no event of any instance: {:?}", page.bodies);
+            };
+            assert_eq!(page.bodies.len(), 1, "{id} has two bodies: {:?}", page.bodies);
+            assert_eq!(page.event_type, *event_type, "{instance} {sequence}");
+            let logged_at = log[&(webhook.to_owned(), id.clone())];
+            assert!(
+                page.arrivals.iter().all(|(at, _)| *at < logged_at),
+                "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
+                page.arrivals
+            );
+            let accepted = page.arrivals.iter().position(|(_, accepted)| *accepted);
+            balance.duplicates += page.arrivals.len() - accepted.unwrap() - 1;
+        }
+        balance
+    }
+}
