@@ -1,5 +1,6 @@
 //! Deliveries through REST: the log of a webhook, sending again, examples.
 
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{ListParams, PostParams},
@@ -28,8 +29,11 @@ struct Entry {
     event_type: EventType,
 }
 
-/// Writes a Delivery as the controller would: a pending one that is due tomorrow.
+/// Writes a Delivery as the controller would, but for its owner, which is the webhook's Secret: so the controller takes it for
+/// another webhook's and leaves it as it is.
 async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let owner = secrets.get(&webhook.spec.secret_ref.name).await.unwrap().metadata;
     let Entry {
         number,
         phase,
@@ -45,7 +49,7 @@ async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
                 "stellage.dev/event-type": event_type.as_str(),
             },
             "ownerReferences": [{
-                "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": webhook.metadata.name, "uid": webhook.metadata.uid,
+                "apiVersion": "v1", "kind": "Secret", "name": owner.name, "uid": owner.uid,
             }],
         },
         "spec": {
