@@ -116,19 +116,7 @@ pub async fn serve(
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
-        let rules = common.receivers.rules();
-        let facade = Facade::new(facade::Dependencies {
-            client: watches.client.clone(),
-            catalogue: common.catalogue(),
-            timings: common.timings(),
-            clock: clock.clone(),
-            metrics: metrics.clone(),
-            usage: Box::new(SimulatedUsage),
-            receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
-                Ok(_) => Ok(()),
-                Err(complaint) => Err(complaint.to_string()),
-            }),
-        });
+        let facade = facade(&common, &watches, clock.clone());
         let facade::Listeners {
             instances,
             webhooks,
@@ -139,10 +127,7 @@ pub async fn serve(
         on_instances.push(instances);
         on_webhooks.push(webhooks);
         watches.spawn::<ApiKey>(vec![keys]);
-        let (shutdown, grace) = (
-            shutdown.clone(),
-            Duration::from_secs(common.shutdown_grace_seconds),
-        );
+        let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
@@ -198,6 +183,22 @@ pub async fn serve(
         )),
     ));
     wait(tasks, &shutdown).await
+}
+
+fn facade(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) -> Facade {
+    let rules = common.receivers.rules();
+    Facade::new(facade::Dependencies {
+        client: watches.client.clone(),
+        catalogue: common.catalogue(),
+        timings: common.timings(),
+        clock,
+        metrics: watches.metrics.clone(),
+        usage: Box::new(SimulatedUsage),
+        receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
+            Ok(_) => Ok(()),
+            Err(complaint) => Err(complaint.to_string()),
+        }),
+    })
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -331,7 +332,7 @@ impl Controllers {
             provider_timeout: Duration::from_secs(self.settings.provider_timeout_seconds),
         };
         drop(known);
-        let grace = Duration::from_secs(self.common.shutdown_grace_seconds);
+        let grace = self.common.shutdown_grace();
         let told = Events::new(client, "webhook-controller", &self.identity);
         // Before any instance is looked at: what it records is taken on its way from the first event on.
         tokio::select! {

@@ -1,6 +1,6 @@
 //! Settings of the serving commands: flags, each with an environment variable of the same name behind `STELLAGE_`.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -50,6 +50,11 @@ impl CommonSettings {
     /// The times that follow from `--provisioning-seconds`.
     pub fn timings(&self) -> Timings {
         Timings::for_provisioning(self.provisioning_seconds)
+    }
+
+    /// How long requests, reconciles and deliveries under way get to finish.
+    pub fn shutdown_grace(&self) -> Duration {
+        Duration::from_secs(self.shutdown_grace_seconds)
     }
 
     /// What can be ordered. The simulator serves more than the lists.

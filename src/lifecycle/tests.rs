@@ -257,7 +257,7 @@ impl World {
                 if entry.sequence > self.status().event_sequence {
                     assert_eq!(
                         entry.sequence,
-                        self.events.len() as i64 + 1,
+                        i64::try_from(self.events.len()).unwrap() + 1,
                         "an event is missing"
                     );
                     self.events.push(entry.clone());
@@ -395,6 +395,7 @@ fn every_operation_takes_the_decided_path() {
 
 #[test]
 fn every_operation_tells_the_decided_events() {
+    type Step = Box<dyn Fn(&mut World)>;
     let plan = |change| {
         move |world: &mut World| {
             world.edit(|spec| {
@@ -413,7 +414,6 @@ fn every_operation_tells_the_decided_events() {
         world.server.on = false;
         world.server.exit = Some(OffCause::Crashed);
     };
-    type Step = Box<dyn Fn(&mut World)>;
     let cases: Vec<(&str, World, Step, &[&str])> = vec![
         (
             "create",

@@ -1,5 +1,6 @@
 //! From a transition to a receiver, and what is written down of it.
 
+use kube::api::{DeleteParams, PatchParams};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
 use stellage::resources::{DeliveryPhase, InstanceState};
@@ -21,9 +22,12 @@ async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recor
     let stop = json!({ "spec": { "powerState": "Stopped" } });
     let patch = kube::api::Patch::Merge(&stop);
     let instances = tenant.instances();
-    instances.patch("web", &Default::default(), &patch).await.unwrap();
+    instances
+        .patch("web", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
     receiver.wait_for(3).await;
-    instances.delete("web", &Default::default()).await.unwrap();
+    instances.delete("web", &DeleteParams::default()).await.unwrap();
     receiver.wait_for(4).await;
 
     let all = tenant
@@ -33,9 +37,9 @@ async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recor
             all_in(4, DeliveryPhase::Delivered),
         )
         .await;
-    let received = receiver.received();
+    let got = receiver.received();
     assert_eq!(
-        types(&received),
+        types(&got),
         [
             "instance.created",
             "instance.started",
@@ -44,7 +48,7 @@ async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recor
         ]
     );
     let verifier = Verifier::new(SECRET).unwrap();
-    for (request, delivery) in received.iter().zip(&all) {
+    for (request, delivery) in got.iter().zip(&all) {
         verifier.verify(&request.body, &request.headers).unwrap();
         let body = body(request);
         assert_eq!(request.body, delivery.spec.body);

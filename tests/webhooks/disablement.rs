@@ -1,6 +1,7 @@
 //! A webhook that fails for good is disabled in its status, its account holder told once, and nothing lost.
 
 use control_plane::ControlPlane;
+use kube::api::PatchParams;
 use serde_json::json;
 use stellage::resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
 
@@ -90,7 +91,7 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     let merge = kube::api::Patch::Merge(&stop);
     tenant
         .instances()
-        .patch("web", &Default::default(), &merge)
+        .patch("web", &PatchParams::default(), &merge)
         .await
         .unwrap();
     tenant.wait_for_state("web", InstanceState::Stopped).await;
@@ -98,7 +99,7 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     let merge = kube::api::Patch::Merge(&start);
     tenant
         .instances()
-        .patch("web", &Default::default(), &merge)
+        .patch("web", &PatchParams::default(), &merge)
         .await
         .unwrap();
     tenant.wait_for_state("web", InstanceState::Running).await;
@@ -115,8 +116,8 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     tenant
         .change_webhook("alarm", json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
         .await;
-    let received = receiver.wait_for(8).await;
-    assert_eq!(types(&received[6..]), ["instance.stopped", "instance.started"]);
+    let got = receiver.wait_for(8).await;
+    assert_eq!(types(&got[6..]), ["instance.stopped", "instance.started"]);
     let webhook = tenant
         .wait_for_webhook("alarm", "the webhook to be enabled", |webhook| {
             webhook
@@ -142,8 +143,8 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
         None,
     )
     .unwrap();
-    let received = receiver.wait_for(9).await;
-    assert_eq!(received[8].body, received[0].body);
+    let got = receiver.wait_for(9).await;
+    assert_eq!(got[8].body, got[0].body);
     tenant
         .wait_for_deliveries(
             "alarm",
@@ -177,8 +178,8 @@ async fn a_receiver_that_recovers_in_mid_ladder_gets_the_event_and_stays_enabled
         .webhook("hook", &receiver.url("/hook"), &["instance.created"])
         .await;
     tenant.apply("web", |_| {}).await;
-    let received = receiver.wait_for(3).await;
-    assert!(received.iter().all(|request| request.body == received[0].body));
+    let got = receiver.wait_for(3).await;
+    assert!(got.iter().all(|request| request.body == got[0].body));
     let all = tenant
         .wait_for_deliveries("hook", "it to be delivered", all_in(1, DeliveryPhase::Delivered))
         .await;
@@ -217,8 +218,8 @@ async fn an_inactive_webhook_records_nothing_and_an_active_one_only_what_it_asks
         .wait_for_webhook("off", "the change to be seen", settled)
         .await;
     tenant.apply("web", |_| {}).await;
-    let received = on.wait_for(1).await;
-    assert_eq!(types(&received), ["instance.started"]);
+    let got = on.wait_for(1).await;
+    assert_eq!(types(&got), ["instance.started"]);
     // Its entries leave the outbox once nobody is owed anything.
     let empty = async || {
         let instance = tenant.instances().get("web").await.unwrap();

@@ -1,6 +1,7 @@
 //! Receivers that do their worst hurt nobody but themselves.
 
 use futures::StreamExt as _;
+use kube::api::PostParams;
 use serde_json::json;
 use stellage::resources::Webhook;
 
@@ -33,7 +34,7 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
     let mut operator =
         Operator::start(&plane, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let bad = Tenant::with(&plane, &operator, "hooks-hostile", |spec| {
-        spec.webhook_quota = Some(10_000)
+        spec.webhook_quota = Some(10_000);
     })
     .await;
     let good = Tenant::on(&plane, &operator, "hooks-healthy").await;
@@ -55,7 +56,7 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
         }))
         .unwrap();
         bad.webhooks()
-            .create(&Default::default(), &webhook)
+            .create(&PostParams::default(), &webhook)
             .await
             .unwrap();
     })
@@ -71,8 +72,8 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
         healthy.wait_for(rounds).await;
         slowest = slowest.max(begun.elapsed());
     }
-    let received = healthy.received();
-    assert_eq!(types(&received), vec!["instance.created"; rounds]);
+    let got = healthy.received();
+    assert_eq!(types(&got), vec!["instance.created"; rounds]);
     let memory = memory_kb(operator.pid());
     let accepted: usize = hostile.iter().map(HostileReceiver::accepted).sum();
     println!(

@@ -26,9 +26,12 @@ async fn the_oldest_held_deliveries_are_dropped_and_counted_and_few_finished_one
     let failing = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
     let receiver = Receiver::start({
         let failing = failing.clone();
-        move |_| match failing.load(std::sync::atomic::Ordering::Relaxed) {
-            true => Answer::status(500),
-            false => Answer::ok(),
+        move |_| {
+            if failing.load(std::sync::atomic::Ordering::Relaxed) {
+                Answer::status(500)
+            } else {
+                Answer::ok()
+            }
         }
     })
     .await;

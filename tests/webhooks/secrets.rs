@@ -50,10 +50,10 @@ async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is
         .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
         .await;
     tenant.secret("hook", OTHER).await;
-    let received = receiver.wait_for(1).await;
+    let got = receiver.wait_for(1).await;
     Verifier::new(OTHER)
         .unwrap()
-        .verify(&received[0].body, &received[0].headers)
+        .verify(&got[0].body, &got[0].headers)
         .unwrap();
     tenant
         .wait_for_deliveries("hook", "it to be delivered", all_in(1, DeliveryPhase::Delivered))

@@ -1,7 +1,7 @@
 //! What deliveries cost the API server.
 
 use control_plane::{ControlPlane, Identity, audit::Request};
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use stellage::resources::InstanceState;
 
@@ -57,7 +57,12 @@ async fn churn(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) -> (V
         receiver.wait_for(told + (round + 1) * 2 * INSTANCES).await;
     }
     let empty = async || {
-        let all = tenant.instances().list(&Default::default()).await.unwrap().items;
+        let all = tenant
+            .instances()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items;
         all.iter()
             .map(|instance| instance.status.as_ref().unwrap().outbox.len())
             .sum::<usize>()

@@ -27,6 +27,9 @@ const PAGE: u32 = 500;
 /// Pause after a list failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
+/// A namespace, or all, and events that wait for its webhooks.
+type Lookup = (Option<Arc<str>>, Vec<Arc<str>>);
+
 /// Runs until shutdown.
 pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     loop {
@@ -43,7 +46,7 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
             }
             // Of many namespaces, all at once; else each on its own, so that one cannot hold up another.
             let together = unverified.len() > MAX_NAMESPACES;
-            let work: Vec<(Option<Arc<str>>, Vec<Arc<str>>)> = if together {
+            let work: Vec<Lookup> = if together {
                 vec![(None, unverified.into_values().flatten().collect())]
             } else {
                 unverified
@@ -135,12 +138,10 @@ where
                     object
                 }),
         );
-        match next {
-            Some(token) => params = params.continue_token(&token),
-            None => {
-                let version = page.metadata.resource_version.as_deref();
-                return Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)));
-            }
-        }
+        let Some(token) = next else {
+            let version = page.metadata.resource_version.as_deref();
+            return Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)));
+        };
+        params = params.continue_token(&token);
     }
 }

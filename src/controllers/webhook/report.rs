@@ -312,9 +312,8 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
             .get_or_create(&OutcomeLabels { outcome })
             .inc();
         let is_over = match &result {
-            Ok(()) => true,
-            // Only a restart with other settings can help.
-            Err(MailError::NotConfigured) => true,
+            // Without a mail server only a restart with other settings can help.
+            Ok(()) | Err(MailError::NotConfigured) => true,
             Err(error) => {
                 tracing::warn!(webhook = %lane, %error, retry_in = ?pause, "the account holder could not be told");
                 false
