@@ -155,7 +155,7 @@ impl Scene {
             .collect();
         let steady = balance(&self.tenant, &self.steady, &all, "steady", &self.logged).await;
         let flaky = balance(&self.tenant, &self.flaky, &stops, "flaky", &self.logged).await;
-        let settled = begun.elapsed() - took;
+        let settled = begun.elapsed().saturating_sub(took);
         format!(
             " while {changes} changes, in {took:.0?}, and {settled:.0?} until all had arrived; at a receiver that says yes: {steady}; at one that fails at times: {flaky}"
         )

@@ -198,13 +198,15 @@ struct Pages {
     requests: usize,
 }
 
+/// When each request came, and whether the answer was yes.
+type Arrivals = Vec<(Instant, bool)>;
+
 struct Page {
     event_type: String,
     bodies: HashSet<Bytes>,
     /// The number of the first request.
     first: usize,
-    /// When each request came, and whether the answer was yes.
-    arrivals: Vec<(Instant, bool)>,
+    arrivals: Arrivals,
 }
 
 impl Book {
@@ -337,7 +339,7 @@ pub async fn balance(
 
 impl Book {
     /// Pairs of events of an instance the later of which came first: for each its id, its number and when it came.
-    fn early(&self, expected: &Expected) -> Vec<(String, i64, Vec<(Instant, bool)>)> {
+    fn early(&self, expected: &Expected) -> Vec<(String, i64, Arrivals)> {
         let pages = self.0.lock();
         let mut all: Vec<_> = pages
             .events
