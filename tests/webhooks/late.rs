@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use stellage::resources::{DeliveryPhase, InstanceState};
 
@@ -78,7 +78,10 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
         .unwrap();
     // A deletion just after.
     tenant.webhook("deleted", &deleted.url("/"), &ALL).await;
-    instances.delete("doomed", &Default::default()).await.unwrap();
+    instances
+        .delete("doomed", &DeleteParams::default())
+        .await
+        .unwrap();
 
     // Beside these, events of just before may come: one too many is harmless.
     let wanted = [
