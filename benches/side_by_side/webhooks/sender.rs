@@ -119,7 +119,8 @@ fn report(table: &mut Table, name: &str, ours: &[Turn], bares: &[Turn]) {
 }
 
 /// Sends one post; whether it was answered with 200.
-type Post = Box<dyn FnMut() -> futures::future::BoxFuture<'static, bool> + Send>;
+type Post = Box<dyn FnMut() -> Sending + Send>;
+type Sending = futures::future::BoxFuture<'static, bool>;
 
 async fn turn(name: &str, sizes: &Sizes, receivers: &Receivers, posts: Vec<Post>) -> Result<Turn> {
     let (sent, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -264,7 +265,7 @@ async fn bare_posts(receivers: &Receivers, alpn: &[&str]) -> Result<Vec<Post>> {
                             Ok(answer) => answer.status() == 200 && answer.collect().await.is_ok(),
                             Err(_) => false,
                         }
-                    }) as _
+                    }) as Sending
                 }) as Post);
             }
         } else {
@@ -285,7 +286,7 @@ async fn bare_posts(receivers: &Receivers, alpn: &[&str]) -> Result<Vec<Post>> {
                             Ok(answer) => answer.status() == 200 && answer.collect().await.is_ok(),
                             Err(_) => false,
                         }
-                    }) as _
+                    }) as Sending
                 }) as Post);
             }
         }
