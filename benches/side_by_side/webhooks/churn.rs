@@ -9,6 +9,7 @@ use std::{
 
 use control_plane::Identity;
 use futures::{StreamExt as _, TryStreamExt as _};
+use hdrhistogram::Histogram;
 use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, WatchEvent, WatchParams},
@@ -23,7 +24,7 @@ use tokio::{
 use crate::{
     Result,
     cluster::{Account, Cluster},
-    load::{Extent, Load},
+    load::{Extent, Load, as_f64},
     objects,
     product::Product,
     say,
@@ -43,6 +44,21 @@ pub enum Pace {
     Full,
     /// So many a second, if it goes.
     Rate(f64),
+}
+
+/// What came of it.
+pub struct Churned {
+    /// Transitions that came to their end.
+    pub events: u64,
+    /// Microseconds from the patch to the watch that shows the end: what the cluster takes, receivers apart.
+    pub latencies: Histogram<u64>,
+}
+
+impl Churned {
+    /// A quantile of the latencies, in milliseconds.
+    pub fn millis(&self, quantile: f64) -> f64 {
+        as_f64(self.latencies.value_at_quantile(quantile)) / 1000.0
+    }
 }
 
 /// The instances to stop and start.
@@ -88,8 +104,8 @@ impl Churn {
         })
     }
 
-    /// Stops and starts them for a while, and returns the number of transitions that came to their end.
-    pub async fn run(&self, pace: Pace, extent: Duration) -> Result<u64> {
+    /// Stops and starts them for a while.
+    pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
         let churn = self.clone();
         let thread = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -100,7 +116,7 @@ impl Churn {
         thread.await?
     }
 
-    async fn on_this_thread(self, pace: Pace, extent: Duration) -> Result<u64> {
+    async fn on_this_thread(self, pace: Pace, extent: Duration) -> Result<Churned> {
         let client = Client::try_from(self.kubeconfig.clone())?;
         let api: Api<Instance> = Api::namespaced(client, &self.namespace);
         let list = api.list(&ListParams::default()).await?;
@@ -130,11 +146,14 @@ impl Churn {
             tasks.spawn(turn_over(target, path, state, Arc::clone(&permits), end));
         }
         let work = async {
-            let mut events = 0;
+            let mut latencies = Histogram::new(3)?;
             while let Some(ended) = tasks.join_next().await {
-                events += ended??;
+                latencies.add(ended??)?;
             }
-            Ok(events)
+            Ok(Churned {
+                events: latencies.len(),
+                latencies,
+            })
         };
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         tokio::select! {
@@ -199,22 +218,23 @@ async fn turn_over(
     mut state: watch::Receiver<bool>,
     permits: Arc<Semaphore>,
     end: Instant,
-) -> Result<u64> {
+) -> Result<Histogram<u64>> {
     let mut connection = target.connect().await?;
-    let mut events = 0;
+    let mut latencies = Histogram::new(3)?;
     loop {
         match timeout_at(end.into(), permits.acquire()).await {
             Ok(permit) if Instant::now() < end => permit?.forget(),
-            _ => return Ok(events),
+            _ => return Ok(latencies),
         }
         let wanted = !*state.borrow_and_update();
         let body = objects::power(wanted);
         let request = target.request("PATCH", &path, Some(("application/merge-patch+json", &body)));
+        let begun = Instant::now();
         let status = connection.exchange(&request).await?;
         if status != 200 {
             return Err(format!("a patch was answered with {status}").into());
         }
         timeout(PATIENCE, state.wait_for(|running| *running == wanted)).await??;
-        events += 1;
+        latencies.record(u64::try_from(begun.elapsed().as_micros())?)?;
     }
 }

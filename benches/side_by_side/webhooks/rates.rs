@@ -121,7 +121,7 @@ async fn rated(
 ) -> Result<Rated> {
     let extent = sizes.webhooks_measured;
     let owed = Owed::now(stage, receivers).await?;
-    let events = churn.run(Pace::Full, sizes.warm_up).await?;
+    let events = churn.run(Pace::Full, sizes.warm_up).await?.events;
     owed.arrived(stage, receivers, log, events, webhooks).await?;
 
     let servers = stage.cluster.api_server_pids();
@@ -138,7 +138,7 @@ async fn rated(
         used()?,
         Instant::now(),
     );
-    let events = churn.run(Pace::Full, extent).await?;
+    let events = churn.run(Pace::Full, extent).await?.events;
     let changed = begun.elapsed();
     owed.arrived(stage, receivers, log, events, webhooks).await?;
     let took = begun.elapsed();
@@ -163,7 +163,7 @@ async fn rated(
     };
     receivers.take_ages()?;
     let owed = Owed::now(stage, receivers).await?;
-    let events_at_half = churn.run(Pace::Rate(rate / 2.0), extent).await?;
+    let events_at_half = churn.run(Pace::Rate(rate / 2.0), extent).await?.events;
     owed.arrived(stage, receivers, log, events_at_half, webhooks)
         .await?;
     let ages = receivers.take_ages()?;
@@ -236,7 +236,7 @@ async fn last_events(
 ) -> Result<f64> {
     let begun = Instant::now();
     let owed = Owed::now(stage, receivers).await?;
-    let events = churn.run(Pace::Full, sizes.warm_up).await?;
+    let events = churn.run(Pace::Full, sizes.warm_up).await?.events;
     owed.arrived(stage, receivers, log, events, 1).await?;
     if begun.elapsed() > BEFORE_CLEARING {
         return Err("what is owed took so long that outboxes may have been cleared meanwhile".into());

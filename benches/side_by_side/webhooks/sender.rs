@@ -187,35 +187,58 @@ fn event(n: i64) -> OutboxEntry {
     }
 }
 
+/// The program's client and signature, with an event to send.
+pub struct Sender {
+    client: ReceiverClient,
+    keys: SigningKeys,
+    entry: OutboxEntry,
+    body: Bytes,
+}
+
+impl Sender {
+    /// One that trusts the receivers here, and may call them.
+    pub fn new() -> Result<Self> {
+        let mut ca = tempfile::NamedTempFile::new()?;
+        ca.write_all(Authority::shared().pem().as_bytes())?;
+        let settings = ClientSettings {
+            extra_ca: Some(ca.path().to_owned()),
+            ..ClientSettings::default()
+        };
+        let rules = TargetRules {
+            allow: vec!["127.0.0.0/8".parse()?],
+            ..TargetRules::default()
+        };
+        let entry = event(1);
+        Ok(Self {
+            client: ReceiverClient::new(settings, rules)?,
+            keys: SigningKeys::new(objects::SIGNING_SECRET, None),
+            body: Bytes::from(entry.body.clone()),
+            entry,
+        })
+    }
+
+    /// Signs and posts; whether that succeeded.
+    pub async fn post(&self, url: &str) -> bool {
+        let Self {
+            client,
+            keys,
+            entry,
+            body,
+        } = self;
+        let kind = entry.event_type.as_str();
+        let headers = signature::headers(keys, &entry.id, kind, entry.created_at, Timestamp::now(), body);
+        client.post(url, headers, body.clone()).await.is_success()
+    }
+}
+
 fn our_posts(receivers: &Receivers) -> Result<Vec<Post>> {
-    let mut ca = tempfile::NamedTempFile::new()?;
-    ca.write_all(Authority::shared().pem().as_bytes())?;
-    let settings = ClientSettings {
-        extra_ca: Some(ca.path().to_owned()),
-        ..ClientSettings::default()
-    };
-    let rules = TargetRules {
-        allow: vec!["127.0.0.0/8".parse()?],
-        ..TargetRules::default()
-    };
-    let client = ReceiverClient::new(settings, rules)?;
-    let keys = Arc::new(SigningKeys::new(objects::SIGNING_SECRET, None));
-    let entry = Arc::new(event(1));
-    let body = Bytes::from(entry.body.clone());
+    let sender = Arc::new(Sender::new()?);
     let posts = (0..RECEIVERS * EACH).map(|n| {
-        let (client, keys, entry, body) = (client.clone(), keys.clone(), entry.clone(), body.clone());
+        let sender = Arc::clone(&sender);
         let url: Arc<str> = receivers.url(n).into();
         let post: Post = Box::new(move || {
-            let (client, url, body) = (client.clone(), url.clone(), body.clone());
-            let headers = signature::headers(
-                &keys,
-                &entry.id,
-                entry.event_type.as_str(),
-                entry.created_at,
-                Timestamp::now(),
-                &body,
-            );
-            Box::pin(async move { client.post(&url, headers, body).await.is_success() })
+            let (sender, url) = (Arc::clone(&sender), Arc::clone(&url));
+            Box::pin(async move { sender.post(&url).await })
         });
         post
     });
