@@ -11,9 +11,10 @@
 mod churn;
 mod hostile;
 #[path = "../../../tests/support/receivers/mod.rs"]
-#[expect(
+#[allow(
     clippy::unwrap_used,
-    reason = "the tests' receivers, where whatever fails ends the run"
+    clippy::enum_glob_use,
+    reason = "the tests' receivers, where whatever fails ends the run, and whose lints are those of tests"
 )]
 mod kit;
 mod memory;

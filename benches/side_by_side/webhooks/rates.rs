@@ -65,6 +65,9 @@ struct Rated {
     rate: f64,
     events: u64,
     writes: Writes,
+    /// Milliseconds of processor time that an event takes, of everybody together: what a rate comes down to where others use
+    /// the machine too.
+    cost: f64,
     /// Milliseconds, at half of the rate.
     p50: f64,
     p99: f64,
@@ -183,6 +186,7 @@ async fn rated(
         rate,
         events,
         writes,
+        cost: own + api + theirs,
         p50: millis(0.5),
         p99: millis(0.99),
         last,
@@ -272,6 +276,13 @@ fn report(table: &mut Table, log: Log, all: &[Rated]) {
             &format!("{:.0}/s", none.rate),
             rate / none.rate,
             aim,
+        );
+        table.ratio(
+            "    processor time of an event, of everybody together",
+            &format!("{:.1} ms", rated.cost),
+            &format!("{:.1} ms", none.cost),
+            rated.cost / none.cost,
+            None,
         );
         let aim = (*webhooks == 5 && log == Log::Failures).then_some(Aim::AtLeast(1500.0));
         let deliveries = rated.deliveries();
