@@ -32,8 +32,8 @@ lint: tools cargo-deny ## Check format, clippy, licences, duplicate versions, so
 	    echo "Advisories were NOT checked: there is no database on this machine; '$(CARGO_DENY)/bin/cargo-deny fetch db' gets it."; \
 	fi
 
-bench: tools ## Measure the facade and the controllers side by side with the API server
-	@cargo bench --locked --bench side_by_side
+bench: tools ## Measure the facade, the controllers and webhooks (ARGS: --quick, parts; benches/side_by_side/main.rs)
+	@cargo bench --locked --bench side_by_side -- $(ARGS)
 
 crds: tools ## Write crds/ anew from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds

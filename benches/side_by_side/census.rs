@@ -13,6 +13,12 @@ pub struct Writes {
     pub refused: u64,
     /// Kubernetes Events that were written.
     pub events: u64,
+    /// Deliveries that were created.
+    pub deliveries: u64,
+    /// Deliveries that were changed or deleted.
+    pub delivery_changes: u64,
+    /// Webhooks and their status, written.
+    pub webhooks: u64,
 }
 
 impl Writes {
@@ -42,6 +48,14 @@ impl Writes {
                 } else {
                     &mut writes.refused
                 }) += value;
+            } else if has("resource=\"deliveries\"") && done {
+                *(if has("verb=\"POST\"") {
+                    &mut writes.deliveries
+                } else {
+                    &mut writes.delivery_changes
+                }) += value;
+            } else if has("resource=\"webhooks\"") && done {
+                writes.webhooks += value;
             } else if has("resource=\"events\"") && done {
                 writes.events += value;
             }
@@ -58,6 +72,9 @@ impl Sub for Writes {
             instances: self.instances - before.instances,
             refused: self.refused - before.refused,
             events: self.events - before.events,
+            deliveries: self.deliveries - before.deliveries,
+            delivery_changes: self.delivery_changes - before.delivery_changes,
+            webhooks: self.webhooks - before.webhooks,
         }
     }
 }

@@ -61,11 +61,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Makes the account; `product` gives it its namespace. Its rate limit is there, and counted, but never reached.
+    /// Makes the account; `product` gives it its namespace. Its rate limit is there, and counted, but never reached; so is its
+    /// webhook quota.
     pub async fn account(&self, product: &Product) -> Result<Account> {
         let object = json!({
             "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
-            "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000 },
+            "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
         });
         let body = object.to_string();
         self.admin

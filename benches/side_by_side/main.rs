@@ -7,14 +7,16 @@
 //!   axum handler that answers with the same bytes and does nothing for them;
 //! - (c) creating through REST (`creates`), beside posting the same objects to the API server;
 //! - (d) the time until 5,000 instances run (`convergence`), beside the time that a bare client needs for as many writes;
-//! - (e) memory and processor time of `stellage run` (`footprint`).
+//! - (e) memory and processor time of `stellage run` (`footprint`);
+//! - `webhooks` has (a) to (e) of its own.
 //!
 //! The program under test is the shipped one with its shipped settings, but for ports, a provisioning time of 0, and an
 //! account whose rate limit is counted and never reached. The API server keeps no audit log; etcd does not sync to disk,
 //! which makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to standard error, the table to standard output. `--quick` tries the bench itself, with numbers that mean
-//! nothing.
+//! nothing. Parts can be named: `instances`, `webhooks`, or one of `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`,
+//! `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`.
 
 mod bare_client;
 mod bare_handler;
@@ -30,6 +32,7 @@ mod product;
 mod reads;
 mod sizes;
 mod table;
+mod webhooks;
 mod wire;
 
 use std::time::Duration;
@@ -38,26 +41,76 @@ use cluster::Cluster;
 use product::Product;
 use sizes::Sizes;
 use table::Table;
+use webhooks::Part;
 
 /// Anything may fail here; whatever does ends the run, and the message is for the person who started it.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Whatever hangs, the run ends.
-const LONGEST: Duration = Duration::from_mins(20);
+const LONGEST: Duration = Duration::from_mins(60);
 
 #[tokio::main]
 async fn main() -> Result<()> {
     if let Some(answers) = bare_handler::wanted() {
         return bare_handler::serve(answers).await;
     }
-    let sizes = if std::env::args().any(|argument| argument == "--quick") {
-        Sizes::QUICK
-    } else {
-        Sizes::FULL
-    };
-    let table = tokio::time::timeout(LONGEST, measure(&sizes)).await??;
+    let wanted = Wanted::of(std::env::args().skip(1))?;
+    let table = tokio::time::timeout(LONGEST, wanted.measure()).await??;
     println!("{table}");
     Ok(())
+}
+
+/// What is asked for on the command line.
+struct Wanted {
+    sizes: Sizes,
+    instances: bool,
+    webhooks: Vec<Part>,
+}
+
+impl Wanted {
+    fn of(arguments: impl Iterator<Item = String>) -> Result<Self> {
+        let mut wanted = Self {
+            sizes: Sizes::FULL,
+            instances: false,
+            webhooks: Vec::new(),
+        };
+        for argument in arguments {
+            match argument.as_str() {
+                // What cargo adds.
+                "--bench" => {}
+                "--quick" => wanted.sizes = Sizes::QUICK,
+                "instances" => wanted.instances = true,
+                "webhooks" => wanted.webhooks.extend(Part::ALL),
+                name => {
+                    let part = Part::ALL.into_iter().find(|part| part.name() == name);
+                    let names = Part::ALL.map(Part::name).join(", ");
+                    let complaint = || {
+                        format!(
+                            "{name} is neither --quick nor a part; there are: instances, webhooks, {names}"
+                        )
+                    };
+                    wanted.webhooks.push(part.ok_or_else(complaint)?);
+                }
+            }
+        }
+        if !wanted.instances && wanted.webhooks.is_empty() {
+            wanted.instances = true;
+            wanted.webhooks.extend(Part::ALL);
+        }
+        Ok(wanted)
+    }
+
+    async fn measure(self) -> Result<Table> {
+        let mut table = if self.instances {
+            measure(&self.sizes).await?
+        } else {
+            Table::default()
+        };
+        for part in self.webhooks {
+            part.measure(&mut table, &self.sizes).await?;
+        }
+        Ok(table)
+    }
 }
 
 /// Everything, in the order in which each part leaves behind what the next one needs.

@@ -52,3 +52,45 @@ pub fn delete(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
     let (target, namespace, prefix) = (target.clone(), namespace.to_owned(), prefix.to_owned());
     Arc::new(move |n, buffer| *buffer = target.request("DELETE", &path(&namespace, &prefix, n), None))
 }
+
+/// Where the webhooks of a namespace are.
+pub fn webhooks(namespace: &str) -> String {
+    format!("/apis/stellage.dev/v1/namespaces/{namespace}/webhooks")
+}
+
+/// Where the deliveries of a namespace are.
+pub fn deliveries(namespace: &str) -> String {
+    format!("/apis/stellage.dev/v1/namespaces/{namespace}/deliveries")
+}
+
+/// A webhook for what is stopped and started, as somebody applies it.
+pub fn webhook(name: &str, url: &str) -> String {
+    let manifest = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name },
+        "spec": {
+            "url": url, "events": ["instance.started", "instance.stopped"], "secretRef": { "name": SECRET },
+        },
+    });
+    manifest.to_string()
+}
+
+/// Name of the Secret of all webhooks.
+pub const SECRET: &str = "signing";
+
+/// The signing secret.
+pub fn secret() -> String {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": SECRET },
+        "stringData": { "secret": SIGNING_SECRET },
+    });
+    manifest.to_string()
+}
+
+/// What is signed with.
+pub const SIGNING_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+/// Changes what the n-th of many shall do.
+pub fn power(running: bool) -> String {
+    let wanted = if running { "Running" } else { "Stopped" };
+    json!({ "spec": { "powerState": wanted } }).to_string()
+}

@@ -19,7 +19,10 @@ pub fn resident_mib(pid: u32) -> Result<f64> {
 
 /// Seconds of processor time since the start, user and system together.
 pub fn processor_time(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    times(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
+}
+
+fn times(stat: &str) -> Result<f64> {
     // The second field is the name in parentheses, which may hold anything.
     let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
@@ -30,4 +33,23 @@ pub fn processor_time(pid: u32) -> Result<f64> {
 /// Processor time of several processes together.
 pub fn processor_time_of(pids: &[u32]) -> Result<f64> {
     pids.iter().map(|pid| processor_time(*pid)).sum()
+}
+
+/// Seconds of processor time of one thread of this process.
+pub fn processor_time_of_thread(thread: u32) -> Result<f64> {
+    times(&std::fs::read_to_string(format!(
+        "/proc/self/task/{thread}/stat"
+    ))?)
+}
+
+/// The id of the calling thread.
+pub fn this_thread() -> Result<u32> {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat")?;
+    Ok(stat.split(' ').next().ok_or("no id")?.parse()?)
+}
+
+/// The machine's load averages, to be told beside figures: a shared machine makes them worse.
+pub fn load_average() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }

@@ -24,6 +24,7 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 pub struct Product {
     daemon: Daemon,
     url: String,
+    metrics_url: String,
     /// Its process id.
     pub pid: u32,
 }
@@ -31,15 +32,20 @@ pub struct Product {
 impl Product {
     /// `stellage run` whose servers are ready at once.
     pub async fn run(cluster: &Cluster) -> Result<Self> {
-        Self::start(cluster, "run").await
+        Self::start(cluster, "run", &[]).await
+    }
+
+    /// The same, with more arguments.
+    pub async fn run_with(cluster: &Cluster, arguments: &[String]) -> Result<Self> {
+        Self::start(cluster, "run", arguments).await
     }
 
     /// `stellage api`: the facade without controllers.
     pub async fn api(cluster: &Cluster) -> Result<Self> {
-        Self::start(cluster, "api").await
+        Self::start(cluster, "api", &[]).await
     }
 
-    async fn start(cluster: &Cluster, subcommand: &str) -> Result<Self> {
+    async fn start(cluster: &Cluster, subcommand: &str, arguments: &[String]) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let ready_file = cluster.plane.folder().join(format!("{name}.json"));
@@ -54,6 +60,7 @@ impl Product {
             ])
             .args(["--provisioning-seconds", "0", "--ready-file"])
             .arg(&ready_file)
+            .args(arguments)
             .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
             .env_remove("RUST_LOG");
         let log = cluster.plane.folder().join(format!("{name}.log"));
@@ -62,15 +69,17 @@ impl Product {
             pid: daemon.pid(),
             daemon,
             url: String::new(),
+            metrics_url: String::new(),
         };
-        product.url = product
+        (product.url, product.metrics_url) = product
             .until(PATIENCE, "stellage to serve", async || {
                 let Ok(text) = std::fs::read(&ready_file) else {
                     return Ok(None);
                 };
                 // It may be half written.
                 let ready: Option<Value> = serde_json::from_slice(&text).ok();
-                Ok(ready.and_then(|ready| Some(ready["url"].as_str()?.to_owned())))
+                let text = |ready: &Value, field: &str| Some(ready[field].as_str()?.to_owned());
+                Ok(ready.and_then(|ready| Some((text(&ready, "url")?, text(&ready, "metrics_url")?))))
             })
             .await?;
         Ok(product)
@@ -79,6 +88,18 @@ impl Product {
     /// The facade, with an account's key.
     pub fn facade(&self, key: &str) -> Result<Target> {
         Target::plain(&self.url, key)
+    }
+
+    /// The sum of a counter of its own, over the label sets that contain `labels`.
+    pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
+        let target = Target::plain(&self.metrics_url, "")?;
+        let page = target.call("GET", "/metrics", None).await?.body;
+        let page = String::from_utf8_lossy(&page);
+        let values = page
+            .lines()
+            .filter(|line| line.starts_with(name) && line.contains(labels))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        Ok(values.sum())
     }
 
     /// Waits until `look` finds something; an error after `patience`, with the end of the log.

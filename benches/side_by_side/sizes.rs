@@ -20,6 +20,16 @@ pub struct Sizes {
     pub settling: Duration,
     /// How long it is then watched while nothing happens.
     pub idle: Duration,
+    /// Of each measurement of webhooks, what counts.
+    pub webhooks_measured: Duration,
+    /// Numbers of webhooks.
+    pub webhooks: &'static [usize],
+    /// Finished deliveries whose memory is measured.
+    pub finished: u64,
+    /// Pending deliveries whose memory is measured.
+    pub pending: u64,
+    /// How long healthy receivers are measured, without and with hostile ones.
+    pub hostile: Duration,
 }
 
 impl Sizes {
@@ -33,6 +43,11 @@ impl Sizes {
         measured: Duration::from_secs(4),
         settling: Duration::from_secs(5),
         idle: Duration::from_secs(30),
+        webhooks_measured: Duration::from_secs(10),
+        webhooks: &[0, 1, 5, 50],
+        finished: 100_000,
+        pending: 10_000,
+        hostile: Duration::from_secs(60),
     };
 
     /// For trying the bench itself.
@@ -45,5 +60,10 @@ impl Sizes {
         measured: Duration::from_secs(1),
         settling: Duration::from_secs(1),
         idle: Duration::from_secs(2),
+        webhooks_measured: Duration::from_secs(3),
+        webhooks: &[0, 1, 5, 50],
+        finished: 5_000,
+        pending: 500,
+        hostile: Duration::from_secs(15),
     };
 }

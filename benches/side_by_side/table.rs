@@ -53,6 +53,11 @@ impl Table {
         self.push(what, shown, "", "", value, aim);
     }
 
+    /// Adds a line of words.
+    pub fn note(&mut self, what: &str) {
+        self.push(what, "", "", "", 0.0, None);
+    }
+
     fn push(&mut self, what: &str, measured: &str, beside: &str, ratio: &str, value: f64, aim: Option<Aim>) {
         let verdict = match aim {
             None => "",
