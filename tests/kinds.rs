@@ -87,7 +87,7 @@ fn whole_delivery() -> Value {
         "metadata": { "name": "dlv-abcdefgh01234567", "labels": { "stellage.dev/finished": "true" } },
         "spec": {
             "webhook": "whole", "eventId": "evt_a", "eventType": "alert.triggered", "eventCreatedAt": "2026-11-21T10:00:00Z",
-            "sequence": 7, "body": "{\"id\":\"evt_a\"}", "test": true,
+            "sequence": 7, "subject": "uid", "body": "{\"id\":\"evt_a\"}", "test": true,
         },
         "status": {
             "phase": "Exhausted", "attemptCount": 6, "retries": 5, "nextAttemptAt": "2026-11-21T10:00:00Z",

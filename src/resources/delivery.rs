@@ -135,6 +135,10 @@ pub struct DeliverySpec {
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub sequence: i64,
+    /// UID of the object that the event is about: events of one object are first attempted in order.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub subject: String,
     /// The body, byte for byte.
     #[schemars(length(max = 65536))]
     pub body: String,

@@ -167,6 +167,11 @@ impl Job {
     }
 
     pub(super) fn of_record(key: JobKey, lane: LaneKey, record: Arc<Delivery>, subject: Arc<str>) -> Self {
+        let subject = if subject.is_empty() {
+            record.spec.subject.as_str().into()
+        } else {
+            subject
+        };
         let event = Arc::new(Event::of_record(&record, &subject));
         Self {
             test: record.spec.test,

@@ -228,6 +228,7 @@ fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliverySta
             event_type: event.event_type,
             event_created_at: event.created_at,
             sequence: event.sequence,
+            subject: event.subject.to_string(),
             body: String::from_utf8_lossy(&event.body).into_owned(),
             test: false,
         },

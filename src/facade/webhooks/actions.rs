@@ -44,7 +44,8 @@ const RECOVERED_AT_ONCE: usize = 16;
 
 /// Sends an example to a webhook
 ///
-/// Signed and sent like any delivery, once, with an event id `evt_test_…`. Allowed while the webhook is active.
+/// Signed and sent like any delivery, once, with an event id `evt_test_…`. Allowed while `active` is wanted, also
+/// of a webhook that was disabled: that shows whether its receiver is mended.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/test", operation_id = "testWebhook", tag = "webhooks",
     request_body = TestWebhook,
@@ -132,6 +133,7 @@ fn example(
             event_type,
             event_created_at: now,
             sequence: 0,
+            subject: String::new(),
             body: catalogue::example_body(event_type, event_id, now),
             test: true,
         },

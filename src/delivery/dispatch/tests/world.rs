@@ -300,6 +300,7 @@ impl World {
                 event_type: EventType::InstanceStarted,
                 event_created_at: self.wall,
                 sequence: 0,
+                subject: String::new(),
                 body: "{}".to_owned(),
                 test: true,
             },
