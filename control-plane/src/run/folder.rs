@@ -228,7 +228,8 @@ mod tests {
             "{failure}"
         );
         assert!(folder.file("etcd.log").exists());
-        drop(lock);
+        // Not merely dropped: a child of another test may have inherited it.
+        lock.unlock().unwrap();
         Folder::take(checkout.path()).unwrap();
         assert!(!folder.file("etcd.log").exists());
     }
