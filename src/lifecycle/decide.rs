@@ -180,10 +180,8 @@ fn clear_outbox(
         let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(OUTBOX_LINGER);
         OUTBOX_LINGER.saturating_sub(age)
     };
-    // One write for all of them: as long as one is on its way, another write would follow anyway.
-    let overdue = status.outbox.iter().any(|entry| lingered(entry).is_zero())
-        && status.outbox.iter().all(|entry| is_settled(&entry.id));
-    if status != before || overdue {
+    let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
+    if status != before || status.outbox.iter().any(overdue) {
         let is_new = |entry: &OutboxEntry| entry.sequence > before.event_sequence;
         status
             .outbox

@@ -152,7 +152,7 @@ async fn rated(
     let surplus = receivers.count() - owed.arrived - events * webhooks as u64;
     say(&format!(
         "  {webhooks} webhooks, {}: {events} events in {changed:.1?}, all arrived{} after {took:.1?}: {rate:.0}/s; \
-         {surplus} sent twice; processor time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers \
+         {surplus} receipts beyond what was owed; processor time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers \
          {theirs:.2} ms; load {}",
         log.name(),
         if log == Log::All { " and logged" } else { "" },
