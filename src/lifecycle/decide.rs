@@ -175,10 +175,16 @@ fn clear_outbox(
     if status.outbox.is_empty() || status.outbox.iter().any(is_last) {
         return None;
     }
+    // While others are on their way still, one write for all of them is better than one for each.
+    let linger = if status.outbox.iter().all(|entry| is_settled(&entry.id)) {
+        OUTBOX_LINGER
+    } else {
+        OUTBOX_LINGER * 6
+    };
     let lingered = |entry: &OutboxEntry| {
         // An entry from the future: the clock went back.
-        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(OUTBOX_LINGER);
-        OUTBOX_LINGER.saturating_sub(age)
+        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(linger);
+        linger.saturating_sub(age)
     };
     let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
     if status != before || status.outbox.iter().any(overdue) {
@@ -188,7 +194,7 @@ fn clear_outbox(
             .retain(|entry| is_new(entry) || !is_settled(&entry.id));
     }
     let waits = status.outbox.iter().map(lingered).min()?;
-    Some(waits.max(Duration::from_secs(1)))
+    Some(waits.clamp(Duration::from_secs(1), OUTBOX_LINGER))
 }
 
 /// The moments at which an operation needs another look, counted from its start.
