@@ -4,7 +4,8 @@
 //! An event of an outbox becomes a *job* for each webhook that wants it. Jobs wait in the *lane* of their webhook; lanes take
 //! turns. A job starts without anything being written; a Delivery is created for it once something is owed (decisions,
 //! section 5): its attempt failed, has no outcome within a second, or the lane has a backlog or is closed. The outbox entry
-//! is *settled* once every job of it is delivered or has its Delivery, and the webhooks have been looked up anew.
+//! is *settled* once every job of it has its Delivery, or is delivered where that is not logged, and the webhooks have been
+//! looked up anew. Until then it stays in the outbox, so that a crash loses nothing.
 
 mod attempts;
 mod first;

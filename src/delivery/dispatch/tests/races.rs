@@ -133,6 +133,23 @@ fn a_delivery_deleted_while_it_is_sent_does_not_stall_its_webhook() {
 }
 
 #[test]
+fn a_delivery_deleted_while_it_is_sent_still_keeps_back_later_ones_of_its_instance() {
+    let (mut world, lane) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.work(false);
+    let job = world.job(&lane, &event);
+    world.delete_delivery(&job);
+    world.work(false);
+    assert_eq!(world.sendings.len(), 1);
+    world.run();
+    assert_eq!(world.begun.len(), 2);
+    world.audit_end();
+}
+
+#[test]
 fn what_is_being_sent_is_not_sent_again_by_whoever_sees_its_record() {
     let (mut world, lane) = world(DeliveryLog::Failures);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
