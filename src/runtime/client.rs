@@ -11,6 +11,7 @@ use std::{
 use http::{Request, Response};
 use kube::{
     Client, Config,
+    api::ObjectMeta,
     client::{Body, ClientBuilder},
 };
 use thiserror::Error;
@@ -71,6 +72,18 @@ pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T
     match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(CallError::Timeout),
+    }
+}
+
+/// What a status write has to say of its object: which one it is, and the version that the status was decided on, so that a
+/// stale decision is refused.
+pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name.clone(),
+        namespace: metadata.namespace.clone(),
+        uid: metadata.uid.clone(),
+        resource_version: metadata.resource_version.clone(),
+        ..ObjectMeta::default()
     }
 }
 

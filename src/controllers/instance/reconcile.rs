@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kube::{
     Api,
-    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams, PostParams},
     runtime::controller::Action,
 };
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::{
     resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
         backoff::Backoffs,
-        client::{CallError, bounded},
+        client::{CallError, bounded, this_version},
         metrics::{KindLabels, ProviderLabels, ReconcileLabels},
         watch::key,
     },
@@ -386,21 +386,8 @@ impl<P: Provider> Reconciler<P> {
         instance: &Instance,
         status: &InstanceStatus,
     ) -> Result<Arc<Instance>, ReconcileError> {
-        let ObjectMeta {
-            name,
-            namespace,
-            uid,
-            resource_version,
-            ..
-        } = instance.metadata.clone();
         let object = Instance {
-            metadata: ObjectMeta {
-                name,
-                namespace,
-                uid,
-                resource_version,
-                ..ObjectMeta::default()
-            },
+            metadata: this_version(&instance.metadata),
             spec: instance.spec.clone(),
             status: Some(status.clone()),
         };

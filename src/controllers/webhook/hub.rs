@@ -185,7 +185,7 @@ impl Hub {
             self.webhook_shown(&mut state, &webhook, now);
         }
         for webhook in listed.webhooks {
-            self.webhook_listed(&mut state, webhook, now);
+            self.webhook_seen(&mut state, Arc::new(webhook), now);
         }
         for delivery in listed.deliveries {
             // The same version is in memory once.
@@ -250,11 +250,6 @@ impl Hub {
         }
     }
 
-    /// A webhook as a list shows it.
-    pub(super) fn webhook_listed(&self, state: &mut State, webhook: Webhook, now: Now) {
-        self.webhook_seen(state, Arc::new(webhook), now);
-    }
-
     /// Tells the dispatcher what holds of a webhook: something that this depends on has changed.
     pub(super) fn look_again(&self, state: &mut State, lane: &LaneKey, now: Now) {
         let Some(known) = state.webhooks.get(lane) else {
@@ -302,10 +297,7 @@ impl Hub {
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
         }
-        self.secrets.problem(lane).map(|problem| match problem {
-            Problem::Missing(message) => ("SecretMissing", message),
-            Problem::Unusable(message) => ("SecretUnusable", message),
-        })
+        self.secrets.problem(lane).map(Problem::told)
     }
 
     pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey) {

@@ -89,7 +89,7 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
     let now = hub.now();
     let mut state = hub.state.lock();
     for webhook in webhooks {
-        hub.webhook_listed(&mut state, webhook, now);
+        hub.webhook_seen(&mut state, Arc::new(webhook), now);
     }
     state.dispatcher.verified(&events, now);
     true

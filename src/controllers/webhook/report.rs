@@ -6,10 +6,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, api::PostParams};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -23,7 +20,7 @@ use crate::{
     mail::{DisabledWebhook, MailError, Reason},
     resources::{DisableReason, Disabled, Webhook, WebhookStatus, ids},
     runtime::{
-        client::{CallError, bounded},
+        client::{CallError, bounded, this_version},
         events::Events,
         metrics::OutcomeLabels,
     },
@@ -126,17 +123,13 @@ fn release(state: &mut State, lane: &LaneKey) {
 
 fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff::Timestamp) -> WebhookStatus {
     let (tally, pending, held) = state.dispatcher.tally(lane).unwrap_or_default();
-    let secret_problem = hub.secrets.problem(lane).map(|problem| match problem {
-        Problem::Missing(message) => ("SecretMissing", message),
-        Problem::Unusable(message) => ("SecretUnusable", message),
-    });
     let facts = Facts {
         base: &known.base,
         tally: &tally,
         pending,
         held,
         obstacle: hub.obstacle(&known.webhook, lane),
-        secret_problem,
+        secret_problem: hub.secrets.problem(lane).map(Problem::told),
         overlap: hub.secrets.overlap(lane),
         disablement: known.disablement.as_ref(),
         notification: known.notification.as_ref(),
@@ -146,21 +139,8 @@ fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff:
 
 async fn write(hub: &Hub, events: &Events, webhook: Arc<Webhook>, status: WebhookStatus) {
     let webhook = &*webhook;
-    let ObjectMeta {
-        name,
-        namespace,
-        uid,
-        resource_version,
-        ..
-    } = webhook.metadata.clone();
     let object = Webhook {
-        metadata: ObjectMeta {
-            name,
-            namespace,
-            uid,
-            resource_version,
-            ..ObjectMeta::default()
-        },
+        metadata: this_version(&webhook.metadata),
         spec: webhook.spec.clone(),
         status: Some(status),
     };

@@ -47,6 +47,16 @@ pub(super) enum Problem {
     Unusable(String),
 }
 
+impl Problem {
+    /// The reason as conditions spell it, and what to do.
+    pub(super) fn told(self) -> (&'static str, String) {
+        match self {
+            Self::Missing(message) => ("SecretMissing", message),
+            Self::Unusable(message) => ("SecretUnusable", message),
+        }
+    }
+}
+
 /// Why there are no keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoKeys {
