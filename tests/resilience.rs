@@ -13,7 +13,6 @@ use stellage::{
     providers::simulator::FAULT_ANNOTATION,
     resources::{Instance, InstanceState, PowerState, conditions},
 };
-use tokio::time::Instant;
 
 use crate::support::{Operator, Tenant, eventually, own_plane};
 
@@ -121,9 +120,19 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
 }
 
 #[tokio::test]
-async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_slows_down_no_other() {
+async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_holds_up_no_other() {
     let plane = own_plane().await;
-    let mut operator = Operator::start(&plane, &["run", "--provisioning-seconds", "0"]).await;
+    // With five minutes for a provider call, whoever waits behind one that hangs is not done in time.
+    let provider_timeout = |seconds| {
+        [
+            "run",
+            "--provisioning-seconds",
+            "0",
+            "--provider-timeout-seconds",
+            seconds,
+        ]
+    };
+    let mut operator = Operator::start(&plane, &provider_timeout("300")).await;
     let tenant = Tenant::on(&plane, &operator, "hanging").await;
     let create = async |numbers: std::ops::Range<usize>, hangs: bool| {
         let tenant = &tenant;
@@ -140,31 +149,21 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_slows_down_no_other
         })
         .await;
     };
-    let running = async || {
-        let count = |all: &[Instance]| {
-            all.iter()
+    create(0..100, true).await;
+    create(100..1000, false).await;
+    eventually(
+        "all but those that hang to run",
+        async || {
+            all(&tenant)
+                .await
+                .iter()
                 .filter(|i| i.status.as_ref().and_then(|s| s.state) == Some(InstanceState::Running))
                 .count()
-        };
-        count(&all(&tenant).await)
-    };
-    create(0..450, false).await;
-    let begun = Instant::now();
-    eventually("450 running", async || running().await, |n| *n == 450).await;
-    let undisturbed = begun.elapsed();
-
-    create(450..550, true).await;
-    create(550..1000, false).await;
-    let begun = Instant::now();
-    eventually("all but those that hang", async || running().await, |n| *n == 900).await;
-    let disturbed = begun.elapsed();
-    // The provider's limit is 10 s: whoever waited behind one that hangs waited at least that long.
-    assert!(
-        disturbed < undisturbed + Duration::from_secs(10),
-        "{undisturbed:?} alone, {disturbed:?} beside 100 that hang"
-    );
-    // A change of one that works is taken on at once.
-    let begun = Instant::now();
+        },
+        |running| *running == 900,
+    )
+    .await;
+    // So does a change of one that works.
     let patch = json!({ "spec": { "powerState": "Stopped" } });
     tenant
         .instances()
@@ -172,7 +171,9 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_slows_down_no_other
         .await
         .unwrap();
     tenant.wait_for_state("web-900", InstanceState::Stopped).await;
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+
+    operator.kill();
+    operator = Operator::start(&plane, &provider_timeout("1")).await;
     let timed_out = |i: &Instance| {
         let conditions = i
             .status
@@ -183,8 +184,8 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_slows_down_no_other
     };
     eventually(
         "those that hang to say so",
-        async || all(&tenant).await,
-        |all| all.iter().any(timed_out),
+        async || all(&tenant).await.iter().filter(|i| timed_out(i)).count(),
+        |timed_out| *timed_out == 100,
     )
     .await;
     operator.stop().await;

@@ -23,7 +23,7 @@ async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory()
         assert_eq!(outcome.label(), kind.outcome(), "{kind:?}: {outcome:?}");
         assert_eq!(outcome.is_success(), outcome.status == Some(200), "{kind:?}");
         assert!(outcome.response.len() <= 4096, "{kind:?}");
-        assert!(took < Duration::from_secs(15), "{kind:?} took {took:?}");
+        assert!(took < Duration::from_secs(30), "{kind:?} took {took:?}");
         assert!(outcome.duration <= took, "{kind:?}");
         eventually(
             "the connection to be let go",

@@ -109,7 +109,6 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
         )
         .await;
     }
-    assert!(arrived < LAG, "in time to tell: {arrived:?}");
     tokio::time::sleep(LAG.saturating_sub(held_since.elapsed())).await;
     proxy.release();
 

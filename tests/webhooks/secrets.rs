@@ -1,5 +1,7 @@
 //! Signing secrets: missing, changed and rotated with `kubectl`.
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -12,6 +14,8 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
+/// Decisions, section 5: a Secret changed with `kubectl` is noticed within ten seconds.
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 async fn power(tenant: &Tenant, state: &str) {
@@ -81,7 +85,7 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
         .patch("hook", &PatchParams::default(), &Patch::Merge(&rotated))
         .await
         .unwrap();
-    let changed_at = tokio::time::Instant::now();
+    let changed_at = Instant::now();
     let mut next = "Stopped";
     let verifies = |request: &crate::support::receivers::Received, secret: &str| {
         Verifier::new(secret)
@@ -106,7 +110,10 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
         |request| verifies(request, OTHER),
     )
     .await;
-    assert!(changed_at.elapsed().as_secs() <= 10, "{:?}", changed_at.elapsed());
+    for request in receiver.received() {
+        let age = request.at.saturating_duration_since(changed_at);
+        assert!(age <= NOTICED_WITHIN || verifies(&request, OTHER), "{age:?}");
+    }
     assert!(verifies(&last, SECRET), "the previous secret signs too");
     tenant
         .wait_for_webhook("hook", "the overlap to show", |webhook| {
