@@ -11,7 +11,11 @@ use std::{
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{hub::Hub, send, store};
+use super::{
+    hub::Hub,
+    send, store,
+    write_queue::{Slot, WriteQueue},
+};
 use crate::delivery::dispatch::{Command, JobKey, Written};
 
 /// The driver looks around this often although nobody has woken it.
@@ -19,20 +23,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Lookups of Deliveries at the same time, as a multiple of the writes.
 const CHECKS_PER_WRITE: usize = 2;
 
-/// Work for the API server that waits for room.
-#[derive(Default)]
-struct Waiting {
-    owed: VecDeque<JobKey>,
-    log: VecDeque<JobKey>,
-    checks: VecDeque<JobKey>,
-}
-
 /// Runs until shutdown; what is under way then gets `grace`, and nothing new begins.
 pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Duration) {
     let tasks = TaskTracker::new();
-    let (writes, checks) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let room = usize::from(hub.deps.write_concurrency);
-    let mut waiting = Waiting::default();
+    let mut writes = WriteQueue::new(room);
+    let (mut waiting_checks, checks) = (VecDeque::new(), Arc::new(AtomicUsize::new(0)));
     loop {
         let (commands, timer) = collect(&hub);
         for command in commands {
@@ -49,24 +45,17 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
                         hub.wake.notify_one();
                     });
                 }
-                Command::Write { job, owed: true } => waiting.owed.push_back(job),
-                Command::Write { job, owed: false } => waiting.log.push_back(job),
-                Command::Check(job) => waiting.checks.push_back(job),
+                Command::Write { job, class } => writes.push(job, class),
+                Command::Check(job) => waiting_checks.push_back(job),
                 Command::Disable(disablement) => hub.disable(disablement),
                 Command::Settled(uid) => hub.nudge(&uid),
             }
         }
-        while writes.load(Ordering::Relaxed) < room {
-            // What is merely a log never takes the last slots.
-            let log_room = writes.load(Ordering::Relaxed) < room.div_ceil(2);
-            let next = waiting.owed.pop_front();
-            let Some(job) = next.or_else(|| waiting.log.pop_front_if(|_| log_room)) else {
-                break;
-            };
-            spawn_write(&hub, &tasks, &writes, job);
+        while let Some((job, slot)) = writes.next() {
+            spawn_write(&hub, &tasks, job, slot);
         }
         while checks.load(Ordering::Relaxed) < room * CHECKS_PER_WRITE
-            && let Some(job) = waiting.checks.pop_front()
+            && let Some(job) = waiting_checks.pop_front()
         {
             let (hub, running) = (hub.clone(), checks.clone());
             running.fetch_add(1, Ordering::Relaxed);
@@ -91,7 +80,7 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
     tasks.close();
     hub.state.lock().dispatcher.stop();
     // Outcomes that are not written down by the end are owed still: their events go out again, with the same ids.
-    if tokio::time::timeout(grace, drain(&hub, &tasks, &writes, waiting))
+    if tokio::time::timeout(grace, drain(&hub, &tasks, writes))
         .await
         .is_err()
     {
@@ -113,16 +102,15 @@ fn collect(hub: &Hub) -> (Vec<Command>, Option<Instant>) {
     (commands, timers.into_iter().flatten().min())
 }
 
-fn spawn_write(hub: &Arc<Hub>, tasks: &TaskTracker, writes: &Arc<AtomicUsize>, job: JobKey) {
+fn spawn_write(hub: &Arc<Hub>, tasks: &TaskTracker, job: JobKey, slot: Slot) {
     let now = hub.now();
     let Some(order) = hub.state.lock().dispatcher.begin_write(&job, now) else {
         return;
     };
-    let (hub, running) = (hub.clone(), writes.clone());
-    running.fetch_add(1, Ordering::Relaxed);
+    let hub = hub.clone();
     tasks.spawn(async move {
         let written = store::write(&hub, order).await;
-        running.fetch_sub(1, Ordering::Relaxed);
+        drop(slot);
         let outcome = match &written {
             Written::Stored(_) => "stored",
             Written::Found(_) => "found",
@@ -141,7 +129,7 @@ fn spawn_write(hub: &Arc<Hub>, tasks: &TaskTracker, writes: &Arc<AtomicUsize>, j
 }
 
 /// Waits for the attempts under way, and writes down what came of them.
-async fn drain(hub: &Arc<Hub>, tasks: &TaskTracker, writes: &Arc<AtomicUsize>, mut waiting: Waiting) {
+async fn drain(hub: &Arc<Hub>, tasks: &TaskTracker, mut writes: WriteQueue) {
     loop {
         let commands: Vec<Command> = {
             let mut state = hub.state.lock();
@@ -149,14 +137,13 @@ async fn drain(hub: &Arc<Hub>, tasks: &TaskTracker, writes: &Arc<AtomicUsize>, m
         };
         for command in commands {
             match command {
-                Command::Write { job, .. } => waiting.owed.push_back(job),
+                Command::Write { job, class } => writes.push(job, class),
                 Command::Disable(disablement) => hub.disable(disablement),
                 Command::Attempt { .. } | Command::Check(_) | Command::Settled(_) => {}
             }
         }
-        waiting.owed.append(&mut waiting.log);
-        while let Some(job) = waiting.owed.pop_front() {
-            spawn_write(hub, tasks, writes, job);
+        for (job, slot) in writes.take_all() {
+            spawn_write(hub, tasks, job, slot);
         }
         if tasks.is_empty() {
             return;

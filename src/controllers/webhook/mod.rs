@@ -20,6 +20,7 @@ mod retention;
 mod secrets;
 mod send;
 mod store;
+mod write_queue;
 
 use std::{sync::Arc, time::Duration};
 

@@ -31,6 +31,7 @@ pub use job::Event;
 pub use lane::{Gate, Tally, WebhookFacts};
 pub use outbox::Origin;
 pub use records::{WriteOrder, Written};
+pub use turns::Turns;
 
 use self::{
     attempts::Flight,
@@ -38,7 +39,6 @@ use self::{
     known::{Buried, Strangers},
     lane::Lane,
     outbox::Entries,
-    turns::Turns,
 };
 use super::schedule::RetrySchedule;
 use crate::{
@@ -118,17 +118,28 @@ pub enum Command {
     },
     /// Look up whether the Delivery is there; answer with [`Dispatcher::checked`].
     Check(JobKey),
-    /// Take a [`Dispatcher::begin_write`] when there is room; `owed` goes before what is merely a log.
+    /// Take a [`Dispatcher::begin_write`] when there is room.
     Write {
         /// The job.
         job: JobKey,
-        /// Whether something waits for it.
-        owed: bool,
+        /// What else may go before it.
+        class: WriteClass,
     },
     /// Disable the webhook; answer with [`Dispatcher::disablement_written`].
     Disable(Disablement),
     /// The last event of the object with this UID is settled.
     Settled(Arc<str>),
+}
+
+/// Which writes go before which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteClass {
+    /// Something waits for it.
+    Owed,
+    /// The record of a webhook whose receiver fails or is slow: there may be very many of them.
+    Suspect,
+    /// A success that is merely logged.
+    Log,
 }
 
 /// A webhook that is to be disabled.

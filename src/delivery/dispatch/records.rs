@@ -6,9 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, api::ObjectMeta};
 
 use super::{
-    Command, Dispatcher, Event, JobKey, Now,
+    Command, Dispatcher, Event, JobKey, Now, WriteClass,
     job::{Source, State, Writing},
-    lane::WebhookFacts,
+    lane::{Lane, WebhookFacts},
     name_of,
 };
 use crate::{
@@ -54,9 +54,17 @@ impl Dispatcher {
         job.writing = Writing::Queued;
         let delivered = |status: &DeliveryStatus| status.phase == DeliveryPhase::Delivered;
         let is_log = job.is_unrecorded() && job.desired.as_deref().is_some_and(delivered);
+        let is_suspect = |lane: &Lane| lane.is_suspect;
+        let class = if is_log {
+            WriteClass::Log
+        } else if !job.test && self.lanes.get(&job.lane).is_some_and(is_suspect) {
+            WriteClass::Suspect
+        } else {
+            WriteClass::Owed
+        };
         self.commands.push_back(Command::Write {
             job: key.clone(),
-            owed: !is_log,
+            class,
         });
     }
 

@@ -1,39 +1,38 @@
-//! Whose turn it is: accounts take turns, and within an account its webhooks.
+//! Whose turn it is: accounts take turns, and within an account what it has waiting, in order.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
-use super::LaneKey;
-
+/// A queue in which accounts take turns: of webhooks to be sent to, or of writes.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub struct Turns {
     accounts: VecDeque<Arc<str>>,
-    lanes: HashMap<Arc<str>, VecDeque<LaneKey>>,
+    waiting: HashMap<Arc<str>, VecDeque<Arc<str>>>,
 }
 
 impl Turns {
-    /// Puts a lane at the end of its account's queue.
-    pub(super) fn offer(&mut self, account: &Arc<str>, lane: LaneKey) {
-        let lanes = self.lanes.entry(account.clone()).or_default();
-        if lanes.is_empty() {
+    /// Puts a key at the end of its account's queue.
+    pub fn offer(&mut self, account: &Arc<str>, key: Arc<str>) {
+        let waiting = self.waiting.entry(account.clone()).or_default();
+        if waiting.is_empty() {
             self.accounts.push_back(account.clone());
         }
-        lanes.push_back(lane);
+        waiting.push_back(key);
     }
 
-    /// The next lane; it is no longer in a queue.
-    pub(super) fn take(&mut self) -> Option<LaneKey> {
+    /// The next key; it is no longer in a queue.
+    pub fn take(&mut self) -> Option<Arc<str>> {
         let account = self.accounts.pop_front()?;
-        let lanes = self.lanes.get_mut(&account)?;
-        let lane = lanes.pop_front();
-        if lanes.is_empty() {
-            self.lanes.remove(&account);
+        let waiting = self.waiting.get_mut(&account)?;
+        let key = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&account);
         } else {
             self.accounts.push_back(account);
         }
-        lane
+        key
     }
 }
 
@@ -49,9 +48,9 @@ mod tests {
             turns.offer(&big, lane.into());
         }
         turns.offer(&small, "small/1".into());
-        let order: Vec<LaneKey> = std::iter::from_fn(|| turns.take()).collect();
+        let order: Vec<Arc<str>> = std::iter::from_fn(|| turns.take()).collect();
         assert_eq!(
-            order.iter().map(|lane| &**lane).collect::<Vec<_>>(),
+            order.iter().map(|key| &**key).collect::<Vec<_>>(),
             ["big/1", "small/1", "big/2", "big/3"]
         );
     }

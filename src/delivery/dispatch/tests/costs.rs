@@ -38,11 +38,11 @@ fn a_success_at_once_costs_nothing_or_one_write() {
 }
 
 #[test]
-fn the_log_of_a_success_is_not_owed_and_what_failed_is() {
+fn the_log_of_a_success_and_the_records_of_failures_let_others_go_first() {
     for (receiver, expected) in [
-        (Receiver::Up, false),
-        (Receiver::Down, true),
-        (Receiver::Gone, true),
+        (Receiver::Up, WriteClass::Log),
+        (Receiver::Down, WriteClass::Suspect),
+        (Receiver::Gone, WriteClass::Suspect),
     ] {
         let (mut world, lane) = world(DeliveryLog::All);
         world.receivers.insert(lane, receiver);
@@ -54,7 +54,7 @@ fn the_log_of_a_success_is_not_owed_and_what_failed_is() {
             assert!(matches!(commands.next(), Some(Command::Disable(_))));
             world.execute(0, Fate::Good);
         }
-        let is_it = |command: &Command| matches!(command, Command::Write { owed, .. } if *owed == expected);
+        let is_it = |command: &Command| matches!(command, Command::Write { class, .. } if *class == expected);
         assert!(
             world.commands.iter().any(is_it),
             "{receiver:?}: {:?}",

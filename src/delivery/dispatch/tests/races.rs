@@ -299,7 +299,7 @@ fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
     world.dispatcher.webhook_seen(facts, now);
     let Some(WriteOrder::Replace(record)) =
         world.dispatcher.next_command().and_then(|command| match command {
-            Command::Write { job, owed: true } => world.dispatcher.begin_write(&job, now),
+            Command::Write { job, .. } => world.dispatcher.begin_write(&job, now),
             _ => None,
         })
     else {
