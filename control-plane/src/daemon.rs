@@ -66,12 +66,26 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
+    /// SIGSTOP: it does nothing until [`resume`](Self::resume).
+    pub fn halt(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     /// SIGTERM; SIGKILL if it still runs after `grace`. Returns how it ended.
     pub async fn stop(&mut self, grace: Duration) -> Option<ExitStatus> {
-        if self.exited().is_none()
-            && let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
-        {
-            let _ = kill_process(pid, Signal::TERM);
+        if self.exited().is_none() {
+            self.signal(Signal::TERM);
             let deadline = Instant::now() + grace;
             while self.exited().is_none() && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -109,6 +109,16 @@ impl Operator {
         self.daemon.kill();
     }
 
+    /// SIGSTOP.
+    pub fn halt(&self) {
+        self.daemon.halt();
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.daemon.resume();
+    }
+
     /// Whether it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.daemon.exited().is_some()

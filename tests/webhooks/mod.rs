@@ -9,6 +9,7 @@ mod full;
 mod ladder;
 mod late;
 mod ledger;
+mod overlap;
 mod proxy;
 mod retention;
 mod secrets;

@@ -1,0 +1,77 @@
+//! Two that believe to lead. What keeps the one that wakes up from sending at once is that its signing secrets are too old to
+//! be used unread, and that the end of its Lease is noticed meanwhile.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use stellage::resources::DeliveryPhase;
+
+use super::all_in;
+use crate::support::{
+    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    receivers::{Answer, Receiver},
+};
+
+const INSTANCES: usize = 20;
+/// Longer than a Lease lasts (15 s), so that the retries of both fall due after the change of leaders.
+const RETRIES: &str = "25s,25s,25s";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_again_when_it_wakes_up() {
+    let plane = own_plane().await;
+    let mut arguments = vec!["run", "--provisioning-seconds=0", "--retry-schedule", RETRIES];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let mut first = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &first, "halted").await;
+    let is_up = Arc::new(AtomicBool::new(false));
+    let up = is_up.clone();
+    let receiver = Receiver::start(move |_| {
+        if up.load(Ordering::Relaxed) {
+            Answer::ok()
+        } else {
+            Answer::status(503)
+        }
+    })
+    .await;
+    tenant
+        .webhook("hook", &receiver.url("/"), &["instance.created"])
+        .await;
+    for i in 0..INSTANCES {
+        tenant.apply(&format!("web-{i}"), |_| {}).await;
+    }
+    tenant
+        .wait_for_deliveries("hook", "all to wait for a retry", |all| {
+            let has_failed = |status: &stellage::resources::DeliveryStatus| status.attempt_count == 1;
+            let failed = all
+                .iter()
+                .filter(|delivery| delivery.status.as_ref().is_some_and(has_failed));
+            failed.count() == INSTANCES
+        })
+        .await;
+
+    let mut second = Operator::start(&plane, &arguments).await;
+    first.halt();
+    is_up.store(true, Ordering::Relaxed);
+    tenant
+        .wait_for_deliveries(
+            "hook",
+            "the next leader to deliver them",
+            all_in(INSTANCES, DeliveryPhase::Delivered),
+        )
+        .await;
+    assert_eq!(receiver.count(), 2 * INSTANCES);
+
+    // Its retries are overdue by now, all of them.
+    first.resume();
+    eventually(
+        "the first one to see that it has lost the Lease",
+        async || first.has_ended(),
+        |ended| *ended,
+    )
+    .await;
+    assert_eq!(receiver.count(), 2 * INSTANCES, "sent again");
+    second.stop().await;
+}
