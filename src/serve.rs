@@ -341,7 +341,7 @@ impl Controllers {
                 return Ok(());
             }
             () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
-            () = self.webhooks.open(&stores) => {}
+            () = self.webhooks.open(&stores, leadership.tenure.clone()) => {}
         }
         let work = async {
             tokio::join!(

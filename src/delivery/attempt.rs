@@ -10,8 +10,8 @@ use super::{UrlError, connector::ConnectError};
 
 /// Most of an answer's body that is kept, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
-/// Longest `Location` that is quoted, in characters.
-const MAX_LOCATION: usize = 200;
+/// Longest text of a receiver's that an error quotes, in characters.
+const MAX_TEXT: usize = 200;
 /// Longest `Retry-After` that is told apart from for ever.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -166,7 +166,7 @@ impl AttemptError {
                 status,
                 location: location.map(|value| {
                     let text = String::from_utf8_lossy(value.as_bytes());
-                    text.chars().take(MAX_LOCATION).collect()
+                    cut(&text)
                 }),
             }),
             _ => Some(Self::Status(status)),
@@ -203,7 +203,10 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
                 AttemptError::TlsWrongName
             }
-            other => AttemptError::Tls(format!("its certificate is not valid ({other:?})")),
+            Certificate::InvalidPurpose | Certificate::InvalidPurposeContext { .. } => {
+                AttemptError::Tls("its certificate is not for servers; get one for serverAuth".to_owned())
+            }
+            other => AttemptError::Tls(cut(&format!("its certificate is not valid ({other:?})"))),
         },
         Error::InvalidMessage(_)
         | Error::InappropriateMessage { .. }
@@ -214,13 +217,35 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
             AttemptError::Tls("it offers nothing that is safe today; it needs TLS 1.2 or 1.3".to_owned())
         }
         Error::AlertReceived(alert) => AttemptError::Tls(format!("it answered with the alert {alert:?}")),
-        other => AttemptError::Tls(other.to_string()),
+        other => AttemptError::Tls(cut(&other.to_string())),
     }
+}
+
+/// What a receiver presents can make a text of any length, and that of an error goes into objects.
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_a_certificate_holds_an_error_of_it_is_short() {
+        use rustls::{CertificateError, Error};
+        let presented = vec![vec![1, 2, 3]; 10_000];
+        let purpose = CertificateError::InvalidPurposeContext {
+            required: rustls::ExtendedKeyPurpose::ServerAuth,
+            presented: Vec::new(),
+        };
+        let other = CertificateError::Other(rustls::OtherError(std::sync::Arc::new(std::io::Error::other(
+            format!("{presented:?}"),
+        ))));
+        for error in [purpose, other] {
+            let text = of_tls(&Error::InvalidCertificate(error)).to_string();
+            assert!(text.len() < 300, "{text}");
+        }
+    }
 
     #[test]
     fn retry_after_is_read_as_seconds_or_as_a_date() {

@@ -22,6 +22,10 @@ pub const PREVIOUS_SECRET_KEY: &str = "previous-secret";
 /// Key of the Secret with the RFC 3339 time up to which the previous secret signs too.
 pub const PREVIOUS_EXPIRES_KEY: &str = "previous-expires-at";
 
+/// Annotation of a [`Webhook`] with the version of its Secret that was written last through REST: it makes the controller read
+/// the Secret at once. One that is changed in another way is noticed within ten seconds.
+pub const SECRET_CHANGED_ANNOTATION: &str = "stellage.dev/secret-changed";
+
 /// Condition of a [`Webhook`]: the signing secret is there and can be used.
 pub const SECRET_READY: &str = "SecretReady";
 /// Condition of a [`Webhook`]: True while its last delivery succeeded, or none was tried; False since one failed.

@@ -12,6 +12,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::{
     task::JoinHandle,
@@ -156,10 +157,34 @@ pub struct LeaderElection {
     metrics: Metrics,
 }
 
+/// Tells whether the Lease is held still, by this process's own clock. Cheap to clone.
+///
+/// [`Leadership::lost`] is told by a task that has to run first. A process that was halted for longer than its Lease lasts
+/// wakes up with everything overdue at once; what cannot be taken back asks here before it is done.
+#[derive(Clone, Debug)]
+pub struct Tenure(Arc<Mutex<Instant>>);
+
+impl Tenure {
+    fn until(end: Instant) -> Self {
+        Self(Arc::new(Mutex::new(end)))
+    }
+
+    /// Whether it is held.
+    pub fn holds(&self) -> bool {
+        Instant::now() < *self.0.lock()
+    }
+
+    fn set_end(&self, end: Instant) {
+        *self.0.lock() = end;
+    }
+}
+
 /// The Lease is held. Renewed in the background until [`release`](Self::release) or until it is lost.
 pub struct Leadership {
     /// Cancelled when the Lease is lost: stop writing at once, and end the process.
     pub lost: CancellationToken,
+    /// The same, for those who cannot wait to be told.
+    pub tenure: Tenure,
     election: LeaderElection,
     renewal: JoinHandle<()>,
     stop: CancellationToken,
@@ -190,6 +215,7 @@ impl LeaderElection {
         let mut observed = Observed::default();
         let mut waiting_for = None;
         loop {
+            let begun = Instant::now();
             let attempt = timeout(self.times.attempt, self.attempt(&mut observed));
             let outcome = tokio::select! {
                 () = shutdown.cancelled() => return None,
@@ -198,7 +224,7 @@ impl LeaderElection {
             match outcome {
                 Ok(Attempt::Held(lease)) => {
                     tracing::info!(identity = %self.identity, "holds the Lease, leads");
-                    return Some(self.lead(*lease));
+                    return Some(self.lead(*lease, begun));
                 }
                 Ok(Attempt::HeldBy(holder)) => {
                     if waiting_for.as_ref() != Some(&holder) {
@@ -246,22 +272,32 @@ impl LeaderElection {
         Ok(Attempt::Held(Box::new(held)))
     }
 
-    fn lead(&self, lease: Lease) -> Leadership {
+    fn lead(&self, lease: Lease, begun: Instant) -> Leadership {
         self.metrics.leader.set(1);
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
-        let renewal = tokio::spawn(self.clone().renew(lease, lost.clone(), stop.clone()));
+        let tenure = Tenure::until(begun + self.times.renew_deadline);
+        let renewal = self
+            .clone()
+            .renew(lease, begun, tenure.clone(), lost.clone(), stop.clone());
         Leadership {
             lost,
+            tenure,
+            renewal: tokio::spawn(renewal),
             election: self.clone(),
-            renewal,
             stop,
         }
     }
 
     /// Renews until stopped or lost. Whatever way this ends, even by a panic, the guard tells.
-    async fn renew(self, mut lease: Lease, lost: CancellationToken, stop: CancellationToken) {
+    async fn renew(
+        self,
+        mut lease: Lease,
+        mut renewed: Instant,
+        tenure: Tenure,
+        lost: CancellationToken,
+        stop: CancellationToken,
+    ) {
         let guard = lost.drop_guard();
-        let mut renewed = Instant::now();
         loop {
             tokio::select! {
                 () = stop.cancelled() => {
@@ -277,6 +313,7 @@ impl LeaderElection {
                 Ok(Ok(Some(now))) => {
                     lease = now;
                     renewed = begun;
+                    tenure.set_end(renewed + self.times.renew_deadline);
                 }
                 Ok(Ok(None)) => {
                     tracing::error!("another replica has taken the Lease");
@@ -290,6 +327,7 @@ impl LeaderElection {
                 break;
             }
         }
+        tenure.set_end(Instant::now());
         self.metrics.leader.set(0);
     }
 
@@ -332,6 +370,7 @@ impl Leadership {
     pub async fn release(self) {
         self.stop.cancel();
         let _ = self.renewal.await;
+        self.tenure.set_end(Instant::now());
         let election = self.election;
         election.metrics.leader.set(0);
         if self.lost.is_cancelled() {

@@ -345,6 +345,7 @@ fn dispatcher_alone() -> Result<f64> {
             created_at: Timestamp::now(),
             events: vec![EventType::InstanceStopped],
             gate: Gate::Open,
+            disabled_by: None,
         };
         dispatcher.webhook_seen(facts, now());
     }

@@ -323,8 +323,8 @@ impl<P: Provider> Reconciler<P> {
 
     async fn add_finalizer(&self, instance: &Instance) -> Result<Arc<Instance>, ReconcileError> {
         let finalizers = instance.metadata.finalizers.iter().flatten().map(String::as_str);
-        self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect())
-            .await
+        let written = self.patch_finalizers(instance, finalizers.chain([FINALIZER]).collect());
+        Ok(self.remember(written.await?))
     }
 
     /// The server is gone: takes away the finalizer, and any that an earlier version left. Whose others are is theirs.
@@ -352,6 +352,7 @@ impl<P: Provider> Reconciler<P> {
                 .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
         }
         match self.patch_finalizers(instance, foreign).await {
+            // Not remembered: the watch may have shown its end already.
             Ok(_) => {}
             Err(ReconcileError::Call(error)) if error.is_not_found() => {}
             Err(error) => return Err(error),
@@ -365,7 +366,7 @@ impl<P: Provider> Reconciler<P> {
         &self,
         instance: &Instance,
         list: Vec<&str>,
-    ) -> Result<Arc<Instance>, ReconcileError> {
+    ) -> Result<Instance, ReconcileError> {
         let patch = json!({
             "metadata": { "finalizers": list, "resourceVersion": instance.metadata.resource_version, "uid": instance.metadata.uid },
         });
@@ -375,8 +376,7 @@ impl<P: Provider> Reconciler<P> {
         };
         let _permit = self.writes.acquire().await;
         let api = self.api(instance);
-        let written = bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?;
-        Ok(self.remember(written))
+        Ok(bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?)
     }
 
     /// Writes the status whole, with the version that it was decided on: a stale decision is refused, not applied. A PUT

@@ -122,6 +122,9 @@ fn spawn_write(hub: &Arc<Hub>, tasks: &TaskTracker, job: JobKey, slot: Slot) {
         metrics.delivery_writes.get_or_create(&labels).inc();
         let now = hub.now();
         let mut state = hub.state.lock();
+        // The numbers of what is pending, held and dropped change with this.
+        let lane = state.dispatcher.lane_of(&job).cloned();
+        state.dirty.extend(lane);
         state.dispatcher.written(&job, written, now);
         drop(state);
         hub.wake.notify_one();
@@ -142,10 +145,10 @@ async fn drain(hub: &Arc<Hub>, tasks: &TaskTracker, mut writes: WriteQueue) {
                 Command::Attempt { .. } | Command::Check(_) | Command::Settled(_) => {}
             }
         }
-        for (job, slot) in writes.take_all() {
+        while let Some((job, slot)) = writes.next() {
             spawn_write(hub, tasks, job, slot);
         }
-        if tasks.is_empty() {
+        if tasks.is_empty() && writes.is_empty() {
             return;
         }
         tokio::select! {

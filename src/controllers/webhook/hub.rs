@@ -25,6 +25,7 @@ use crate::{
     resources::{Delivery, Instance, Webhook, WebhookStatus},
     runtime::{
         clock::milliseconds,
+        lease::Tenure,
         watch::{Change, Listener, revision},
     },
 };
@@ -48,7 +49,7 @@ impl Outbox {
         let hub = &self.0;
         let now = hub.now();
         let mut state = hub.state.lock();
-        if !state.leading {
+        if state.tenure.is_none() {
             return;
         }
         let is_news = entries.last().is_some_and(|entry| entry.sequence > known);
@@ -86,8 +87,8 @@ pub(super) struct Hub {
 
 /// What is known, under one lock that is never held across a wait.
 pub(super) struct State {
-    /// Whether this replica leads: until then nothing is taken in.
-    leading: bool,
+    /// Since this replica leads: until then nothing is taken in.
+    tenure: Option<Tenure>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: HashMap<LaneKey, Known>,
     /// Webhooks whose status may differ from what is written.
@@ -150,7 +151,7 @@ impl Hub {
             deps,
             queue,
             state: Mutex::new(State {
-                leading: false,
+                tenure: None,
                 dispatcher,
                 webhooks: HashMap::new(),
                 dirty: HashSet::new(),
@@ -173,12 +174,17 @@ impl Hub {
         }
     }
 
+    /// Whether this replica leads now. What leaves the cluster asks before it does: another replica may have done it.
+    pub(super) fn leads(&self) -> bool {
+        self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
+    }
+
     /// Begins with all that is there: webhooks first, then what is owed to them, then what is not even that. The first two
     /// are as they were listed just now, since what the watches show may be older than what the leader before wrote.
-    pub(super) fn open(&self, stores: &Stores, listed: Listed) {
+    pub(super) fn open(&self, stores: &Stores, listed: Listed, tenure: Tenure) {
         let now = self.now();
         let mut state = self.state.lock();
-        state.leading = true;
+        state.tenure = Some(tenure);
         state.instances = Some(stores.instances.clone());
         state.floor = listed.revision;
         for webhook in stores.webhooks.state() {
@@ -208,13 +214,13 @@ impl Hub {
     /// A webhook as it is now, from a watch, a list or a write. Older versions than the known one are ignored.
     pub(super) fn webhook_seen(&self, state: &mut State, webhook: Arc<Webhook>, now: Now) {
         let lane = lane_of(&webhook);
-        if webhook.is_deleting() {
-            self.webhook_gone(state, &lane);
-            return;
-        }
         let known = state.webhooks.get_mut(&lane);
         match known {
             Some(known) if revision(&*known.webhook) > revision(&*webhook) => return,
+            _ if webhook.is_deleting() => {
+                self.webhook_gone(state, &lane, &webhook);
+                return;
+            }
             Some(known) if known.webhook.metadata.uid == webhook.metadata.uid => {
                 if revision(&*known.webhook) == revision(&*webhook) {
                     return;
@@ -282,6 +288,9 @@ impl Hub {
             created_at: webhook.created_at(),
             events: webhook.spec.events.clone(),
             gate,
+            disabled_by: webhook
+                .disabled()
+                .map(|disabled| disabled.delivery.as_str().into()),
         }
     }
 
@@ -297,10 +306,15 @@ impl Hub {
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
         }
-        self.secrets.problem(lane).map(Problem::told)
+        self.secrets.problem(lane, webhook).map(Problem::told)
     }
 
-    pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey) {
+    /// A webhook is no longer there. Another one that has its name by now stays.
+    pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey, gone: &Webhook) {
+        let is_it = |known: &Known| known.webhook.metadata.uid == gone.metadata.uid;
+        if !state.webhooks.get(lane).is_some_and(is_it) {
+            return;
+        }
         let Some(known) = state.webhooks.remove(lane) else {
             return;
         };
@@ -404,33 +418,27 @@ pub(super) fn webhook_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Webhook>> {
     Box::new(move |change: &Change<Webhook>| {
         let now = hub.now();
         let mut state = hub.state.lock();
-        if !state.leading {
+        if state.tenure.is_none() {
             return;
         }
         match change {
             Change::Replaced(all) => {
                 let listed: HashSet<LaneKey> = all.iter().map(|webhook| lane_of(webhook)).collect();
-                let gone: Vec<LaneKey> = state
+                let gone: Vec<(LaneKey, Arc<Webhook>)> = state
                     .webhooks
                     .iter()
                     .filter(|(lane, known)| known.shown && !listed.contains(*lane))
-                    .map(|(lane, _)| lane.clone())
+                    .map(|(lane, known)| (lane.clone(), known.webhook.clone()))
                     .collect();
-                for lane in gone {
-                    hub.webhook_gone(&mut state, &lane);
+                for (lane, webhook) in gone {
+                    hub.webhook_gone(&mut state, &lane, &webhook);
                 }
                 for webhook in all {
                     hub.webhook_shown(&mut state, webhook, now);
                 }
             }
             Change::Applied(webhook) => hub.webhook_shown(&mut state, webhook, now),
-            Change::Deleted(webhook) => {
-                let lane = lane_of(webhook);
-                let same = |known: &Known| known.webhook.metadata.uid == webhook.metadata.uid;
-                if state.webhooks.get(&lane).is_some_and(same) {
-                    hub.webhook_gone(&mut state, &lane);
-                }
-            }
+            Change::Deleted(webhook) => hub.webhook_gone(&mut state, &lane_of(webhook), webhook),
             Change::Unreadable(_) => {}
         }
     })
@@ -441,11 +449,14 @@ pub(super) fn delivery_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Delivery>> {
     Box::new(move |change: &Change<Delivery>| {
         let now = hub.now();
         let mut state = hub.state.lock();
-        if !state.leading {
+        if state.tenure.is_none() {
             return;
         }
         match change {
-            Change::Replaced(all) => state.dispatcher.deliveries_listed(all, now),
+            Change::Replaced(all) => {
+                let floor = state.floor;
+                state.dispatcher.deliveries_listed(all, floor, now);
+            }
             Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
                 return;
             }
@@ -469,7 +480,7 @@ pub(super) fn instance_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Instance>> {
     Box::new(move |change: &Change<Instance>| {
         let now = hub.now();
         let mut state = hub.state.lock();
-        if !state.leading {
+        if state.tenure.is_none() {
             return;
         }
         let mut see = |instance: &Arc<Instance>| {

@@ -39,7 +39,7 @@ use crate::{
     },
     mail::Mailer,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, events::Events, watch::Listener},
+    runtime::{Clock, Metrics, events::Events, lease::Tenure, watch::Listener},
 };
 
 /// How deliveries are made and kept.
@@ -161,10 +161,11 @@ impl WebhookController {
         move |namespace| hub.owner_changed(namespace)
     }
 
-    /// Takes over what is there; from then on this replica leads. Tries until the API server says what there is.
-    pub async fn open(&self, stores: &Stores) {
+    /// Takes over what is there; from then on this replica leads, while `tenure` holds. Tries until the API server says what
+    /// there is.
+    pub async fn open(&self, stores: &Stores, tenure: Tenure) {
         let listed = lookup::list_all(&self.hub).await;
-        self.hub.open(stores, listed);
+        self.hub.open(stores, listed, tenure);
     }
 
     /// Delivers until shutdown; what is under way then gets `grace`.

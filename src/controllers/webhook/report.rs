@@ -129,8 +129,8 @@ fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff:
         pending,
         held,
         obstacle: hub.obstacle(&known.webhook, lane),
-        secret_problem: hub.secrets.problem(lane).map(Problem::told),
-        overlap: hub.secrets.overlap(lane),
+        secret_problem: hub.secrets.problem(lane, &known.webhook).map(Problem::told),
+        overlap: hub.secrets.overlap(lane, &known.webhook),
         disablement: known.disablement.as_ref(),
         notification: known.notification.as_ref(),
     };
@@ -194,7 +194,7 @@ async fn look_up(hub: &Hub, api: &Api<Webhook>, lane: &LaneKey, webhook: &Webhoo
             found.metadata.managed_fields = None;
             hub.webhook_seen(&mut hub.state.lock(), Arc::new(found), now);
         }
-        Ok(None) => hub.webhook_gone(&mut hub.state.lock(), lane),
+        Ok(None) => hub.webhook_gone(&mut hub.state.lock(), lane, webhook),
         Err(error) => tracing::debug!(webhook = %lane, %error, "a webhook cannot be looked up"),
     }
 }
@@ -253,11 +253,7 @@ fn to_notify(hub: &Hub) -> Vec<(LaneKey, Disabled)> {
         let Some(disabled) = known.webhook.disabled() else {
             continue;
         };
-        let is_begun = known
-            .notification
-            .as_ref()
-            .is_some_and(|notification| notification.disabled_at == disabled.at);
-        if disabled.notified_at.is_none() && !is_begun {
+        if disabled.notified_at.is_none() && !known.tells_of(disabled) {
             due.push((lane.clone(), disabled.clone()));
         }
     }
@@ -279,11 +275,16 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
     loop {
         let Some(mail) = mail(&hub, &lane, &disabled) else {
             // Whoever looks next may find an account again.
-            if let Some(known) = hub.state.lock().webhooks.get_mut(&lane) {
+            if let Some(known) = hub.state.lock().webhooks.get_mut(&lane)
+                && known.tells_of(&disabled)
+            {
                 known.notification = None;
             }
             return;
         };
+        if !hub.leads() {
+            return;
+        }
         let result = hub.deps.mailer.send(&mail.notification()).await;
         let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
         hub.deps
@@ -302,7 +303,8 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
         let now = hub.now();
         {
             let mut state = hub.state.lock();
-            let Some(known) = state.webhooks.get_mut(&lane) else {
+            let known = state.webhooks.get_mut(&lane);
+            let Some(known) = known.filter(|known| known.tells_of(&disabled)) else {
                 return;
             };
             known.notification = Some(Notification {
@@ -320,6 +322,14 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
     }
 }
 
+impl Known {
+    /// Whether this disablement's e-mail is taken care of.
+    fn tells_of(&self, disabled: &Disabled) -> bool {
+        let notification = self.notification.as_ref();
+        notification.is_some_and(|notification| notification.disabled_at == disabled.at)
+    }
+}
+
 /// The mail, as long as the webhook is disabled since that time.
 fn mail(hub: &Hub, lane: &LaneKey, disabled: &Disabled) -> Option<DisabledWebhook> {
     let webhook = hub.state.lock().webhooks.get(lane)?.webhook.clone();
@@ -327,7 +337,7 @@ fn mail(hub: &Hub, lane: &LaneKey, disabled: &Disabled) -> Option<DisabledWebhoo
         .status
         .as_ref()
         .and_then(|status| status.disabled.as_ref());
-    if still.is_none_or(|still| still.at != disabled.at) {
+    if still.is_none_or(|still| still.at != disabled.at || still.notified_at.is_some()) {
         return None;
     }
     let namespace = webhook.metadata.namespace.clone().unwrap_or_default();

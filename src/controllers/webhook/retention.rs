@@ -1,6 +1,6 @@
 //! Clears finished Deliveries away: they are kept for a day, and at most a thousand of each webhook (decisions, section 5).
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hub::Hub;
 use crate::{
-    delivery::dispatch::LaneKey,
+    delivery::dispatch::{LaneKey, key},
     resources::{
         Delivery,
         delivery::{FINISHED_AT_ANNOTATION, FINISHED_LABEL, WEBHOOK_LABEL},
@@ -38,22 +38,29 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     let work = async {
         // What the leader before left is looked at first.
         let mut next_round = Instant::now();
+        let mut again: HashSet<LaneKey> = HashSet::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let everybody = Instant::now() >= next_round;
             if everybody {
                 next_round = Instant::now() + ROUND;
             }
-            let due = futures::stream::iter(due(&hub, everybody));
-            due.for_each_concurrent(CONCURRENCY, |lane| {
+            let due = due(&hub, everybody, &std::mem::take(&mut again));
+            let cleared = futures::stream::iter(due).map(|lane| {
                 let hub = hub.clone();
                 async move {
-                    if let Err(error) = clear(&hub, &lane).await {
+                    let is_done = clear(&hub, &lane).await.unwrap_or_else(|error| {
                         tracing::warn!(webhook = %lane, %error, "finished deliveries cannot be cleared away; it will be tried again");
-                    }
+                        false
+                    });
+                    (!is_done).then_some(lane)
                 }
-            })
-            .await;
+            });
+            again = cleared
+                .buffer_unordered(CONCURRENCY)
+                .filter_map(std::future::ready)
+                .collect()
+                .await;
         }
     };
     tokio::select! {
@@ -62,7 +69,7 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     }
 }
 
-fn due(hub: &Hub, everybody: bool) -> Vec<LaneKey> {
+fn due(hub: &Hub, everybody: bool, again: &HashSet<LaneKey>) -> Vec<LaneKey> {
     let mut state = hub.state.lock();
     let lanes: Vec<LaneKey> = state.webhooks.keys().cloned().collect();
     let has_many = |lane: &LaneKey| {
@@ -71,7 +78,7 @@ fn due(hub: &Hub, everybody: bool) -> Vec<LaneKey> {
     };
     let due: Vec<LaneKey> = lanes
         .into_iter()
-        .filter(|lane| everybody || has_many(lane))
+        .filter(|lane| everybody || again.contains(lane) || has_many(lane))
         .collect();
     for lane in &due {
         state.dispatcher.finished_counted(lane);
@@ -79,7 +86,8 @@ fn due(hub: &Hub, everybody: bool) -> Vec<LaneKey> {
     due
 }
 
-async fn clear(hub: &Hub, lane: &LaneKey) -> Result<(), CallError> {
+/// Returns whether nothing has to wait for a later turn.
+async fn clear(hub: &Hub, lane: &LaneKey) -> Result<bool, CallError> {
     let (namespace, webhook) = lane.split_once('/').unwrap_or_default();
     let api: Api<Delivery> = Api::namespaced(hub.deps.client.clone(), namespace);
     let mut params = ListParams::default()
@@ -105,7 +113,12 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<(), CallError> {
     let settings = &hub.deps.settings;
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
-    let surplus = surplus(finished, kept, age, hub.deps.clock.now());
+    let mut surplus = surplus(finished, kept, age, hub.deps.clock.now());
+    // What is in an outbox still would be sent again by a leader that does not find it logged.
+    let in_use = hub.state.lock().dispatcher.made_of_outboxes(namespace);
+    let before = surplus.len();
+    surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
+    let is_done = surplus.len() == before;
     futures::stream::iter(surplus)
         .for_each_concurrent(CONCURRENCY, |(exactly, name)| {
             let api = api.clone();
@@ -124,7 +137,7 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<(), CallError> {
             }
         })
         .await;
-    Ok(())
+    Ok(is_done)
 }
 
 fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {

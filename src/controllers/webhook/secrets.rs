@@ -20,7 +20,9 @@ use crate::{
     delivery::{dispatch::LaneKey, signature::SigningKeys},
     resources::{
         SecretReference, Webhook,
-        webhook::{MAX_SECRET_CHARACTERS, PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY},
+        webhook::{
+            MAX_SECRET_CHARACTERS, PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY, SECRET_CHANGED_ANNOTATION,
+        },
     },
     runtime::client::bounded,
 };
@@ -75,14 +77,33 @@ pub(super) struct Secrets {
 /// What is known of one.
 #[derive(Clone, Default)]
 struct Known {
-    /// UID and reference of the Webhook that it was read for.
-    of: Option<(Option<String>, SecretReference)>,
+    /// What it was read for.
+    of: Option<Of>,
     /// When that was, and what it said.
     read: Option<(Instant, Result<Usable, Problem>)>,
     /// When it could not be read last.
     failed_at: Option<Instant>,
     /// Held by whoever is reading it: one reader is enough.
     reader: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// A Webhook, the Secret that it names, and the change of that Secret that is known of.
+#[derive(Clone, PartialEq, Eq)]
+struct Of {
+    uid: Option<String>,
+    reference: SecretReference,
+    changed: Option<String>,
+}
+
+impl Of {
+    fn this(webhook: &Webhook) -> Self {
+        let annotations = webhook.metadata.annotations.as_ref();
+        Self {
+            uid: webhook.metadata.uid.clone(),
+            reference: webhook.spec.secret_ref.clone(),
+            changed: annotations.and_then(|all| all.get(SECRET_CHANGED_ANNOTATION).cloned()),
+        }
+    }
 }
 
 impl Known {
@@ -117,13 +138,14 @@ impl Usable {
 
 impl Secrets {
     /// What is wrong with a webhook's secret, as far as that is known.
-    pub(super) fn problem(&self, lane: &LaneKey) -> Option<Problem> {
-        self.known.lock().get(lane)?.result()?.as_ref().err().cloned()
+    pub(super) fn problem(&self, lane: &LaneKey, webhook: &Webhook) -> Option<Problem> {
+        let known = self.get(lane, webhook);
+        known.result()?.as_ref().err().cloned()
     }
 
     /// Up to when the previous secret signs too.
-    pub(super) fn overlap(&self, lane: &LaneKey) -> Option<Timestamp> {
-        until(self.known.lock().get(lane)?)
+    pub(super) fn overlap(&self, lane: &LaneKey, webhook: &Webhook) -> Option<Timestamp> {
+        until(&self.get(lane, webhook))
     }
 
     pub(super) fn forget(&self, lane: &LaneKey) {
@@ -134,7 +156,7 @@ impl Secrets {
     fn get(&self, lane: &LaneKey, webhook: &Webhook) -> Known {
         let mut all = self.known.lock();
         let known = all.entry(lane.clone()).or_default();
-        let of = Some((webhook.metadata.uid.clone(), webhook.spec.secret_ref.clone()));
+        let of = Some(Of::this(webhook));
         if known.of != of {
             *known = Known {
                 of,
@@ -290,6 +312,11 @@ type Webhooks = Vec<(LaneKey, Arc<Webhook>)>;
 /// Webhooks whose secrets are to be read again, those of one Secret together.
 fn due(hub: &Hub) -> Vec<Webhooks> {
     let state = hub.state.lock();
+    // An attempt that was under way to one that is gone has asked for it again.
+    hub.secrets
+        .known
+        .lock()
+        .retain(|lane, _| state.webhooks.contains_key(lane));
     let mut due: BTreeMap<(&str, &str), Webhooks> = BTreeMap::new();
     for (lane, known) in &state.webhooks {
         let webhook = &known.webhook;

@@ -39,6 +39,9 @@ pub(super) async fn attempt(hub: &Arc<Hub>, lane: &LaneKey, event: &Event) -> Re
         hub.deps.clock.now(),
         &event.body,
     );
+    if !hub.leads() {
+        return Report::Unready;
+    }
     let receivers = &hub.deps.receivers;
     let outcome = receivers
         .post(&webhook.spec.url, headers, event.body.clone())

@@ -210,7 +210,8 @@ impl Dispatcher {
         lane.tally.failed_attempts += 1;
         lane.tally.last_failure_at = Some(now.wall);
         lane.tally.last_failure = Some(error.clone());
-        let is_open = lane.gate() == Gate::Open;
+        let gate = lane.gate();
+        let is_open = gate == Gate::Open;
         // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
         let is_judged = lane.facts.generation == flight.generation;
         // Of several that are answered so at the same time, one ends; the others are held.
@@ -238,7 +239,7 @@ impl Dispatcher {
         job.state = State::Over;
         let (attempts, last_status_code) = (status.attempt_count, status.last_status_code);
         job.set_status(status);
-        if is_open && !job.test {
+        if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
             job.awaits_disablement = true;
             lane.disabling = Some(lane.facts.generation);
             let lane_key = job.lane.clone();

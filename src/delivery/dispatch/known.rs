@@ -61,7 +61,9 @@ impl Dispatcher {
         }
         self.buried.remove(&job_key);
         match self.jobs.get_mut(&job_key) {
-            Some(job) if job.is_stored() && job.version() >= version => {}
+            // The watch's store has the same: once in memory is enough.
+            Some(job) if job.is_stored() && job.version() == version => job.source = Source::Record(record),
+            Some(job) if job.is_stored() && job.version() > version => {}
             Some(job) if job.state != State::Checking => {
                 job.source = Source::Record(record);
                 job.left_watch = false;
@@ -181,15 +183,17 @@ impl Dispatcher {
     }
 
     /// These are all unfinished Deliveries that there are; whatever else was known of is gone. What is newer than all of
-    /// them may have been made while the list was under way: it stays until the next list does not have it either.
-    pub fn deliveries_listed(&mut self, all: &[Arc<Delivery>], now: Now) {
+    /// them may have been made while the list was under way: it stays until the next list does not have it either. What is not
+    /// known and not newer than `floor`, the revision of the list that was begun with, is from before that.
+    pub fn deliveries_listed(&mut self, all: &[Arc<Delivery>], floor: u64, now: Now) {
         let listed: HashSet<JobKey> = all.iter().map(|record| key_of(record)).collect();
         let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
         let is_lost =
             |version: u64, is_missed: &mut bool| version <= as_of || std::mem::replace(is_missed, true);
         self.buried
             .retain(|key, over| listed.contains(key) || !is_lost(over.version, &mut over.is_missed));
-        self.strangers.clear();
+        let strangers = std::mem::take(&mut self.strangers);
+        let is_stranger = |key: &JobKey| strangers.values().any(|known| known.contains_key(key));
         let mut lost = Vec::new();
         for (key, job) in &mut self.jobs {
             if listed.contains(key) {
@@ -206,7 +210,11 @@ impl Dispatcher {
             self.forget(&key);
         }
         for record in all {
-            self.delivery_seen(record.clone(), false, now);
+            let key = key_of(record);
+            let is_known = self.jobs.contains_key(&key) || is_stranger(&key);
+            if is_known || revision(&**record) > floor {
+                self.delivery_seen(record.clone(), false, now);
+            }
         }
     }
 }

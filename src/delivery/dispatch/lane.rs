@@ -50,6 +50,8 @@ pub struct WebhookFacts {
     pub events: Vec<EventType>,
     /// Whether it may be sent to.
     pub gate: Gate,
+    /// Name of the Delivery that has disabled it.
+    pub disabled_by: Option<Arc<str>>,
 }
 
 /// How a webhook fared since this process leads.

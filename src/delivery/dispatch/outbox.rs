@@ -1,7 +1,7 @@
 //! Entries of outboxes, from their recording until they are settled.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -195,6 +195,13 @@ impl Dispatcher {
     /// Whether nothing is left to do for an entry.
     pub fn is_settled(&self, event_id: &str) -> bool {
         self.entries.by_event.get(event_id).is_some_and(Entry::is_settled)
+    }
+
+    /// What was made of the entries in the outboxes of a namespace, be it over or not.
+    pub fn made_of_outboxes(&self, namespace: &str) -> HashSet<JobKey> {
+        let entries = self.entries.by_event.values();
+        let of_it = entries.filter(|entry| *entry.namespace == *namespace);
+        of_it.flat_map(|entry| entry.made.iter().cloned()).collect()
     }
 
     /// Entries whose webhooks have not been looked up since they were recorded, by namespace.

@@ -22,6 +22,11 @@ impl Turns {
         waiting.push_back(key);
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.accounts.is_empty()
+    }
+
     /// The next key; it is no longer in a queue.
     pub fn take(&mut self) -> Option<Arc<str>> {
         let account = self.accounts.pop_front()?;

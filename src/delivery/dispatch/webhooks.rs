@@ -7,6 +7,7 @@ use super::{
     job::{State, Writing},
     key,
     lane::{Gate, Lane, Tally, WebhookFacts},
+    name_of,
 };
 use crate::resources::DeliveryPhase;
 
@@ -95,6 +96,11 @@ impl Dispatcher {
         self.lanes.iter().map(|(key, lane)| (key, &lane.facts))
     }
 
+    /// The webhook of a job.
+    pub fn lane_of(&self, job: &JobKey) -> Option<&LaneKey> {
+        self.jobs.get(job).map(|job| &job.lane)
+    }
+
     /// How a webhook fares, with the numbers of its pending and held deliveries.
     pub fn tally(&self, lane: &LaneKey) -> Option<(Tally, i64, i64)> {
         let lane = self.lanes.get(lane)?;
@@ -169,8 +175,21 @@ impl Dispatcher {
         let Some(lane) = self.lanes.get_mut(&job.lane) else {
             return;
         };
-        job.state = State::Held;
         let mut status = job.status();
+        // The process ended after the webhook's status was written, and before this one's was. If it has no retries behind it
+        // and is recorded, somebody wants it sent again.
+        let has_disabled_it = lane.facts.disabled_by.as_deref() == Some(name_of(key))
+            && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
+        if has_disabled_it {
+            status.phase = DeliveryPhase::Exhausted;
+            status.next_attempt_at = None;
+            job.set_status(status);
+            job.state = State::Over;
+            lane.count(job);
+            self.write(key);
+            return;
+        }
+        job.state = State::Held;
         status.phase = DeliveryPhase::Held;
         status.next_attempt_at = None;
         let recorded = job.record().and_then(|record| record.status.as_ref());

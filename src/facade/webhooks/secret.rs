@@ -19,7 +19,7 @@ use crate::{
     resources::{
         Webhook,
         instance::IDEMPOTENCY_ANNOTATION,
-        webhook::{PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY},
+        webhook::{PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY, SECRET_CHANGED_ANNOTATION},
     },
 };
 
@@ -264,12 +264,30 @@ impl App {
                 None => self.calls.create(namespace, &change.object()).await,
             };
             match written {
-                Ok(secret) => return Rotated::of(&secret, change.webhook, false).ok_or_else(unusable),
+                Ok(secret) => {
+                    self.announce_secret(change.webhook, &secret).await;
+                    return Rotated::of(&secret, change.webhook, false).ok_or_else(unusable);
+                }
                 Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
                 Err(error) => return Err(error.into()),
             }
         }
         Err(contended("Secret of the webhook"))
+    }
+}
+
+impl App {
+    /// Has the controller read a changed Secret at once. Without that it does so some seconds later.
+    async fn announce_secret(&self, webhook: &Webhook, secret: &Secret) {
+        let version = secret.metadata.resource_version.as_deref();
+        let patch = json!({ "metadata": {
+            "uid": webhook.metadata.uid,
+            "annotations": { SECRET_CHANGED_ANNOTATION: version },
+        }});
+        let (namespace, name) = (webhook.namespace(), webhook.name());
+        if let Err(error) = self.calls.patch::<Webhook>(namespace, name, &patch).await {
+            tracing::warn!(namespace, name, %error, "a webhook cannot be told of its new secret");
+        }
     }
 }
 

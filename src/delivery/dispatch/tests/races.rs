@@ -307,3 +307,53 @@ fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
     };
     assert_eq!(record.status.unwrap().phase, DeliveryPhase::Held);
 }
+
+#[test]
+fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was_written() {
+    for receiver in [Receiver::Gone, Receiver::Down] {
+        let (mut world, lane) = world(DeliveryLog::Failures);
+        world.receivers.insert(lane.clone(), receiver);
+        let event = world.record("ns", "i-1", Fate::Good).unwrap();
+        let is_it = |command: &Command| matches!(command, Command::Disable(_));
+        world.run_until(|world| world.commands.iter().any(is_it));
+        let disable = world.commands.iter().position(is_it).unwrap();
+        world.execute(disable, Fate::Unheard);
+        world.crash(|_| false);
+        world.run();
+        let phase = |world: &World| {
+            world.deliveries[&world.job(&lane, &event)]
+                .status
+                .as_ref()
+                .unwrap()
+                .phase
+        };
+        assert_eq!(phase(&world), DeliveryPhase::Exhausted, "{receiver:?}");
+        world.receivers.clear();
+        world.change_hook(&lane, true);
+        world.run();
+        assert_eq!(
+            phase(&world),
+            DeliveryPhase::Exhausted,
+            "{receiver:?}: sent again"
+        );
+        assert!(world.arrived.is_empty());
+        world.audit_end();
+    }
+}
+
+#[test]
+fn a_list_from_before_this_process_led_does_not_bring_back_what_was_finished_then() {
+    let (mut world, lane) = world(DeliveryLog::All);
+    world.receivers.insert(lane.clone(), Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.run_until(|world| !world.deliveries.is_empty());
+    let stale: Vec<_> = world.deliveries.values().cloned().collect();
+    world.receivers.clear();
+    world.run();
+    let sent = world.begun.len();
+    world.crash(|_| true);
+    let (floor, now) = (world.floor, world.now());
+    world.dispatcher.deliveries_listed(&stale, floor, now);
+    world.run();
+    assert_eq!(world.begun.len(), sent);
+}

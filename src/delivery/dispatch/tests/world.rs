@@ -41,6 +41,7 @@ pub struct Hook {
     pub facts: WebhookFacts,
     active: bool,
     disabled: Option<i64>,
+    disabled_by: Option<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +116,8 @@ pub struct World {
     pub arrived: HashSet<JobKey>,
     pub writes: Writes,
     pub disablements: Vec<Disablement>,
+    /// The revision when this process began.
+    pub floor: u64,
     bodies: HashMap<String, String>,
     /// What has to arrive.
     pub owed: HashMap<JobKey, (LaneKey, String)>,
@@ -160,6 +163,7 @@ impl World {
             arrived: HashSet::new(),
             writes: Writes::default(),
             disablements: Vec::new(),
+            floor: 0,
             bodies: HashMap::new(),
             owed: HashMap::new(),
             logged: HashSet::new(),
@@ -193,12 +197,14 @@ impl World {
             created_at: self.wall,
             events: EventType::ALL.to_vec(),
             gate: Gate::Open,
+            disabled_by: None,
         };
         self.hook_watch.push_back(HookChange::Is(facts.clone()));
         let hook = Hook {
             facts,
             active: true,
             disabled: None,
+            disabled_by: None,
         };
         self.hooks.insert(lane.clone(), hook);
         lane
@@ -215,6 +221,8 @@ impl World {
             (true, Some(generation)) if generation == hook.facts.generation => Gate::Disabled,
             _ => Gate::Open,
         };
+        let is_disabled = hook.facts.gate == Gate::Disabled;
+        hook.facts.disabled_by = hook.disabled_by.clone().filter(|_| is_disabled);
         self.hook_watch.push_back(HookChange::Is(hook.facts.clone()));
     }
 
@@ -494,6 +502,7 @@ impl World {
             let is_repeat = self.disablements.last() == Some(&disablement);
             assert!(!again || is_repeat, "{lane} is disabled twice");
             if !again {
+                hook.disabled_by = Some(disablement.delivery.as_str().into());
                 self.disablements.push(disablement.clone());
                 self.touch(&lane);
             }
@@ -633,7 +642,7 @@ impl World {
         self.delivery_watch.clear();
         let all: Vec<_> = self.unfinished();
         let now = self.now();
-        self.dispatcher.deliveries_listed(&all, now);
+        self.dispatcher.deliveries_listed(&all, self.floor, now);
         self.take_commands();
     }
 
@@ -703,6 +712,7 @@ impl World {
         {
             self.tell(facts);
         }
+        self.floor = self.revision;
         let now = self.now();
         for record in self.unfinished() {
             self.dispatcher.delivery_seen(record, true, now);
@@ -736,20 +746,39 @@ impl World {
         self.take_commands();
         for round in 0.. {
             assert!(round < 1_000_000, "it never ends");
-            let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
-            if !self.commands.is_empty() {
-                self.execute(0, Fate::Good);
-            } else if !self.orders.is_empty() {
-                self.order(0, Fate::Good);
-            } else if !self.answers.is_empty() {
-                self.answer(0);
-            } else if land && !self.sendings.is_empty() {
-                self.land(0);
-            } else if !self.dispatcher.unverified().is_empty() {
-                self.begin_lookup();
-                self.end_lookup();
-            } else if !is_any && !self.clear_outboxes(Fate::Good) {
+            if !self.step(land) {
                 return;
+            }
+        }
+    }
+
+    /// Lets the next thing happen. Returns whether there was one.
+    fn step(&mut self, land: bool) -> bool {
+        let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
+        if !self.commands.is_empty() {
+            self.execute(0, Fate::Good);
+        } else if !self.orders.is_empty() {
+            self.order(0, Fate::Good);
+        } else if !self.answers.is_empty() {
+            self.answer(0);
+        } else if land && !self.sendings.is_empty() {
+            self.land(0);
+        } else if !self.dispatcher.unverified().is_empty() {
+            self.begin_lookup();
+            self.end_lookup();
+        } else {
+            return is_any || self.clear_outboxes(Fate::Good);
+        }
+        true
+    }
+
+    /// Goes on, through time, until it is so.
+    pub fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        self.take_commands();
+        while !is_so(self) {
+            if !self.step(true) {
+                let at = self.dispatcher.next_timer().expect("it never is");
+                self.pass(at.saturating_duration_since(self.now().mono));
             }
         }
     }
