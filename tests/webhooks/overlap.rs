@@ -1,5 +1,4 @@
-//! Two that believe to lead. What keeps the one that wakes up from sending at once is that its signing secrets are too old to
-//! be used unread, and that the end of its Lease is noticed meanwhile.
+//! Two that believe to lead.
 
 use std::sync::{
     Arc,
@@ -7,6 +6,7 @@ use std::sync::{
 };
 
 use stellage::resources::DeliveryPhase;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::all_in;
 use crate::support::{
@@ -53,6 +53,14 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         .await;
 
     let mut second = Operator::start(&plane, &arguments).await;
+    // A request that does not end keeps the first one alive for a while after it has lost the Lease.
+    let address = first.url.strip_prefix("http://").unwrap();
+    let mut unfinished = TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /v1/instances HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{",
+        tenant.key
+    );
+    unfinished.write_all(head.as_bytes()).await.unwrap();
     first.halt();
     is_up.store(true, Ordering::Relaxed);
     tenant

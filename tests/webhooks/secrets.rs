@@ -1,12 +1,13 @@
-//! Signing secrets: missing, changed and rotated with `kubectl`.
+//! Signing secrets: missing, changed and rotated.
 
 use std::time::{Duration, Instant};
 
+use http::Method;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
-use stellage::resources::{DeliveryPhase, InstanceState, conditions};
+use stellage::resources::{DeliveryPhase, InstanceState, Webhook, conditions};
 
 use super::{SECRET, all_in};
 use crate::support::{
@@ -62,6 +63,65 @@ async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is
     tenant
         .wait_for_deliveries("hook", "it to be delivered", all_in(1, DeliveryPhase::Delivered))
         .await;
+}
+
+#[tokio::test]
+async fn a_webhook_whose_secret_is_missing_is_mended_by_naming_another() {
+    let tenant = Tenant::new("hooks-renamed").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant
+        .change_webhook("hook", json!({ "secretRef": { "name": "nowhere" } }))
+        .await;
+    let reason = |webhook: &Webhook| {
+        let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
+        conditions::find(conditions.unwrap_or_default(), conditions::READY).map(|ready| ready.reason.clone())
+    };
+    tenant
+        .wait_for_webhook("hook", "the missing Secret to show", |webhook| {
+            reason(webhook).as_deref() == Some("SecretMissing")
+        })
+        .await;
+    tenant.apply("web", |_| {}).await;
+    tenant
+        .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
+        .await;
+    tenant
+        .change_webhook("hook", json!({ "secretRef": { "name": "hook" } }))
+        .await;
+    receiver.wait_for(1).await;
+    tenant
+        .wait_for_webhook("hook", "it to be well", |webhook| {
+            reason(webhook).as_deref() == Some("Active")
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_secret_rotated_through_rest_signs_what_is_sent_from_then_on() {
+    let tenant = Tenant::new("hooks-rotated").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let order = json!({ "url": receiver.url("/hook"), "events": ["instance.created"] });
+    let created = tenant.call(Method::POST, "/v1/webhooks", Some(&order)).await;
+    assert_eq!(created.status, 201);
+    let path = format!("/v1/webhooks/{}", created.json()["data"]["id"].as_str().unwrap());
+    for round in 1..=3 {
+        let body = json!({ "overlap_seconds": 0 });
+        let rotated = tenant
+            .call(Method::POST, &format!("{path}/rotate-secret"), Some(&body))
+            .await
+            .json();
+        let secret = rotated["data"]["secret"].as_str().unwrap().to_owned();
+        let tested = tenant.call(Method::POST, &format!("{path}/test"), None).await;
+        assert_eq!(tested.status, 202);
+        let got = receiver.wait_for(round).await.pop().unwrap();
+        Verifier::new(&secret)
+            .unwrap()
+            .verify(&got.body, &got.headers)
+            .unwrap();
+    }
 }
 
 #[tokio::test]

@@ -272,33 +272,53 @@ impl App {
             status: Some(DeliveryPhase::Exhausted),
             event_type: None,
         };
-        let mut exhausted = Vec::new();
+        // Those about one object one after the other, so that they are first attempted in order.
+        let mut exhausted: BTreeMap<String, Vec<_>> = BTreeMap::new();
         self.each_delivery(webhook, selection, |page| {
             let wanted = page
                 .into_iter()
                 .filter(|delivery| since.is_none_or(|since| delivery.spec.event_created_at >= since));
-            exhausted.extend(wanted.map(|delivery| {
-                let spec = delivery.spec;
-                let name = delivery.metadata.name.unwrap_or_default();
-                (spec.event_created_at, spec.sequence, name)
-            }));
+            for delivery in wanted {
+                let (spec, metadata) = (delivery.spec, delivery.metadata);
+                let place = (spec.event_created_at, spec.sequence);
+                let name = metadata.name.unwrap_or_default();
+                let of_object = exhausted.entry(spec.subject).or_default();
+                of_object.push((place, name, metadata.resource_version));
+            }
         })
         .await?;
+        let mut exhausted: Vec<_> = exhausted.into_values().collect();
+        exhausted
+            .iter_mut()
+            .for_each(|of_object| of_object.sort_unstable());
         exhausted.sort_unstable();
-        let unlabel = &json!({ "metadata": { "labels": { FINISHED_LABEL: null } } });
         futures::stream::iter(exhausted)
-            .map(async |(_, _, name)| {
-                let patched = self.calls.patch::<Delivery>(webhook.namespace(), &name, unlabel);
-                match patched.await {
-                    Ok(_) => Ok(1),
-                    // Cleared away meanwhile.
-                    Err(error) if error.is_not_found() => Ok(0),
-                    Err(error) => Err(ApiError::from(error)),
+            .map(async |of_object| {
+                let mut count = 0;
+                for (_, name, version) in of_object {
+                    count += usize::from(self.send_again(webhook.namespace(), &name, version).await?);
                 }
+                Ok::<_, ApiError>(count)
             })
             .buffered(RECOVERED_AT_ONCE)
-            .try_fold(0, async |sum, one: usize| Ok(sum + one))
+            .try_fold(0, async |sum, count| Ok(sum + count))
             .await
+    }
+
+    /// Returns whether the delivery was there still, in this version: another request may have had it sent already.
+    async fn send_again(
+        &self,
+        namespace: &str,
+        name: &str,
+        version: Option<String>,
+    ) -> Result<bool, ApiError> {
+        let unlabel =
+            json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } });
+        match self.calls.patch::<Delivery>(namespace, name, &unlabel).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
