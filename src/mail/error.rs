@@ -106,6 +106,23 @@ impl MailError {
         }
     }
 
+    /// What the account holder is told. Which server it is, and how it is reached, is for the log.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Recipient(_) => format!("{self}; the account's spec.email has to be mended"),
+            Self::Refused {
+                code,
+                text,
+                step: Step::Send,
+                ..
+            } => {
+                format!("the mail server refuses the mail: {code} {text}; it will be tried again")
+            }
+            Self::NotConfigured => "no e-mails are sent here".to_owned(),
+            _ => "the e-mail could not be sent; it will be tried again".to_owned(),
+        }
+    }
+
     /// The kind of error, for metrics.
     pub const fn label(&self) -> &'static str {
         match self {
@@ -118,6 +135,49 @@ impl MailError {
             Self::Connection { .. } => "connection",
             Self::File { .. } => "file",
             Self::Timeout { .. } => "timeout",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_holder_is_not_told_which_mail_server_it_is() {
+        let server = || "mail.internal:587".to_owned();
+        let errors = [
+            MailError::NotConfigured,
+            MailError::NotEncrypted { server: server() },
+            MailError::Timeout {
+                to: server(),
+                seconds: 30,
+            },
+            MailError::Connection {
+                server: server(),
+                step: Step::Connect,
+                reason: "refused by mail.internal".to_owned(),
+            },
+            MailError::Refused {
+                server: server(),
+                step: Step::Authenticate,
+                code: 535,
+                text: "no".to_owned(),
+            },
+            MailError::Refused {
+                server: server(),
+                step: Step::Send,
+                code: 550,
+                text: "no such user".to_owned(),
+            },
+            MailError::File {
+                path: "/var/mail.internal".to_owned(),
+                reason: "full".to_owned(),
+            },
+        ];
+        for error in errors {
+            let told = error.told();
+            assert!(!told.contains("internal") && !told.contains("smtp-url"), "{told}");
         }
     }
 }

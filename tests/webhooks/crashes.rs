@@ -39,12 +39,13 @@ fn setting<T: FromStr>(name: &str, default: T) -> T {
         .unwrap_or(default)
 }
 
-fn arguments(plane: &ControlPlane) -> Vec<String> {
+fn arguments(plane: &ControlPlane, log: &str) -> Vec<String> {
     let ladder = ["200ms"; 20].join(",");
     let fixed = [
         "run",
         "--provisioning-seconds=0",
         "--delivery-retention=100000",
+        &format!("--delivery-log={log}"),
         &format!("--retry-schedule={ladder}"),
     ];
     let mut arguments: Vec<String> = fixed.map(ToOwned::to_owned).to_vec();
@@ -52,8 +53,8 @@ fn arguments(plane: &ControlPlane) -> Vec<String> {
     arguments
 }
 
-async fn start(plane: &ControlPlane) -> Operator {
-    let arguments = arguments(plane);
+async fn start(plane: &ControlPlane, log: &str) -> Operator {
+    let arguments = arguments(plane, log);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     Operator::start(plane, &arguments).await
 }
@@ -61,6 +62,7 @@ async fn start(plane: &ControlPlane) -> Operator {
 /// An operator that dies.
 struct Mortal<'a> {
     plane: &'a ControlPlane,
+    log: &'a str,
     leases: Api<Lease>,
     operator: Operator,
 }
@@ -77,7 +79,7 @@ impl Mortal<'_> {
     }
 
     async fn rise(&mut self) {
-        self.operator = start(self.plane).await;
+        self.operator = start(self.plane, self.log).await;
         let leads = async {
             while self.operator.metric("stellage_leader", "").await < 1.0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -116,7 +118,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(plane: &ControlPlane, operator: &Operator, account: &str) -> Self {
+    async fn new(plane: &ControlPlane, operator: &Operator, account: &str, log: &str) -> Self {
         let tenant = Tenant::on(plane, operator, account).await;
         let (steady, flaky) = (Book::default(), Book::default());
         let at_steady = steady.start(answer(0, 0)).await;
@@ -133,7 +135,7 @@ impl Scene {
             tenant.wait_for_state(name, InstanceState::Running).await;
         }
         Self {
-            logged: Logged::watch(&tenant),
+            logged: Logged::watch(&tenant, log == "all"),
             tenant,
             names,
             steady,
@@ -164,13 +166,23 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_logged_is_not_sent_again() {
-    let kills: usize = setting("STELLAGE_TEST_KILLS", 200);
-    let changes: usize = setting("STELLAGE_TEST_CHANGES", 2000);
+    let kills = setting("STELLAGE_TEST_KILLS", 200);
+    kill_the_operator(kills, setting("STELLAGE_TEST_CHANGES", 2000), "all").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_successes_are_not_logged_every_event_arrives_however_often_the_operator_is_killed() {
+    let kills = setting("STELLAGE_TEST_KILLS", 200) / 5;
+    kill_the_operator(kills, setting("STELLAGE_TEST_CHANGES", 2000) / 5, "failures").await;
+}
+
+async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
     let plane = plane_with(ControlPlane::options()).await;
-    let operator = start(&plane).await;
-    let scene = Scene::new(&plane, &operator, "killed").await;
+    let operator = start(&plane, log).await;
+    let scene = Scene::new(&plane, &operator, "killed", log).await;
     let mut mortal = Mortal {
         plane: &plane,
+        log,
         leases: leases(&plane.client(Identity::Admin).await.unwrap()),
         operator,
     };
@@ -199,7 +211,7 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
     mortal.rise().await;
     killed += 1;
     println!(
-        "{killed} kills of the operator{}",
+        "{killed} kills of the operator, log {log},{}",
         scene.close(by_instance, begun).await
     );
     mortal.operator.stop().await;
@@ -209,8 +221,8 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
 async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
     let plane = plane_with(ControlPlane::options()).await;
-    let mut operator = start(&plane).await;
-    let scene = Scene::new(&plane, &operator, "stored").await;
+    let mut operator = start(&plane, "all").await;
+    let scene = Scene::new(&plane, &operator, "stored", "all").await;
     let begun = Instant::now();
     let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
     let (mut restarts, mut longest) = (0, Duration::ZERO);
@@ -243,7 +255,7 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
         // An operator that cannot renew its Lease ends, and Kubernetes starts it again.
         if operator.has_ended() {
             restarts += 1;
-            operator = start(&plane).await;
+            operator = start(&plane, "all").await;
         }
         ready = Instant::now();
     }

@@ -309,7 +309,7 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
             };
             known.notification = Some(Notification {
                 disabled_at: disabled.at,
-                result: result.map(|()| now.wall).map_err(|error| error.to_string()),
+                result: result.map(|()| now.wall).map_err(|error| error.told()),
             });
             state.dirty.insert(lane.clone());
         }

@@ -288,9 +288,9 @@ impl App {
         })
         .await?;
         let mut exhausted: Vec<_> = exhausted.into_values().collect();
-        exhausted
-            .iter_mut()
-            .for_each(|of_object| of_object.sort_unstable());
+        for of_object in &mut exhausted {
+            of_object.sort_unstable();
+        }
         exhausted.sort_unstable();
         futures::stream::iter(exhausted)
             .map(async |of_object| {
