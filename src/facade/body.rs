@@ -19,6 +19,11 @@ pub const MAX_BODY: usize = 64 * 1024;
 /// How long a body of that size may take to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Of a body that is too large so much is read and thrown away, and for so long: a client that is still sending when the
+/// connection closes may never see the answer (RFC 9112, section 9.6).
+const MAX_DRAINED: usize = 16 * 1024 * 1024;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What a request says: its fields, and a digest of them.
 pub struct Input {
     /// The fields of the JSON object.
@@ -53,23 +58,44 @@ pub async fn optional(request: Request<Body>) -> Result<Input, ApiError> {
     parse(&bytes)
 }
 
-async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
     let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "the body is over 64 KiB");
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > MAX_BODY as u64) {
+        // Who asks first has not begun to send.
+        if !headers.contains_key(header::EXPECT) {
+            drain(body).await;
+        }
         return Err(too_large());
     }
-    match tokio::time::timeout(READ_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+    match tokio::time::timeout(READ_TIMEOUT, Limited::new(&mut body, MAX_BODY).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            drain(body).await;
+            Err(too_large())
+        }
         Ok(Err(_)) => Err(ApiError::new(ErrorCode::JsonError, "the body ends too early")),
         Err(_) => Err(ApiError::new(
             ErrorCode::JsonError,
             "the body did not arrive within 30 s",
         )),
     }
+}
+
+async fn drain(mut body: Body) {
+    let reading = async {
+        let mut left = MAX_DRAINED;
+        while let Some(Ok(frame)) = body.frame().await {
+            let size = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(size) else {
+                return;
+            };
+            left = rest;
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, reading).await;
 }
 
 /// No Content-Type is taken as JSON; anything else must be `application/json` or `application/…+json`.

@@ -46,7 +46,7 @@ const COUNT_POLL: Duration = Duration::from_millis(100);
 /// Turns of requests with the same key; others rarely share one.
 const TURNS: usize = 1024;
 
-/// Lets the requests with one key through one by one.
+/// Lets the requests with one key, or those that compete for one object, through one by one.
 pub struct Turns(Box<[Mutex<()>]>);
 
 impl Default for Turns {
@@ -56,7 +56,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    async fn of(&self, key: &impl Hash) -> MutexGuard<'_, ()> {
+    pub(super) async fn of(&self, key: &impl Hash) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         let turn = usize::try_from(hasher.finish()).unwrap_or_default() % self.0.len();

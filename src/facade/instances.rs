@@ -87,7 +87,7 @@ pub async fn create(
     let build = |name: &str, hash: Option<String>| order.clone().into_instance(name, hash);
     let made = app
         .instances
-        .create_once(&tenant.namespace, keyed.as_ref(), || Ok(()), build)
+        .create_once(&tenant.namespace, keyed.as_ref(), || tenant.check_stays(), build)
         .await?;
     let response = created(&app, &made.entry)?;
     Ok(idempotency::replayed_if(made.before, response))

@@ -35,8 +35,23 @@ pub struct Tenant {
     pub namespace: Box<str>,
     /// Webhooks that it may have.
     pub webhook_quota: u32,
+    /// Whether the Account is being deleted: it serves what it has, and gets nothing new.
+    is_leaving: bool,
     rate_limit: u32,
     age: Age,
+}
+
+impl Tenant {
+    /// 409 while the Account is being deleted: what is created then would hold it back further.
+    pub fn check_stays(&self) -> Result<(), ApiError> {
+        if self.is_leaving {
+            return Err(ApiError::new(
+                ErrorCode::Conflict,
+                "the account is being deleted; nothing can be created in it",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// A request's key, known and in force.
@@ -241,6 +256,7 @@ impl Tables {
             uid: account.metadata.uid.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
             webhook_quota: account.webhook_quota(),
+            is_leaving: account.metadata.deletion_timestamp.is_some(),
             rate_limit: account.rate_limit_per_hour(),
             age: age(&account.metadata),
         });
@@ -407,7 +423,8 @@ mod tests {
         let mut leaving = account("acme", "demo", NOW);
         leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
         keys.accounts_changed(&Change::Applied(Arc::new(leaving)));
-        assert!(ask(&keys, "Bearer secret").is_ok());
+        let tenant = ask(&keys, "Bearer secret").ok().unwrap().tenant;
+        assert!(tenant.check_stays().is_err(), "but nothing new");
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl<X: Index> Store<X> {
         decide: impl Fn(&X::Entry) -> Result<Verdict<SpecOf<X>>, ApiError> + Send,
     ) -> Result<Arc<X::Entry>, ApiError> {
         let mut found = self.look_up(namespace, id).await?;
+        let mut turn = None;
         for attempt in 1..=MAX_ATTEMPTS {
             let verdict = decide(&found.entry);
             let patch = match &verdict {
@@ -108,7 +109,11 @@ impl<X: Index> Store<X> {
             match self.patch(&found.entry, &patch).await {
                 Ok(entry) => return Ok(Arc::new(entry)),
                 Err(error) if error.is_conflict() => {
-                    pause(attempt).await;
+                    if turn.is_none() {
+                        turn = Some(self.turns().of(&(namespace, found.entry.id())).await);
+                    } else {
+                        pause(attempt).await;
+                    }
                     found = self.refresh(&found).await?;
                 }
                 Err(error) => return Err(error.into()),

@@ -115,7 +115,7 @@ impl<X: Index> Store<X> {
         }
     }
 
-    /// For creates with a key.
+    /// For creates with a key, and for changes that have lost a race.
     pub(super) fn turns(&self) -> &Turns {
         &self.turns
     }

@@ -313,6 +313,33 @@ async fn recover_sends_again_what_was_exhausted_since_a_time() {
 }
 
 #[tokio::test]
+async fn the_etag_of_a_delivery_outlasts_its_attempts_and_recover_leaves_tests_alone() {
+    let tenant = Tenant::new("dlv-etag").await;
+    let hook = create(&tenant).await;
+    let path = url_of(&hook);
+    let tested = expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
+    let id = tested.json()["data"]["id"].as_str().unwrap().to_owned();
+    // As the controller writes it down.
+    let ended = serde_json::json!({
+        "metadata": { "labels": { "stellage.dev/finished": "true", "stellage.dev/phase": "exhausted" } },
+        "status": { "phase": "Exhausted" },
+    });
+    deliveries(&tenant)
+        .patch(
+            &id.replace('_', "-"),
+            &kube::api::PatchParams::default(),
+            &kube::api::Patch::Merge(&ended),
+        )
+        .await
+        .unwrap();
+    let none = expect(&tenant, 202, Method::POST, &format!("{path}/recover"), None, &[]).await;
+    assert_eq!(none.json()["data"]["recovered"], 0);
+    let etag = [("If-Match", tested.header("etag"))];
+    let again = format!("{path}/deliveries/{id}/redeliver");
+    expect(&tenant, 202, Method::POST, &again, None, &etag).await;
+}
+
+#[tokio::test]
 async fn a_test_records_a_delivery_of_an_example() {
     let tenant = Tenant::new("dlv-test").await;
     let hook = create(&tenant).await;

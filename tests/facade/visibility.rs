@@ -102,6 +102,18 @@ async fn changes_of_different_fields_at_once_all_hold() {
 }
 
 #[tokio::test]
+async fn of_many_changes_of_one_field_at_once_none_is_refused() {
+    let tenant = Tenant::new("see-many-changes").await;
+    let id = create(&tenant, "web").await;
+    let path = format!("/v1/instances/{id}");
+    let changes: Vec<_> = (0..40).map(|n| json!({ "tags": [format!("n-{n}")] })).collect();
+    let calls = changes
+        .iter()
+        .map(|change| expect(&tenant, 200, Method::PATCH, &path, Some(change), &[]));
+    futures::future::join_all(calls).await;
+}
+
+#[tokio::test]
 async fn lists_are_filtered_ordered_and_paged() {
     let tenant = Tenant::new("see-lists").await;
     let mut ids = Vec::new();

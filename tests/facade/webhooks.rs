@@ -217,7 +217,7 @@ async fn every_wrong_field_of_a_webhook_is_named() {
             json!({ "overlap_seconds": 604_801 }),
             "overlap_seconds",
         ),
-        ("rotate-secret", json!({ "secret": "a\u{7}b" }), "secret"),
+        ("rotate-secret", json!({ "secret": "" }), "secret"),
         ("recover", json!({ "since": "yesterday" }), "since"),
     ] {
         let url = format!("{path}/{action}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
 use stellage::resources::{DeliveryPhase, InstanceState, Webhook, conditions};
@@ -37,6 +37,24 @@ async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is
         .await;
     let secrets: kube::Api<Secret> = kube::Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     secrets.delete("hook", &DeleteParams::default()).await.unwrap();
+    let orphan = json!({
+        "metadata": { "name": "orphan" },
+        "spec": { "url": receiver.url("/"), "events": ["instance.deleted"], "secretRef": { "name": "nowhere" } },
+    });
+    let orphan = tenant.object(&orphan, "Webhook");
+    tenant
+        .webhooks()
+        .create(&PostParams::default(), &orphan)
+        .await
+        .unwrap();
+    let told = tenant
+        .wait_for_webhook("orphan", "anything to be said", |webhook| {
+            webhook.status.is_some()
+        })
+        .await;
+    let told = told.status.unwrap().conditions;
+    assert_eq!(conditions::find(&told, "SecretReady").unwrap().status, "False");
+    assert_eq!(conditions::find(&told, "Ready").unwrap().status, "False");
     let problem = tenant
         .wait_for_webhook("hook", "the missing Secret to show", |webhook| {
             let conditions = webhook.status.iter().flat_map(|status| &status.conditions);
@@ -53,6 +71,11 @@ async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is
     tenant.apply("web", |_| {}).await;
     tenant
         .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
+        .await;
+    tenant
+        .wait_for_webhook("hook", "it to be counted", |webhook| {
+            webhook.status.as_ref().is_some_and(|status| status.held == 1)
+        })
         .await;
     tenant.secret("hook", OTHER).await;
     let got = receiver.wait_for(1).await;

@@ -24,6 +24,8 @@ pub(super) struct Facts<'a> {
     pub(super) held: i64,
     /// Why it cannot be sent to.
     pub(super) obstacle: Option<(&'static str, String)>,
+    /// Whether its secret has been read, with this spec.
+    pub(super) is_secret_known: bool,
     /// Why its secret cannot be used.
     pub(super) secret_problem: Option<(&'static str, String)>,
     /// Up to when the previous secret signs too.
@@ -59,32 +61,37 @@ pub(super) fn status(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
             .unwrap_or_default(),
     };
     let mut conditions = std::mem::take(&mut status.conditions);
+    let is_new = conditions::find(&conditions, SECRET_READY).is_none();
     let mut set = |type_, state, reason: &str, message: String| {
         let desired = Desired {
             type_,
-            status: Some(state),
+            status: state,
             reason,
             message,
         };
         conditions::set(&mut conditions, desired, generation, now);
     };
+    let unread = || "the Secret could not be read yet; it will be tried again".to_owned();
     match &facts.secret_problem {
-        Some((reason, message)) => set(SECRET_READY, false, reason, message.clone()),
+        // What was known of it holds until it is read.
+        None if !facts.is_secret_known && !is_new => {}
+        None if !facts.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
+        Some((reason, message)) => set(SECRET_READY, Some(false), reason, message.clone()),
         None => set(
             SECRET_READY,
-            true,
+            Some(true),
             "Usable",
             "the signing secret is there".to_owned(),
         ),
     }
     let failing = status.last_failure_at > status.last_success_at;
     match (&status.disabled, failing) {
-        (Some(disabled), _) => set(HEALTHY, false, "Disabled", disabled.message.clone()),
+        (Some(disabled), _) => set(HEALTHY, Some(false), "Disabled", disabled.message.clone()),
         (None, true) => {
             let message = status.last_failure.clone().unwrap_or_default();
             set(
                 HEALTHY,
-                false,
+                Some(false),
                 "Failing",
                 format!("the last attempt failed: {message}"),
             );
@@ -92,29 +99,36 @@ pub(super) fn status(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (None, false) if status.last_success_at.is_some() => {
             set(
                 HEALTHY,
-                true,
+                Some(true),
                 "Succeeding",
                 "the last attempt succeeded".to_owned(),
             );
         }
-        (None, false) => set(HEALTHY, true, "NotTried", "nothing was sent yet".to_owned()),
+        (None, false) => set(HEALTHY, Some(true), "NotTried", "nothing was sent yet".to_owned()),
     }
     match (&facts.obstacle, &status.disabled) {
-        (Some((reason, message)), _) => set(READY, false, reason, format!("{message}; its events are held")),
+        (Some((reason, message)), _) => set(
+            READY,
+            Some(false),
+            reason,
+            format!("{message}; its events are held"),
+        ),
         (None, Some(disabled)) => {
             let message = format!(
                 "{}; its events are held. Mend the receiver, then change the spec, set spec.enableRequestedAt, or PATCH active to true through REST",
                 disabled.message
             );
-            set(READY, false, "Disabled", message);
+            set(READY, Some(false), "Disabled", message);
         }
         (None, None) if !webhook.spec.active => set(
             READY,
-            true,
+            Some(true),
             "Inactive",
             "spec.active is false: nothing is recorded or sent".to_owned(),
         ),
-        (None, None) => set(READY, true, "Active", "events are sent".to_owned()),
+        (None, None) if !facts.is_secret_known && !is_new => {}
+        (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
+        (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
     status.conditions = conditions;
     status

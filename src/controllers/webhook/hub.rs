@@ -82,6 +82,8 @@ pub(super) struct Hub {
     pub(super) unverified: Notify,
     /// A webhook's status is to be written now.
     pub(super) urgent: Notify,
+    /// There is a secret that nobody has read yet.
+    pub(super) unread: Notify,
     pub(super) secrets: Secrets,
 }
 
@@ -164,6 +166,7 @@ impl Hub {
             wake: Notify::new(),
             unverified: Notify::new(),
             urgent: Notify::new(),
+            unread: Notify::new(),
         }
     }
 
@@ -262,6 +265,9 @@ impl Hub {
             return;
         };
         let facts = self.facts(&known.webhook, lane);
+        if self.secrets.is_unread(lane, &known.webhook) {
+            self.unread.notify_one();
+        }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(lane.clone());
         self.wake.notify_one();

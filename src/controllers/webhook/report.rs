@@ -90,6 +90,13 @@ fn due(hub: &Hub) -> Vec<(Arc<Webhook>, WebhookStatus)> {
             state.dirty.remove(&lane);
             continue;
         };
+        // Of a new one nothing is said before its secret was read, which takes some milliseconds.
+        if known.webhook.status.is_none()
+            && hub.secrets.is_unread(&lane, &known.webhook)
+            && hub.obstacle(&known.webhook, &lane).is_none()
+        {
+            continue;
+        }
         let status = status_of(hub, &state, &lane, known, now.wall);
         let before = known.webhook.status.clone().unwrap_or_default();
         if status == before {
@@ -129,6 +136,7 @@ fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff:
         pending,
         held,
         obstacle: hub.obstacle(&known.webhook, lane),
+        is_secret_known: hub.secrets.is_known(lane, &known.webhook),
         secret_problem: hub.secrets.problem(lane, &known.webhook).map(Problem::told),
         overlap: hub.secrets.overlap(lane, &known.webhook),
         disablement: known.disablement.as_ref(),

@@ -1,6 +1,6 @@
 //! Clears finished Deliveries away: they are kept for a day, and at most a thousand of each webhook (decisions, section 5).
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
@@ -26,8 +26,9 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Every webhook has its turn this often.
 const ROUND: Duration = Duration::from_secs(600);
-/// With so many new ones a webhook has its turn at once.
+/// With so many new ones a webhook has its turn at once; with fewer too many, after this pause.
 const MANY: u64 = 100;
+const FEW_AFTER: Duration = Duration::from_secs(30);
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
 /// Webhooks cleared at the same time, and deletions for each of them.
@@ -38,29 +39,25 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     let work = async {
         // What the leader before left is looked at first.
         let mut next_round = Instant::now();
-        let mut again: HashSet<LaneKey> = HashSet::new();
+        let mut cleared: HashMap<LaneKey, Cleared> = HashMap::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let everybody = Instant::now() >= next_round;
             if everybody {
                 next_round = Instant::now() + ROUND;
             }
-            let due = due(&hub, everybody, &std::mem::take(&mut again));
-            let cleared = futures::stream::iter(due).map(|lane| {
+            let due = futures::stream::iter(due(&hub, everybody, &mut cleared));
+            let left = due.map(|lane| {
                 let hub = hub.clone();
                 async move {
-                    let is_done = clear(&hub, &lane).await.unwrap_or_else(|error| {
+                    let left = clear(&hub, &lane).await.unwrap_or_else(|error| {
                         tracing::warn!(webhook = %lane, %error, "finished deliveries cannot be cleared away; it will be tried again");
-                        false
+                        u64::MAX
                     });
-                    (!is_done).then_some(lane)
+                    (lane, Cleared { left, at: Instant::now() })
                 }
             });
-            again = cleared
-                .buffer_unordered(CONCURRENCY)
-                .filter_map(std::future::ready)
-                .collect()
-                .await;
+            cleared.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
         }
     };
     tokio::select! {
@@ -69,16 +66,28 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
     }
 }
 
-fn due(hub: &Hub, everybody: bool, again: &HashSet<LaneKey>) -> Vec<LaneKey> {
+/// When a webhook had its turn, and how many were left.
+struct Cleared {
+    left: u64,
+    at: Instant,
+}
+
+fn due(hub: &Hub, everybody: bool, cleared: &mut HashMap<LaneKey, Cleared>) -> Vec<LaneKey> {
+    let kept = u64::from(hub.deps.settings.delivery_retention);
     let mut state = hub.state.lock();
-    let lanes: Vec<LaneKey> = state.webhooks.keys().cloned().collect();
-    let has_many = |lane: &LaneKey| {
+    cleared.retain(|lane, _| state.webhooks.contains_key(lane));
+    let has_too_many = |lane: &LaneKey| {
         let tally = state.dispatcher.tally(lane);
-        tally.is_some_and(|(tally, ..)| tally.finished >= MANY)
+        let finished = tally.map_or(0, |(tally, ..)| tally.finished);
+        let (left, ago) = cleared
+            .get(lane)
+            .map_or((0, Duration::MAX), |cleared| (cleared.left, cleared.at.elapsed()));
+        is_due(finished, left, ago, kept)
     };
+    let lanes = state.webhooks.keys();
     let due: Vec<LaneKey> = lanes
-        .into_iter()
-        .filter(|lane| everybody || again.contains(lane) || has_many(lane))
+        .filter(|lane| everybody || has_too_many(lane))
+        .cloned()
         .collect();
     for lane in &due {
         state.dispatcher.finished_counted(lane);
@@ -86,8 +95,13 @@ fn due(hub: &Hub, everybody: bool, again: &HashSet<LaneKey>) -> Vec<LaneKey> {
     due
 }
 
-/// Returns whether nothing has to wait for a later turn.
-async fn clear(hub: &Hub, lane: &LaneKey) -> Result<bool, CallError> {
+/// Whether a webhook has too many: so many are finished since its last turn, which was so long `ago` and had so many `left`.
+fn is_due(finished: u64, left: u64, ago: Duration, kept: u64) -> bool {
+    finished >= MANY || ago >= FEW_AFTER && left.saturating_add(finished) > kept
+}
+
+/// Returns how many are left.
+async fn clear(hub: &Hub, lane: &LaneKey) -> Result<u64, CallError> {
     let (namespace, webhook) = lane.split_once('/').unwrap_or_default();
     let api: Api<Delivery> = Api::namespaced(hub.deps.client.clone(), namespace);
     let mut params = ListParams::default()
@@ -113,12 +127,12 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<bool, CallError> {
     let settings = &hub.deps.settings;
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
+    let count = finished.len();
     let mut surplus = surplus(finished, kept, age, hub.deps.clock.now());
     // What is in an outbox still would be sent again by a leader that does not find it logged.
     let in_use = hub.state.lock().dispatcher.made_of_outboxes(namespace);
-    let before = surplus.len();
     surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
-    let is_done = surplus.len() == before;
+    let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
     futures::stream::iter(surplus)
         .for_each_concurrent(CONCURRENCY, |(exactly, name)| {
             let api = api.clone();
@@ -137,7 +151,7 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<bool, CallError> {
             }
         })
         .await;
-    Ok(is_done)
+    Ok(left)
 }
 
 fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
@@ -166,6 +180,17 @@ fn surplus<P>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_webhook_has_its_turn_when_it_has_many_at_once_and_few_too_many_after_a_pause() {
+        let soon = Duration::from_secs(1);
+        assert!(is_due(MANY, 0, soon, 1000));
+        assert!(!is_due(1, 1000, soon, 1000));
+        assert!(is_due(1, 1000, FEW_AFTER, 1000));
+        assert!(!is_due(1, 999, FEW_AFTER, 1000));
+        // What could not be cleared away.
+        assert!(is_due(0, u64::MAX, FEW_AFTER, 1000));
+    }
 
     #[test]
     fn the_oldest_go_when_there_are_too_many_or_they_are_too_old() {

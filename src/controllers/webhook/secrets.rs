@@ -143,6 +143,17 @@ impl Secrets {
         known.result()?.as_ref().err().cloned()
     }
 
+    /// Whether it has been read; until then nothing can be said of it.
+    pub(super) fn is_known(&self, lane: &LaneKey, webhook: &Webhook) -> bool {
+        self.get(lane, webhook).read.is_some()
+    }
+
+    /// Whether nobody has tried to read it yet.
+    pub(super) fn is_unread(&self, lane: &LaneKey, webhook: &Webhook) -> bool {
+        let known = self.get(lane, webhook);
+        known.read.is_none() && known.failed_at.is_none()
+    }
+
     /// Up to when the previous secret signs too.
     pub(super) fn overlap(&self, lane: &LaneKey, webhook: &Webhook) -> Option<Timestamp> {
         until(&self.get(lane, webhook))
@@ -228,6 +239,7 @@ fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Result<Option<&Se
     }
     let told = |known: &Known| {
         (
+            known.read.is_some(),
             known.result().and_then(|result| result.as_ref().err().cloned()),
             until(known),
         )
@@ -291,18 +303,21 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
 /// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With more
 /// than some two hundred Secrets a round takes longer than [`POLL_EVERY`]; those that are in use are read again all the same.
 pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
+    let mut only_unread = false;
     loop {
-        let reads = futures::stream::iter(due(&hub)).for_each_concurrent(POLL_CONCURRENCY, |webhooks| {
-            let hub = hub.clone();
-            async move { tokio::join!(read_for(&hub, webhooks), tokio::time::sleep(POLL_PACE)).0 }
-        });
+        let reads =
+            futures::stream::iter(due(&hub, only_unread)).for_each_concurrent(POLL_CONCURRENCY, |webhooks| {
+                let hub = hub.clone();
+                async move { tokio::join!(read_for(&hub, webhooks), tokio::time::sleep(POLL_PACE)).0 }
+            });
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = reads => {}
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(POLL_EVERY) => {}
+            () = hub.unread.notified() => only_unread = true,
+            () = tokio::time::sleep(POLL_EVERY) => only_unread = false,
         }
     }
 }
@@ -310,7 +325,7 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
 type Webhooks = Vec<(LaneKey, Arc<Webhook>)>;
 
 /// Webhooks whose secrets are to be read again, those of one Secret together.
-fn due(hub: &Hub) -> Vec<Webhooks> {
+fn due(hub: &Hub, only_unread: bool) -> Vec<Webhooks> {
     let state = hub.state.lock();
     // An attempt that was under way to one that is gone has asked for it again.
     hub.secrets
@@ -321,8 +336,12 @@ fn due(hub: &Hub) -> Vec<Webhooks> {
     for (lane, known) in &state.webhooks {
         let webhook = &known.webhook;
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-        if hub.deps.directory.account_of(namespace).is_some() && hub.secrets.get(lane, webhook).age() >= FRESH
-        {
+        let is_due = if only_unread {
+            hub.secrets.is_unread(lane, webhook)
+        } else {
+            hub.secrets.get(lane, webhook).age() >= FRESH
+        };
+        if is_due && hub.deps.directory.account_of(namespace).is_some() {
             let of_secret = due.entry((namespace, &webhook.spec.secret_ref.name)).or_default();
             of_secret.push((lane.clone(), webhook.clone()));
         }

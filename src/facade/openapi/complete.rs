@@ -356,7 +356,7 @@ fn parameters() -> Value {
         },
         "IdempotencyKey": {
             "name": "Idempotency-Key", "in": "header",
-            "description": "The same key with the same body is done once, however often it is sent; the answer then has the header `Idempotency-Replayed: true`. With another body: 422 `idempotency_key_reused`.",
+            "description": "The same key with the same body is done once, however often it is sent; the answer then has the header `Idempotency-Replayed: true`. With another body: 422 `idempotency_key_reused`. Of the actions on one object the last 256 keys are remembered.",
             "schema": { "type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$" },
             "example": "5f0c2a3e-9f5b-4f5e-8a57-1f9b4ef0e7b1",
         },

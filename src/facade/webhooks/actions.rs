@@ -197,7 +197,7 @@ pub async fn rotate_secret(
 
 /// Sends again what failed for good
 ///
-/// Every exhausted delivery that is still kept, or only those of events since a time, in the order of their events, each with
+/// Every exhausted delivery that is still kept, tests apart, or only those of events since a time, in the order of their events, each with
 /// a fresh ladder of retries.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
@@ -277,6 +277,7 @@ impl App {
         self.each_delivery(webhook, selection, |page| {
             let wanted = page
                 .into_iter()
+                .filter(|delivery| !delivery.spec.test)
                 .filter(|delivery| since.is_none_or(|since| delivery.spec.event_created_at >= since));
             for delivery in wanted {
                 let (spec, metadata) = (delivery.spec, delivery.metadata);

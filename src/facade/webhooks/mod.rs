@@ -126,6 +126,7 @@ pub async fn create(
     let build = |name: &str, hash: Option<String>| wanted.webhook(name, hash);
     // The native quota is what holds. This spares it attempts that it would count, and is there before it.
     let has_room = || {
+        tenant.check_stays()?;
         let count = app.webhooks.index().count(&tenant.namespace);
         if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
             Ok(())

@@ -164,7 +164,8 @@ pub struct DeliveryView<'a> {
     /// When it was recorded.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     created_at: Seconds,
-    /// When the next attempt is due, while it is pending; else `null`.
+    /// When the next attempt is due, while it is pending; else `null`, and so in the moment before one that is to be sent
+    /// again is taken up.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
     next_attempt_at: Option<Seconds>,
     /// The attempts, oldest first; of many the last 21.
