@@ -172,8 +172,8 @@ async fn however_often_the_operator_is_killed_every_event_arrives_and_what_is_lo
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_successes_are_not_logged_every_event_arrives_however_often_the_operator_is_killed() {
-    let kills = setting("STELLAGE_TEST_KILLS", 200) / 5;
-    kill_the_operator(kills, setting("STELLAGE_TEST_CHANGES", 2000) / 5, "failures").await;
+    let kills = setting("STELLAGE_TEST_KILLS", 200) / 8;
+    kill_the_operator(kills, setting("STELLAGE_TEST_CHANGES", 2000) / 8, "failures").await;
 }
 
 async fn kill_the_operator(kills: usize, changes: usize, log: &str) {

@@ -197,10 +197,6 @@ impl Hub {
             self.webhook_seen(&mut state, Arc::new(webhook), now);
         }
         for delivery in listed.deliveries {
-            // The same version is in memory once.
-            let shown = stores.deliveries.get(&ObjectRef::from_obj(&delivery));
-            let same = shown.filter(|shown| revision(&**shown) == revision(&delivery));
-            let delivery = same.unwrap_or_else(|| Arc::new(delivery));
             state.dispatcher.delivery_seen(delivery, true, now);
         }
         state.deliveries = Some(stores.deliveries.clone());
@@ -367,7 +363,7 @@ impl Hub {
 /// What there is when a replica begins to lead.
 pub(super) struct Listed {
     pub(super) webhooks: Vec<Webhook>,
-    pub(super) deliveries: Vec<Delivery>,
+    pub(super) deliveries: Vec<Arc<Delivery>>,
     /// The version of the list of Deliveries.
     pub(super) revision: u64,
 }

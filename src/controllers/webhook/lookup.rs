@@ -5,15 +5,23 @@
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use kube::{Api, Resource, api::ListParams, core::DeserializeGuard};
+use kube::{
+    Api, Resource,
+    api::ListParams,
+    core::DeserializeGuard,
+    runtime::reflector::{ObjectRef, Store},
+};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hub::{Hub, Listed};
 use crate::{
-    resources::delivery::FINISHED_LABEL,
-    runtime::client::{CallError, bounded},
+    resources::{Delivery, delivery::FINISHED_LABEL},
+    runtime::{
+        client::{CallError, bounded},
+        watch::revision,
+    },
 };
 
 /// Events of so long share a list.
@@ -79,7 +87,7 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
     };
-    let webhooks = match pages(api, ListParams::default()).await {
+    let webhooks = match pages(api, ListParams::default(), |webhook| webhook).await {
         Ok((webhooks, _)) => webhooks,
         Err(error) => {
             tracing::warn!(?namespace, %error, "webhooks cannot be listed; events wait for it, it will be tried again");
@@ -95,14 +103,22 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
     true
 }
 
-/// All webhooks, and all deliveries that are not finished, straight from etcd. Tried until it works.
-pub(super) async fn list_all(hub: &Hub) -> Listed {
+/// All webhooks, and all deliveries that are not finished, straight from etcd. Tried until it works. What the watch has in the
+/// same version is in memory once.
+pub(super) async fn list_all(hub: &Hub, shown: &Store<Delivery>) -> Listed {
+    let once = |delivery: Delivery| {
+        let same = shown
+            .get(&ObjectRef::from_obj(&delivery))
+            .filter(|shown| revision(&**shown) == revision(&delivery));
+        same.unwrap_or_else(|| Arc::new(delivery))
+    };
     let client = &hub.deps.client;
     let unfinished = ListParams::default().labels(&format!("!{FINISHED_LABEL}"));
     loop {
         let listed = async {
-            let (webhooks, _) = pages(Api::all(client.clone()), ListParams::default()).await?;
-            let (deliveries, revision) = pages(Api::all(client.clone()), unfinished.clone()).await?;
+            let (webhooks, _) =
+                pages(Api::all(client.clone()), ListParams::default(), |webhook| webhook).await?;
+            let (deliveries, revision) = pages(Api::all(client.clone()), unfinished.clone(), once).await?;
             Ok::<_, CallError>(Listed {
                 webhooks,
                 deliveries,
@@ -119,8 +135,13 @@ pub(super) async fn list_all(hub: &Hub) -> Listed {
     }
 }
 
-/// All objects, and the version of the list. Objects that do not parse are left out: nothing is ever sent to or of them.
-async fn pages<K>(api: Api<DeserializeGuard<K>>, params: ListParams) -> Result<(Vec<K>, u64), CallError>
+/// All objects, as they are to be kept, and the version of the list. Objects that do not parse are left out: nothing is ever
+/// sent to or of them.
+async fn pages<K, T>(
+    api: Api<DeserializeGuard<K>>,
+    params: ListParams,
+    keep: impl Fn(K) -> T,
+) -> Result<(Vec<T>, u64), CallError>
 where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
@@ -135,7 +156,7 @@ where
                 .filter_map(|object| object.0.ok())
                 .map(|mut object: K| {
                     object.meta_mut().managed_fields = None;
-                    object
+                    keep(object)
                 }),
         );
         let Some(token) = next else {

@@ -164,7 +164,7 @@ impl WebhookController {
     /// Takes over what is there; from then on this replica leads, while `tenure` holds. Tries until the API server says what
     /// there is.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
-        let listed = lookup::list_all(&self.hub).await;
+        let listed = lookup::list_all(&self.hub, &stores.deliveries).await;
         self.hub.open(stores, listed, tenure);
     }
 
