@@ -6,7 +6,7 @@
 //! - `driver`: carries out what the dispatcher commands;
 //! - `send`: one attempt;
 //! - `secrets`: the signing secrets;
-//! - `store`: writes of Deliveries;
+//! - `write_queue`: which write of a Delivery is next; `store` carries it out;
 //! - `lookup`: makes sure that no webhook was overlooked;
 //! - `health`: the status of a Webhook, decided purely; `report` writes it and has the account holder told;
 //! - `retention`: clears finished Deliveries away.
