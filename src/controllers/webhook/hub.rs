@@ -261,7 +261,7 @@ impl Hub {
             return;
         };
         let facts = self.facts(&known.webhook, lane);
-        if self.secrets.is_unread(lane, &known.webhook) {
+        if self.secrets.get(lane, &known.webhook).is_unread() {
             self.unread.notify_one();
         }
         state.dispatcher.webhook_seen(facts, now);
@@ -308,7 +308,7 @@ impl Hub {
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
         }
-        self.secrets.problem(lane, webhook).map(Problem::told)
+        self.secrets.get(lane, webhook).problem().map(Problem::told)
     }
 
     /// A webhook is no longer there. Another one that has its name by now stays.

@@ -92,7 +92,7 @@ fn due(hub: &Hub) -> Vec<(Arc<Webhook>, WebhookStatus)> {
         };
         // Of a new one nothing is said before its secret was read, which takes some milliseconds.
         if known.webhook.status.is_none()
-            && hub.secrets.is_unread(&lane, &known.webhook)
+            && hub.secrets.get(&lane, &known.webhook).is_unread()
             && hub.obstacle(&known.webhook, &lane).is_none()
         {
             continue;
@@ -130,15 +130,16 @@ fn release(state: &mut State, lane: &LaneKey) {
 
 fn status_of(hub: &Hub, state: &State, lane: &LaneKey, known: &Known, now: jiff::Timestamp) -> WebhookStatus {
     let (tally, pending, held) = state.dispatcher.tally(lane).unwrap_or_default();
+    let secret = hub.secrets.get(lane, &known.webhook);
     let facts = Facts {
         base: &known.base,
         tally: &tally,
         pending,
         held,
         obstacle: hub.obstacle(&known.webhook, lane),
-        is_secret_known: hub.secrets.is_known(lane, &known.webhook),
-        secret_problem: hub.secrets.problem(lane, &known.webhook).map(Problem::told),
-        overlap: hub.secrets.overlap(lane, &known.webhook),
+        is_secret_known: secret.was_read(),
+        secret_problem: secret.problem().map(Problem::told),
+        overlap: secret.overlap(),
         disablement: known.disablement.as_ref(),
         notification: known.notification.as_ref(),
     };

@@ -76,7 +76,7 @@ pub(super) struct Secrets {
 
 /// What is known of one.
 #[derive(Clone, Default)]
-struct Known {
+pub(super) struct Known {
     /// What it was read for.
     of: Option<Of>,
     /// When that was, and what it said.
@@ -118,6 +118,27 @@ impl Known {
     fn result(&self) -> Option<&Result<Usable, Problem>> {
         self.read.as_ref().map(|(_, result)| result)
     }
+
+    /// Whether it has been read; until then nothing can be said of it.
+    pub(super) fn was_read(&self) -> bool {
+        self.read.is_some()
+    }
+
+    /// Whether nobody has tried to read it yet.
+    pub(super) fn is_unread(&self) -> bool {
+        self.read.is_none() && self.failed_at.is_none()
+    }
+
+    /// What is wrong with it, as far as that is known.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        self.result()?.as_ref().err().cloned()
+    }
+
+    /// Up to when the previous secret signs too.
+    pub(super) fn overlap(&self) -> Option<Timestamp> {
+        let usable = self.result()?.as_ref().ok()?;
+        usable.alone.as_ref().map(|(until, _)| *until)
+    }
 }
 
 #[derive(Clone)]
@@ -137,34 +158,12 @@ impl Usable {
 }
 
 impl Secrets {
-    /// What is wrong with a webhook's secret, as far as that is known.
-    pub(super) fn problem(&self, lane: &LaneKey, webhook: &Webhook) -> Option<Problem> {
-        let known = self.get(lane, webhook);
-        known.result()?.as_ref().err().cloned()
-    }
-
-    /// Whether it has been read; until then nothing can be said of it.
-    pub(super) fn is_known(&self, lane: &LaneKey, webhook: &Webhook) -> bool {
-        self.get(lane, webhook).read.is_some()
-    }
-
-    /// Whether nobody has tried to read it yet.
-    pub(super) fn is_unread(&self, lane: &LaneKey, webhook: &Webhook) -> bool {
-        let known = self.get(lane, webhook);
-        known.read.is_none() && known.failed_at.is_none()
-    }
-
-    /// Up to when the previous secret signs too.
-    pub(super) fn overlap(&self, lane: &LaneKey, webhook: &Webhook) -> Option<Timestamp> {
-        until(&self.get(lane, webhook))
-    }
-
     pub(super) fn forget(&self, lane: &LaneKey) {
         self.known.lock().remove(lane);
     }
 
     /// What is known for this very webhook and reference.
-    fn get(&self, lane: &LaneKey, webhook: &Webhook) -> Known {
+    pub(super) fn get(&self, lane: &LaneKey, webhook: &Webhook) -> Known {
         let mut all = self.known.lock();
         let known = all.entry(lane.clone()).or_default();
         let of = Some(Of::this(webhook));
@@ -237,13 +236,7 @@ fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Result<Option<&Se
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
-    let told = |known: &Known| {
-        (
-            known.read.is_some(),
-            known.result().and_then(|result| result.as_ref().err().cloned()),
-            until(known),
-        )
-    };
+    let told = |known: &Known| (known.was_read(), known.problem(), known.overlap());
     let changed = told(&before) != told(&after);
     {
         let mut all = hub.secrets.known.lock();
@@ -258,11 +251,6 @@ fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Result<Option<&Se
         let mut state = hub.state.lock();
         hub.look_again(&mut state, lane, now);
     }
-}
-
-fn until(known: &Known) -> Option<Timestamp> {
-    let usable = known.result()?.as_ref().ok()?;
-    usable.alone.as_ref().map(|(until, _)| *until)
 }
 
 fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Problem> {
@@ -336,10 +324,11 @@ fn due(hub: &Hub, only_unread: bool) -> Vec<Webhooks> {
     for (lane, known) in &state.webhooks {
         let webhook = &known.webhook;
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
+        let secret = hub.secrets.get(lane, webhook);
         let is_due = if only_unread {
-            hub.secrets.is_unread(lane, webhook)
+            secret.is_unread()
         } else {
-            hub.secrets.get(lane, webhook).age() >= FRESH
+            secret.age() >= FRESH
         };
         if is_due && hub.deps.directory.account_of(namespace).is_some() {
             let of_secret = due.entry((namespace, &webhook.spec.secret_ref.name)).or_default();

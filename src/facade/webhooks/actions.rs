@@ -10,11 +10,10 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use http::StatusCode;
 use jiff::Timestamp;
 use kube::Resource as _;
-use serde_json::json;
 
 use super::{
     ShownWebhook,
-    deliveries::{DEADLINE, Selection, too_slow},
+    deliveries::{DEADLINE, Selection, too_slow, unlabel},
     order::{RecoverWebhook, RotateSecret, TestWebhook},
     secret::random_secret,
     view::{DeliveryView, Recovery, WebhookWithSecret},
@@ -34,7 +33,7 @@ use crate::{
     },
     resources::{
         Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook,
-        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+        delivery::{EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
         ids,
     },
 };
@@ -313,9 +312,8 @@ impl App {
         name: &str,
         version: Option<String>,
     ) -> Result<bool, ApiError> {
-        let unlabel =
-            json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } });
-        match self.calls.patch::<Delivery>(namespace, name, &unlabel).await {
+        let patch = unlabel(version.as_deref());
+        match self.calls.patch::<Delivery>(namespace, name, &patch).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
             Err(error) => Err(error.into()),
@@ -325,6 +323,8 @@ impl App {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

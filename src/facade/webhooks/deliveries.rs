@@ -9,7 +9,7 @@ use axum::{
 };
 use http::StatusCode;
 use kube::{Api, Resource as _, api::ListParams, core::DeserializeGuard};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::view::{DeliveryView, created_at, phase};
 use crate::{
@@ -216,10 +216,7 @@ pub async fn redeliver(
     };
     for attempt in 1..=MAX_ATTEMPTS {
         let delivery = app.delivery(&shown.webhook, delivery_id).await?;
-        let mut patch = json!({ "metadata": {
-            "resourceVersion": delivery.metadata.resource_version,
-            "labels": { FINISHED_LABEL: null },
-        }});
+        let mut patch = unlabel(delivery.metadata.resource_version.as_deref());
         if let Some(keyed) = &keyed {
             if keyed.was_done(&delivery)? {
                 return answer(&delivery, true);
@@ -239,6 +236,11 @@ pub async fn redeliver(
         }
     }
     Err(contended(WORD))
+}
+
+/// Has a delivery sent again, in this version only: nothing is sent twice because two asked for it.
+pub(super) fn unlabel(version: Option<&str>) -> Value {
+    json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
 }
 
 /// 409 `invalid_state` for what is on its way anyway.
