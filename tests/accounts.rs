@@ -133,22 +133,6 @@ async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
     hard.into_iter().map(|(what, limit)| (what, limit.0)).collect()
 }
 
-/// Where the CRDs are new, Kubernetes cannot count webhooks for half a minute.
-async fn wait_until_all_is_counted(quotas: &Api<ResourceQuota>) {
-    eventually(
-        "webhooks to be counted",
-        async || {
-            quotas
-                .get_opt("stellage")
-                .await
-                .unwrap()
-                .and_then(|quota| quota.status?.used)
-        },
-        |used| used.as_ref().is_some_and(|used| used.contains_key(WEBHOOKS)),
-    )
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_decided() {
     let test = Accounts::new().await;
@@ -188,7 +172,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .unwrap();
     let as_decided =
         BTreeMap::from([(INSTANCES, "2"), (WEBHOOKS, "20")].map(|(k, v)| (k.to_owned(), v.to_owned())));
-    wait_until_all_is_counted(&quotas).await;
+    support::wait_until_webhooks_are_counted(&quotas).await;
     assert_eq!(hard(&quotas).await, as_decided);
     let more = json!({ "spec": { "hard": { INSTANCES: "99", WEBHOOKS: "99", "count/secrets": "1" } } });
     quotas
@@ -267,7 +251,7 @@ async fn the_webhook_quota_holds_for_kubectl_and_a_new_one_is_counted() {
     let test = Accounts::new().await;
     test.apply("acc-hooks", |spec| spec.webhook_quota = Some(1)).await;
     test.wait_until_ready("acc-hooks").await;
-    wait_until_all_is_counted(&test.inside("acc-hooks")).await;
+    support::wait_until_webhooks_are_counted(&test.inside("acc-hooks")).await;
     let webhooks = test.inside::<Webhook>("acc-hooks");
     let create = async |name: &str| {
         let webhook: Webhook = serde_json::from_value(json!({

@@ -16,15 +16,6 @@ use stellage::{
 
 use crate::support::{Operator, Tenant, eventually, own_plane};
 
-async fn all(tenant: &Tenant) -> Vec<Instance> {
-    tenant
-        .instances()
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items
-}
-
 fn settled(instance: &Instance) -> bool {
     let Some(status) = &instance.status else {
         return false;
@@ -80,7 +71,7 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
             }
         };
         tokio::join!(changes, deaths);
-        for instance in all(&tenant).await {
+        for instance in tenant.all_instances().await {
             if let Some(ip) = instance.status.as_ref().and_then(|s| s.ip_address.clone()) {
                 let known = addresses.entry(instance.name_any()).or_insert_with(|| ip.clone());
                 assert_eq!(known, &ip, "an address changed");
@@ -89,7 +80,7 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
     }
     let instances = eventually(
         "all to settle",
-        async || all(&tenant).await,
+        async || tenant.all_instances().await,
         |all| all.iter().all(settled),
     )
     .await;
@@ -182,7 +173,14 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_holds_up_no_other()
     };
     eventually(
         "those that hang to say so",
-        async || all(&tenant).await.iter().filter(|i| timed_out(i)).count(),
+        async || {
+            tenant
+                .all_instances()
+                .await
+                .iter()
+                .filter(|i| timed_out(i))
+                .count()
+        },
         |timed_out| *timed_out == 100,
     )
     .await;

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use control_plane::Identity;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ResourceQuota;
-use kube::{Api, api::ListParams};
+use kube::Api;
 use reqwest::Method;
 use serde_json::json;
 use stellage::resources::{Account, InstanceState, conditions};
@@ -31,12 +31,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     eventually(
         "1000 running",
         async || {
-            let all = tenant
-                .instances()
-                .list(&ListParams::default())
-                .await
-                .unwrap()
-                .items;
+            let all = tenant.all_instances().await;
             all.iter()
                 .filter(|i| i.status.as_ref().and_then(|s| s.state) == Some(InstanceState::Running))
                 .count()
@@ -44,17 +39,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
         |n| *n == 1000,
     )
     .await;
-    let told = async || {
-        let all = tenant
-            .instances()
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items;
-        let outboxes = all.iter().filter_map(|instance| instance.status.as_ref());
-        outboxes.map(|status| status.outbox.len()).sum::<usize>()
-    };
-    eventually("the outboxes to be cleared", told, |left| *left == 0).await;
+    tenant.wait_for_clear_outboxes().await;
     // Where the CRDs are new, Kubernetes cannot count webhooks for half a minute, and the controller tries until it can.
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);

@@ -1,7 +1,7 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
 use control_plane::Identity;
-use k8s_openapi::api::core::v1::{ResourceQuota, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -251,26 +251,6 @@ async fn one_webhook_too_many_is_refused_and_a_key_still_finds_its_own() {
     .await;
 }
 
-/// Where the CRDs are new, Kubernetes cannot count webhooks for half a minute.
-async fn wait_until_counted(tenant: &Tenant) {
-    let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
-    eventually(
-        "webhooks to be counted",
-        async || {
-            quotas
-                .get_opt("stellage")
-                .await
-                .unwrap()
-                .and_then(|quota| quota.status?.used)
-        },
-        |used| {
-            used.as_ref()
-                .is_some_and(|used| used.contains_key("count/webhooks.stellage.dev"))
-        },
-    )
-    .await;
-}
-
 #[tokio::test]
 async fn of_many_creates_at_once_no_more_are_accepted_than_the_quota_allows() {
     let cluster = shared().await;
@@ -278,7 +258,7 @@ async fn of_many_creates_at_once_no_more_are_accepted_than_the_quota_allows() {
         spec.webhook_quota = Some(3);
     })
     .await;
-    wait_until_counted(&tenant).await;
+    tenant.wait_until_webhooks_are_counted().await;
     let body = hook();
     let calls = (0..12).map(|_| call(&tenant, Method::POST, PATH, Some(&body), &[]));
     let answers = futures::future::join_all(calls).await;
@@ -296,7 +276,7 @@ async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
     let tenant = Tenant::new("hook-idem").await;
     let headers = [("Idempotency-Key", "burst")];
     // What comes to nothing must not use the quota of 20 up.
-    wait_until_counted(&tenant).await;
+    tenant.wait_until_webhooks_are_counted().await;
     let body = hook();
     let calls = (0..50).map(|_| expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers));
     let answers = futures::future::join_all(calls).await;

@@ -11,9 +11,10 @@ use std::{
 };
 
 use control_plane::{ControlPlane, Daemon, Identity};
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::{
     Api, Client,
-    api::{ObjectMeta, PostParams},
+    api::{ListParams, ObjectMeta, PostParams},
     runtime::wait::{Condition, await_condition},
 };
 use reqwest::{Method, StatusCode, header::HeaderMap};
@@ -176,6 +177,19 @@ pub fn install(plane: &ControlPlane) {
         None,
     )
     .unwrap();
+}
+
+/// Waits until Kubernetes counts webhooks against an account's quota: where the CRDs are new, it cannot for half a minute.
+pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
+    let used = async || {
+        let quota = quotas.get_opt("stellage").await.unwrap();
+        quota.and_then(|quota| quota.status?.used)
+    };
+    eventually("webhooks to be counted", used, |used| {
+        used.as_ref()
+            .is_some_and(|used| used.contains_key("count/webhooks.stellage.dev"))
+    })
+    .await;
 }
 
 /// Runs kubectl as the administrator; the answer is what it printed, or its complaint.
@@ -350,6 +364,27 @@ impl Tenant {
 
     pub fn instances(&self) -> Api<Instance> {
         Api::namespaced(self.kube.clone(), &self.namespace)
+    }
+
+    /// All instances, as the API server has them.
+    pub async fn all_instances(&self) -> Vec<Instance> {
+        self.instances().list(&ListParams::default()).await.unwrap().items
+    }
+
+    /// Waits until no instance has an event in its outbox any more.
+    pub async fn wait_for_clear_outboxes(&self) {
+        let left = async || {
+            let all = self.all_instances().await;
+            let statuses = all.iter().map(|instance| instance.status.as_ref().unwrap());
+            statuses.map(|status| status.outbox.len()).sum::<usize>()
+        };
+        eventually("the outboxes to be cleared", left, |left| *left == 0).await;
+    }
+
+    /// Waits until Kubernetes counts webhooks against the quota: where the CRDs are new, it cannot for half a minute.
+    pub async fn wait_until_webhooks_are_counted(&self) {
+        let quotas = Api::namespaced(self.kube.clone(), &self.namespace);
+        wait_until_webhooks_are_counted(&quotas).await;
     }
 
     /// Creates an Instance as kubectl would.

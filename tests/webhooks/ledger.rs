@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
+    api::{Patch, PatchParams},
     runtime::{
         WatchStreamExt as _,
         reflector::{ObjectRef, Store, store},
@@ -269,12 +269,7 @@ pub type Expected = BTreeMap<String, (String, i64, &'static str)>;
 /// What has to arrive, as the API server counts it. The instances were made, came up, and then were stopped and started in
 /// turn, as often as `changes` says.
 pub async fn expected(tenant: &Tenant, changes: &HashMap<String, usize>) -> Expected {
-    let instances = tenant
-        .instances()
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .items;
+    let instances = tenant.all_instances().await;
     assert_eq!(instances.len(), changes.len());
     let mut all = Expected::new();
     for instance in instances {

@@ -1,12 +1,12 @@
 //! What deliveries cost the API server.
 
 use control_plane::{ControlPlane, Identity, audit::Request};
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use stellage::resources::InstanceState;
 
 use crate::support::{
-    Operator, PATIENCE, Tenant, eventually, own_plane, receiver_arguments,
+    Operator, PATIENCE, Tenant, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -56,18 +56,7 @@ async fn churn(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) -> (V
         }
         receiver.wait_for(told + (round + 1) * 2 * INSTANCES).await;
     }
-    let empty = async || {
-        let all = tenant
-            .instances()
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items;
-        all.iter()
-            .map(|instance| instance.status.as_ref().unwrap().outbox.len())
-            .sum::<usize>()
-    };
-    eventually("the outboxes to be cleared", empty, |left| *left == 0).await;
+    tenant.wait_for_clear_outboxes().await;
     assert_eq!(receiver.count(), told + events, "sent more than once");
     (writes(plane, before), events)
 }
