@@ -5,16 +5,22 @@ use super::{
     world::{Fate, Receiver, World},
 };
 
-#[test]
-fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
+/// A webhook that cannot be sent to, and holds so many deliveries at most.
+fn holding(held_per_webhook: usize) -> (World, LaneKey) {
     let limits = Limits {
-        held_per_webhook: 5,
+        held_per_webhook,
         ..Limits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
     let lane = world.add_hook("ns", "one");
     world.settle();
     world.set_secret(&lane, false);
+    (world, lane)
+}
+
+#[test]
+fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
+    let (mut world, lane) = holding(5);
     let events: Vec<_> = (0..12)
         .map(|number| {
             let event = world.record("ns", &format!("i-{number}"), Fate::Good).unwrap();
@@ -35,14 +41,7 @@ fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
 
 #[test]
 fn what_never_was_written_is_dropped_without_a_trace() {
-    let limits = Limits {
-        held_per_webhook: 1,
-        ..Limits::default()
-    };
-    let mut world = World::with(limits, DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
-    world.settle();
-    world.set_secret(&lane, false);
+    let (mut world, lane) = holding(1);
     world.record("ns", "i-1", Fate::Good);
     world.record("ns", "i-2", Fate::Good);
     world.settle();
@@ -54,14 +53,7 @@ fn what_never_was_written_is_dropped_without_a_trace() {
 
 #[test]
 fn a_dropped_one_whose_creation_went_unheard_is_deleted_all_the_same() {
-    let limits = Limits {
-        held_per_webhook: 1,
-        ..Limits::default()
-    };
-    let mut world = World::with(limits, DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
-    world.settle();
-    world.set_secret(&lane, false);
+    let (mut world, lane) = holding(1);
     world.record("ns", "i-1", Fate::Good);
     world.execute(0, Fate::Good);
     world.order(0, Fate::Unheard);
