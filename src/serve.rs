@@ -291,7 +291,8 @@ impl Controllers {
         let instances = stores.instances.clone();
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.settings.namespace;
-        let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone());
+        let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
+            .with_times(self.settings.lease_times());
         // Warm before it writes: an Account that is merely not listed yet must not look like none.
         let warm = async {
             accounts

@@ -1,6 +1,6 @@
 //! Settings of the serving commands: flags, each with an environment variable of the same name behind `STELLAGE_`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::Args;
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -8,7 +8,11 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use crate::{
     catalogue::Catalogue, controllers::webhook::DeliverySettings, delivery::ReceiverSettings,
     lifecycle::Timings, mail::MailSettings, providers::simulator::Pools, resources::validation,
+    runtime::lease::LeaseTimes,
 };
+
+/// How long the Lease may last: below, the attempts to renew it have no room; above, nobody waits for a dead leader.
+const LEASE_SECONDS: RangeInclusive<i64> = 5..=600;
 
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
@@ -90,6 +94,11 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_IDENTITY")]
     pub identity: Option<String>,
 
+    /// Seconds until another replica takes over from a leader that has gone silent; a leader that cannot renew the Lease
+    /// for two thirds of them ends
+    #[arg(long, env = "STELLAGE_LEASE_DURATION_SECONDS", default_value_t = LeaseTimes::DEFAULT_SECONDS, value_parser = clap::value_parser!(u16).range(LEASE_SECONDS))]
+    pub lease_duration_seconds: u16,
+
     /// Instances reconciled at the same time
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
@@ -117,6 +126,13 @@ pub struct ControllerSettings {
     /// How account holders are told
     #[command(flatten)]
     pub mail: MailSettings,
+}
+
+impl ControllerSettings {
+    /// The times of the leader election.
+    pub fn lease_times(&self) -> LeaseTimes {
+        LeaseTimes::for_duration(Duration::from_secs(self.lease_duration_seconds.into()))
+    }
 }
 
 fn ipv6_range(text: &str) -> Result<Ipv6Net, String> {

@@ -1,14 +1,12 @@
 //! Notification e-mails, to a real mail server on loopback and into a folder.
 
-use std::time::{Duration, Instant};
-
 use mail_parser::{Message, MessageParser};
 use mailin::{
     AuthMechanism, Response,
     response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
 };
 use stellage::mail::{DisabledWebhook, MailError, MailSettings, Mailer, Reason, Step};
-use tokio::{io::AsyncReadExt as _, net::TcpListener};
+use tokio::{io::AsyncReadExt as _, net::TcpListener, time::timeout};
 
 use crate::support::{
     PATIENCE,
@@ -321,15 +319,15 @@ async fn a_server_that_never_answers_is_given_up() {
         mail_timeout_seconds: 1,
         ..settings(&url)
     });
-    let started = Instant::now();
-    let error = mailer.unwrap().send(&webhook().notification()).await.unwrap_err();
-    assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
+    let mailer = mailer.unwrap();
+    let sent = timeout(PATIENCE, async { mailer.send(&webhook().notification()).await }).await;
+    let error = sent.expect("to be given up").unwrap_err();
     assert!(
         matches!(error, MailError::Timeout { seconds: 1, .. }),
         "{error:?}"
     );
     assert!(!error.is_permanent());
-    let closed = tokio::time::timeout(PATIENCE, silent).await;
+    let closed = timeout(PATIENCE, silent).await;
     assert!(closed.is_ok(), "the connection is not left open");
 }
 
@@ -340,9 +338,8 @@ async fn a_server_that_takes_the_mail_and_falls_silent_has_taken_it() {
         ..Behaviour::default()
     };
     let mut server = SmtpServer::start(behaviour).await;
-    let started = Instant::now();
-    send(&server, "smtp://127.0.0.1:PORT").await.unwrap();
-    assert!(started.elapsed() < Duration::from_secs(30));
+    let sent = timeout(PATIENCE, send(&server, "smtp://127.0.0.1:PORT")).await;
+    sent.expect("not to be waited for").unwrap();
     server.next().await;
 }
 

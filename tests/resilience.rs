@@ -66,7 +66,7 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
         let deaths = async {
             for _ in 0..3 {
                 tokio::time::sleep(Duration::from_millis(rand::rng().random_range(50..700))).await;
-                operator.kill();
+                operator.die(&plane).await;
                 operator = Operator::start(&plane, &arguments).await;
             }
         };
@@ -161,7 +161,7 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_holds_up_no_other()
         .unwrap();
     tenant.wait_for_state("web-900", InstanceState::Stopped).await;
 
-    operator.kill();
+    operator.die(&plane).await;
     operator = Operator::start(&plane, &provider_timeout("1")).await;
     let timed_out = |i: &Instance| {
         let conditions = i

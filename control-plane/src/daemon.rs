@@ -5,11 +5,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs::OpenOptions,
     io::{Read as _, Seek as _, SeekFrom},
-    os::unix::process::CommandExt as _,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
+
+/// Who ends by itself sooner than this after its start would do so again.
+const MIN_RUN: Duration = Duration::from_secs(5);
 
 /// A child process that belongs to a [`ProcessGroup`] and writes to a log file. Dropping it kills it.
 #[derive(Debug)]
@@ -17,6 +20,7 @@ pub struct Daemon {
     name: String,
     log: PathBuf,
     child: Child,
+    started: Instant,
 }
 
 impl Daemon {
@@ -42,6 +46,7 @@ impl Daemon {
             name: name.to_owned(),
             log: log.to_owned(),
             child,
+            started: Instant::now(),
         })
     }
 
@@ -58,6 +63,17 @@ impl Daemon {
     /// How it ended, if it has.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
+    }
+
+    /// How it ended, if it has and is worth starting again, as the kubelet does: it was killed, or had run for a while. An
+    /// error with the end of its log if it ended by itself soon after its start.
+    pub fn to_be_restarted(&mut self) -> Result<Option<ExitStatus>, Error> {
+        match self.exited() {
+            Some(status) if status.signal().is_none() && self.started.elapsed() < MIN_RUN => {
+                Err(self.error(format!("has ended ({status})")))
+            }
+            ended => Ok(ended),
+        }
     }
 
     /// SIGKILL, and waits for its end.

@@ -13,7 +13,7 @@ use kube::{
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitStatus},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -75,6 +75,19 @@ impl Slot {
             },
             None => Ok(()),
         }
+    }
+
+    /// Empties the slot of a server that has ended by itself and is worth starting again. Returns how it ended.
+    fn take_ended(&self) -> Result<Option<ExitStatus>, Error> {
+        let mut slot = self.lock();
+        let ended = match slot.as_mut() {
+            Some(daemon) => daemon.to_be_restarted()?,
+            None => None,
+        };
+        if ended.is_some() {
+            *slot = None;
+        }
+        Ok(ended)
     }
 
     async fn stop(&self) {
@@ -170,6 +183,10 @@ impl ControlPlane {
                 result => break result?,
             }
         }
+        self.start_controller_manager()
+    }
+
+    fn start_controller_manager(&self) -> Result<(), Error> {
         let command =
             servers::controller_manager(&self.assets, &self.layout, &self.options.controller_manager_args);
         self.spawn(&self.controller_manager, CONTROLLER_MANAGER, command)
@@ -260,17 +277,29 @@ impl ControlPlane {
         self.etcd.stop().await;
     }
 
-    /// An error, with the end of its log, if a server has ended without having been killed through this value.
-    pub fn check(&mut self) -> Result<(), Error> {
-        for slot in [&self.etcd, &self.apiserver, &self.controller_manager] {
-            slot.check()?;
+    /// Starts the servers again that have ended without having been killed through this value, as the kubelet does, and
+    /// returns when they are ready. Tells each one's name and how it ended. An error, with the end of its log, if one ends
+    /// by itself soon after its start.
+    pub async fn revive(&mut self) -> Result<Vec<(&'static str, ExitStatus)>, Error> {
+        let mut revived = Vec::new();
+        if let Some(status) = self.etcd.take_ended()? {
+            self.start_etcd().await?;
+            revived.push((ETCD, status));
+        }
+        if let Some(status) = self.apiserver.take_ended()? {
+            self.start_apiserver().await?;
+            revived.push((APISERVER, status));
+        }
+        if let Some(status) = self.controller_manager.take_ended()? {
+            self.start_controller_manager()?;
+            revived.push((CONTROLLER_MANAGER, status));
         }
         if !self.group.is_guarded() {
             return Err(Error::Missing(
                 "the watchdog process is gone: without it a killed run would leave servers behind".to_owned(),
             ));
         }
-        Ok(())
+        Ok(revived)
     }
 
     /// A client for the API server; it belongs to the runtime that this is called on.

@@ -31,10 +31,13 @@ fn processes_in(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-fn until(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + within;
+/// How long anything awaited may take.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "{what}: not within {within:?}");
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
         sleep(Duration::from_millis(50));
     }
 }
@@ -54,9 +57,7 @@ struct Program(Child);
 
 impl Program {
     fn wait(&mut self) -> ExitStatus {
-        until("the program ends", Duration::from_secs(30), || {
-            self.0.try_wait().unwrap().is_some()
-        });
+        until("the program ends", || self.0.try_wait().unwrap().is_some());
         self.0.wait().unwrap()
     }
 }
@@ -96,16 +97,16 @@ fn assert_nothing_stays_after(signal: &str, exit_code: Option<i32>) {
         "{kubeconfig}"
     );
     for name in ["etcd", "kube-apiserver", "kube-controller", "sleep", "sh"] {
-        until(name, Duration::from_secs(5), || {
+        until(name, || {
             processes_in(folder.path()).iter().any(|comm| comm == name)
         });
     }
     send(signal, child.0.id());
     assert_eq!(child.wait().code(), exit_code);
-    until("all processes are gone", Duration::from_secs(5), || {
+    until("all processes are gone", || {
         processes_in(folder.path()).is_empty()
     });
-    until("all files are gone", Duration::from_secs(5), || {
+    until("all files are gone", || {
         fs::read_dir(folder.path()).unwrap().next().is_none()
     });
 }
@@ -130,7 +131,7 @@ fn nothing_stays_after_sigint() {
 fn a_signal_during_the_start_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut child, _output) = exec(folder.path(), "exit 0");
-    until("etcd runs", Duration::from_secs(30), || {
+    until("etcd runs", || {
         processes_in(folder.path()).iter().any(|comm| comm == "etcd")
     });
     send("TERM", child.0.id());
@@ -173,10 +174,10 @@ fn a_panicking_process_leaves_nothing_of_a_shared_control_plane() {
         String::from_utf8_lossy(&output.stdout).contains("on purpose"),
         "{output:?}"
     );
-    until("all processes are gone", Duration::from_secs(5), || {
+    until("all processes are gone", || {
         processes_in(folder.path()).is_empty()
     });
-    until("all files are gone", Duration::from_secs(5), || {
+    until("all files are gone", || {
         fs::read_dir(folder.path()).unwrap().next().is_none()
     });
 }

@@ -37,7 +37,7 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
         .await
         .unwrap();
     eprintln!("ready after {:?}", started.elapsed());
-    plane.check().unwrap();
+    assert_eq!(plane.revive().await.unwrap(), []);
     let folder = plane.folder().to_owned();
     let pids = plane.pids();
     assert_eq!(pids.len(), 3);
@@ -110,7 +110,7 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     assert_eq!(config_maps.get("kept").await.unwrap().name_any(), "kept");
     plane.kill_etcd();
     plane.start_etcd().await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while config_maps.get("kept").await.is_err() {
         assert!(
             Instant::now() < deadline,
@@ -134,7 +134,6 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     let stopping = Instant::now();
     plane.stop().await;
     eprintln!("stopped after {:?}", stopping.elapsed());
-    assert!(stopping.elapsed() < Duration::from_secs(10));
     for (name, pid) in pids {
         assert!(!is_alive(pid), "{name} still runs");
     }

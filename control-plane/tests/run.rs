@@ -28,7 +28,7 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
 END
 ;;
-run) echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; trap 'echo bye; exit' TERM
+run) [ ! -e broken ] || exit 3; echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; trap 'echo bye; exit' TERM
     printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$6"
     while :; do sleep 0.1; done;;
 account) kubectl get crd accounts.stellage.dev >/dev/null && echo '{"name": "demo"}';;
@@ -112,8 +112,16 @@ impl Run {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
+    fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}: {}", self.read("stderr"));
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_mins(1);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -142,7 +150,7 @@ impl Run {
             "lock",
             "stellage.log",
         ];
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_mins(1);
         while pids.iter().any(is_alive) || left() != logs {
             assert!(Instant::now() < deadline, "{:?} and {:?} are left", pids, left());
             thread::sleep(Duration::from_millis(50));
@@ -248,18 +256,47 @@ fn the_local_run_keeps_its_contract_until_sigterm() {
     );
 }
 
+fn kill_9(pid: &str) {
+    let status = Command::new("kill").args(["-s", "KILL", pid]).status().unwrap();
+    assert!(status.success());
+}
+
 #[test]
-fn a_server_that_dies_ends_the_run_with_its_name_and_log() {
+fn what_is_killed_is_started_again_at_the_same_place() {
+    let run = Run::start(&[]);
+    let first_command = run.read(".run/stellage.log");
+    for name in ["stellage", "etcd", "kube-apiserver", "kube-controller-manager"] {
+        let before = run.pid(name);
+        kill_9(&before);
+        run.until(&format!("{name} to be told of"), || {
+            run.read("stderr").contains(&format!(
+                "{name} had ended (signal: 9 (SIGKILL)): it was started again.\n"
+            ))
+        });
+        let after = run.pid(name);
+        assert_ne!(before, after);
+        assert!(Path::new("/proc").join(&after).exists(), "{name} runs");
+    }
+    assert_eq!(
+        run.shell("kubectl get crd --output name"),
+        "customresourcedefinition.apiextensions.k8s.io/accounts.stellage.dev"
+    );
+    let api = run.shell("echo $STELLAGE_URL");
+    let listen = format!("--listen={} ", api.trim_start_matches("http://"));
+    let second_command = run.read(".run/stellage.log").replace(&first_command, "");
+    assert!(second_command.contains(&listen), "{second_command}");
+}
+
+#[test]
+fn what_ends_by_itself_at_its_start_ends_the_run_with_its_name_and_log() {
     let mut run = Run::start(&[]);
     let pids = run.pids();
-    Command::new("kill")
-        .args(["-s", "KILL", &run.pid("stellage")])
-        .status()
-        .unwrap();
+    fs::write(run.path().join("broken"), "").unwrap();
+    kill_9(&run.pid("stellage"));
     assert_eq!(run.wait().code(), Some(1));
     let message = run.read("stderr");
     assert!(
-        message.contains("stellage has ended (signal: 9 (SIGKILL)); the end of"),
+        message.contains("stellage has ended (exit status: 3); the end of"),
         "{message}"
     );
     run.assert_gone(&pids);
@@ -269,10 +306,7 @@ fn a_server_that_dies_ends_the_run_with_its_name_and_log() {
 fn the_end_of_the_parent_ends_the_run() {
     let run = Run::start(&["sh", "-c", "\"$@\"; exit", "parent"]);
     let pids = run.pids();
-    Command::new("kill")
-        .args(["-s", "KILL", &run.child.id().to_string()])
-        .status()
-        .unwrap();
+    kill_9(&run.child.id().to_string());
     run.assert_gone(&pids);
 }
 
@@ -280,10 +314,7 @@ fn the_end_of_the_parent_ends_the_run() {
 fn kill_9_of_the_run_leaves_only_logs() {
     let run = Run::start(&[]);
     let pids = run.pids();
-    Command::new("kill")
-        .args(["-s", "KILL", &run.child.id().to_string()])
-        .status()
-        .unwrap();
+    kill_9(&run.child.id().to_string());
     run.assert_gone(&pids);
 }
 

@@ -40,14 +40,24 @@ pub struct LeaseTimes {
     pub attempt: Duration,
 }
 
+impl LeaseTimes {
+    /// How long the Lease lasts unless told otherwise, as with the components of Kubernetes.
+    pub const DEFAULT_SECONDS: u16 = 15;
+
+    /// The times for a Lease that lasts this long, in the proportions of the components of Kubernetes (15, 10 and 2 s).
+    pub fn for_duration(duration: Duration) -> Self {
+        Self {
+            duration,
+            renew_deadline: duration * 2 / 3,
+            retry: duration * 2 / 15,
+            attempt: duration / 5,
+        }
+    }
+}
+
 impl Default for LeaseTimes {
     fn default() -> Self {
-        Self {
-            duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
-            retry: Duration::from_secs(2),
-            attempt: Duration::from_secs(3),
-        }
+        Self::for_duration(Duration::from_secs(Self::DEFAULT_SECONDS.into()))
     }
 }
 
@@ -453,9 +463,22 @@ mod tests {
     }
 
     #[test]
-    fn the_default_times_leave_room_for_each_other() {
+    fn the_default_times_are_those_of_the_components_of_kubernetes() {
+        let [duration, renew_deadline, retry, attempt] = [15, 10, 2, 3].map(Duration::from_secs);
+        let expected = LeaseTimes {
+            duration,
+            renew_deadline,
+            retry,
+            attempt,
+        };
+        assert_eq!(LeaseTimes::default(), expected);
+    }
+
+    #[test]
+    fn an_attempt_that_hangs_leaves_time_for_another_before_the_leader_gives_up() {
         let times = LeaseTimes::default();
-        assert!(times.attempt + times.retry < times.renew_deadline && times.renew_deadline < times.duration);
+        let longest_retry = times.retry.mul_f64(1.2);
+        assert!(longest_retry + times.attempt + longest_retry < times.renew_deadline);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::time::timeout;
+
 use super::{Sender, loopback, short};
 use crate::support::{
-    eventually,
+    PATIENCE, eventually,
     receivers::{Hostile, HostileReceiver},
 };
 
@@ -12,18 +14,17 @@ use crate::support::{
 const MOST_SENT: u64 = 512 * 1024;
 
 #[tokio::test]
-async fn every_hostile_receiver_gets_one_request_little_time_and_little_memory() {
+async fn every_hostile_receiver_gets_one_request_an_end_and_little_memory() {
     let sender = Sender::new(short(), loopback());
     let all = Hostile::all(Duration::from_secs(7));
     let attempts = all.into_iter().map(async |kind| {
         let receiver = HostileReceiver::start(kind);
         let begun = Instant::now();
-        let outcome = sender.post(&receiver.url()).await;
-        let took = begun.elapsed();
+        let outcome = timeout(PATIENCE, sender.post(&receiver.url())).await;
+        let (outcome, took) = (outcome.expect("an end"), begun.elapsed());
         assert_eq!(outcome.label(), kind.outcome(), "{kind:?}: {outcome:?}");
         assert_eq!(outcome.is_success(), outcome.status == Some(200), "{kind:?}");
         assert!(outcome.response.len() <= 4096, "{kind:?}");
-        assert!(took < Duration::from_secs(30), "{kind:?} took {took:?}");
         assert!(outcome.duration <= took, "{kind:?}");
         eventually(
             "the connection to be let go",

@@ -1,11 +1,15 @@
 //! Where names lead: what a receiver's name resolves to decides, at the moment of the dial.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use stellage::delivery::{ClientSettings, TargetRules};
+use tokio::time::timeout;
 
 use super::{Sender, loopback};
-use crate::support::receivers::{Answer, DnsServer, Options, Receiver, Reply};
+use crate::support::{
+    PATIENCE,
+    receivers::{Answer, DnsServer, Options, Receiver, Reply},
+};
 
 /// A sender that asks this name server.
 fn asking(dns: &DnsServer, rules: TargetRules) -> Sender {
@@ -152,7 +156,7 @@ async fn names_are_looked_up_as_written_and_internal_ones_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_name_server_that_fails_or_is_silent_ends_the_attempt_in_time() {
+async fn a_name_server_that_fails_or_is_silent_ends_the_attempt() {
     let dns = DnsServer::start(|name, _| match name {
         "failing.receiver.test" => Reply::Failure,
         "empty.receiver.test" => Reply::Addresses(Vec::new()),
@@ -161,10 +165,10 @@ async fn a_name_server_that_fails_or_is_silent_ends_the_attempt_in_time() {
     .await;
     let sender = asking(&dns, loopback());
     let post = async |name: &str| sender.post(&format!("https://{name}.receiver.test/")).await;
-    let (failing, empty, silent) = tokio::join!(post("failing"), post("empty"), post("silent"));
+    let all = async { tokio::join!(post("failing"), post("empty"), post("silent")) };
+    let (failing, empty, silent) = timeout(PATIENCE, all).await.expect("an end");
     for outcome in [failing, empty, silent] {
         assert_eq!(outcome.label(), "dns", "{outcome:?}");
-        assert!(outcome.duration < Duration::from_secs(15), "{outcome:?}");
     }
 }
 

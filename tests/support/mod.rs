@@ -4,26 +4,34 @@ pub mod receivers;
 pub mod smtp;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use control_plane::{ControlPlane, Daemon, Identity};
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
 use kube::{
     Api, Client,
-    api::{ListParams, ObjectMeta, PostParams},
+    api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::{Condition, await_condition},
 };
 use reqwest::{Method, StatusCode, header::HeaderMap};
-use serde_json::Value;
-use stellage::resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState};
-use tokio::{sync::OnceCell, time::timeout};
+use serde_json::{Value, json};
+use stellage::{
+    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState},
+    runtime::lease::LEASE_NAME,
+};
+use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
 
-/// How long anything awaited may take. Generous, since everything runs in parallel on two cores.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// How long anything awaited may take. Generous, since everything runs in parallel on two cores that others may use too: it
+/// only bounds a test that fails.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
@@ -47,7 +55,12 @@ where
     }
 }
 
-/// A running `stellage`.
+/// How long the Lease of an operator lasts in tests.
+pub const LEASE_SECONDS: i32 = 300;
+/// The usual time of a Lease, for tests in which a leader is to lose it.
+pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
+
+/// A running `stellage`. Tells the end of its log if it is dropped by a test that fails.
 pub struct Operator {
     daemon: Daemon,
     pub url: String,
@@ -56,26 +69,16 @@ pub struct Operator {
 
 impl Operator {
     /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
+    ///
+    /// Its Lease lasts for minutes unless the arguments say otherwise: one that ends because the machine was busy for ten
+    /// seconds is of no use to a test. So whoever kills it and starts another says so with [`die`](Self::die).
     pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
         Self::start_with(plane, arguments, &plane.kubeconfig(Identity::Operator)).await
     }
 
     /// The same with another kubeconfig.
     pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        let ready_file = plane.folder().join(format!("{name}.json"));
-        let mut command = Command::new(STELLAGE);
-        command
-            .args(arguments)
-            .args(["--metrics-listen", "127.0.0.1:0", "--ready-file"])
-            .arg(&ready_file);
-        if arguments.first() != Some(&"controller") {
-            command.args(["--listen", "127.0.0.1:0"]);
-        }
-        command.env("KUBECONFIG", kubeconfig).env("RUST_LOG", "info");
-        let log = plane.folder().join(format!("{name}.log"));
-        let mut daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
+        let (mut daemon, ready_file) = spawn_operator(plane, arguments, kubeconfig);
         let ready = eventually(
             "stellage to serve",
             async || {
@@ -105,9 +108,17 @@ impl Operator {
         self.daemon.pid()
     }
 
-    /// SIGKILL.
-    pub fn kill(&mut self) {
+    /// SIGKILL. Then its Lease is given back, as whoever knows that the holder is dead may do; else the next one waits until
+    /// it has expired.
+    pub async fn die(&mut self, plane: &ControlPlane) {
         self.daemon.kill();
+        let leases: Api<Lease> =
+            Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
+        let free = json!({ "spec": { "holderIdentity": "" } });
+        leases
+            .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&free))
+            .await
+            .unwrap();
     }
 
     /// SIGSTOP.
@@ -142,6 +153,82 @@ impl Operator {
             .filter(|line| line.starts_with(name) && line.contains(labels))
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let state = if self.has_ended() {
+                "had ended"
+            } else {
+                "was running"
+            };
+            eprintln!(
+                "{} {state}; the end of its log:\n{}",
+                self.daemon.name(),
+                self.daemon.log_tail()
+            );
+        }
+    }
+}
+
+/// Starts `stellage <arguments>`. Returns it with the file that it writes once it serves.
+fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> (Daemon, PathBuf) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let ready_file = plane.folder().join(format!("{name}.json"));
+    let mut command = Command::new(STELLAGE);
+    command
+        .args(arguments)
+        .args(["--metrics-listen", "127.0.0.1:0", "--ready-file"])
+        .arg(&ready_file);
+    if arguments.first() != Some(&"controller") {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
+    command
+        .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
+        .env("KUBECONFIG", kubeconfig)
+        .env("RUST_LOG", "info");
+    let log = plane.folder().join(format!("{name}.log"));
+    let daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
+    (daemon, ready_file)
+}
+
+/// An operator that is started anew whenever it has ended, as Kubernetes does.
+pub struct Supervised {
+    stop: CancellationToken,
+    task: JoinHandle<(Operator, usize)>,
+}
+
+impl Supervised {
+    /// Takes over an operator that was started with these arguments. Its URLs are of no use from then on.
+    pub fn new(plane: &Arc<ControlPlane>, mut operator: Operator, arguments: &[&str]) -> Self {
+        let stop = CancellationToken::new();
+        let (stopped, plane) = (stop.clone(), plane.clone());
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let task = tokio::spawn(async move {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut restarts = 0;
+            while !stopped.is_cancelled() {
+                if operator.has_ended() {
+                    (operator.daemon, _) =
+                        spawn_operator(&plane, &arguments, &plane.kubeconfig(Identity::Operator));
+                    restarts += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            (operator, restarts)
+        });
+        Self { stop, task }
+    }
+
+    /// Stops it. Returns how often it was started anew.
+    pub async fn stop(self) -> usize {
+        self.stop.cancel();
+        let (mut operator, restarts) = self.task.await.unwrap();
+        operator.stop().await;
+        restarts
     }
 }
 

@@ -6,18 +6,13 @@
 use std::{
     collections::HashMap,
     str::FromStr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use control_plane::{ControlPlane, Identity};
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use control_plane::ControlPlane;
 use rand::RngExt as _;
-use serde_json::json;
-use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
+use stellage::resources::InstanceState;
 use tokio::time::timeout;
 
 use super::{
@@ -25,7 +20,7 @@ use super::{
     ledger::{Book, Driver, Expected, Logged, balance, expected},
 };
 use crate::support::{
-    Operator, PATIENCE, Tenant, eventually, plane_with, receiver_arguments,
+    Operator, PATIENCE, Supervised, Tenant, USUAL_LEASE, eventually, plane_with, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -63,19 +58,12 @@ async fn start(plane: &ControlPlane, log: &str) -> Operator {
 struct Mortal<'a> {
     plane: &'a ControlPlane,
     log: &'a str,
-    leases: Api<Lease>,
     operator: Operator,
 }
 
 impl Mortal<'_> {
     async fn kill(&mut self) {
-        self.operator.kill();
-        // Whoever knows that the holder is dead may say so; else the next one waits until the Lease has expired.
-        let free = json!({ "spec": { "holderIdentity": "" } });
-        self.leases
-            .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&free))
-            .await
-            .unwrap();
+        self.operator.die(self.plane).await;
     }
 
     async fn rise(&mut self) {
@@ -87,10 +75,6 @@ impl Mortal<'_> {
         };
         timeout(PATIENCE, leads).await.expect("to lead in time");
     }
-}
-
-fn leases(client: &Client) -> Api<Lease> {
-    Api::namespaced(client.clone(), "stellage-system")
 }
 
 /// Answers yes, mostly after some milliseconds; how often not, and how often only after the patience of the sender is over,
@@ -183,7 +167,6 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
     let mut mortal = Mortal {
         plane: &plane,
         log,
-        leases: leases(&plane.client(Identity::Admin).await.unwrap()),
         operator,
     };
     let begun = Instant::now();
@@ -220,13 +203,17 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
-    let plane = plane_with(ControlPlane::options()).await;
-    let mut operator = start(&plane, "all").await;
+    let plane = Arc::new(plane_with(ControlPlane::options()).await);
+    // One that cannot renew its Lease ends.
+    let mut arguments = arguments(&plane, "all");
+    arguments.push(USUAL_LEASE.to_owned());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let operator = Operator::start(&plane, &arguments).await;
     let scene = Scene::new(&plane, &operator, "stored", "all").await;
+    let operator = Supervised::new(&plane, operator, &arguments);
     let begun = Instant::now();
     let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
-    let (mut restarts, mut longest) = (0, Duration::ZERO);
-    let mut ready = begun;
+    let (mut ready, mut longest) = (begun, Duration::ZERO);
     for round in 0..kills {
         // Once in a while they die before all is well again.
         if round % 4 != 3 {
@@ -252,16 +239,11 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
         tokio::time::sleep(Duration::from_millis(dead)).await;
         plane.start_etcd().await.unwrap();
         plane.start_apiserver().await.unwrap();
-        // An operator that cannot renew its Lease ends, and Kubernetes starts it again.
-        if operator.has_ended() {
-            restarts += 1;
-            operator = start(&plane, "all").await;
-        }
         ready = Instant::now();
     }
+    let figures = scene.close(driver.stop().await, begun).await;
+    let restarts = operator.stop().await;
     println!(
-        "{kills} kills of API server, etcd or both, {restarts} restarts of the operator, at most {longest:.1?} until {INSTANCES} changes were done again{}",
-        scene.close(driver.stop().await, begun).await
+        "{kills} kills of API server, etcd or both, {restarts} restarts of the operator, at most {longest:.1?} until {INSTANCES} changes were done again{figures}"
     );
-    operator.stop().await;
 }

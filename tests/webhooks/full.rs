@@ -20,7 +20,7 @@ use stellage::resources::{DeliveryPhase, Instance, InstanceState};
 
 use super::{ALL, all_in};
 use crate::support::{
-    Operator, Tenant, eventually, plane_with, receiver_arguments,
+    Operator, Supervised, Tenant, USUAL_LEASE, eventually, plane_with, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -83,26 +83,25 @@ async fn all(tenant: &Tenant) -> Vec<Instance> {
     list.unwrap().items
 }
 
-/// Starts the operator anew when it has ended, as Kubernetes does.
-async fn keep_alive(plane: &ControlPlane, operator: &mut Operator, arguments: &[&str]) -> usize {
-    if operator.has_ended() {
-        *operator = Operator::start(plane, arguments).await;
-        return 1;
-    }
-    0
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let options = ControlPlane::options().etcd_arg(format!("--quota-backend-bytes={QUOTA_BYTES}"));
-    let plane = plane_with(options).await;
+    let plane = Arc::new(plane_with(options).await);
     // Longer than etcd is full.
     let ladder = ["1s"; 20].join(",");
-    let mut arguments = vec!["run", "--provisioning-seconds", "8", "--retry-schedule", &ladder];
+    let mut arguments = vec![
+        "run",
+        USUAL_LEASE,
+        "--provisioning-seconds",
+        "8",
+        "--retry-schedule",
+        &ladder,
+    ];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
-    let mut operator = Operator::start(&plane, &arguments).await;
+    let operator = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &operator, "full").await;
+    let operator = Supervised::new(&plane, operator, &arguments);
     let maps: Api<ConfigMap> = Api::default_namespaced(plane.client(Identity::Admin).await.unwrap());
     // Answers only once etcd is full, and badly at first.
     let (is_full, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -141,22 +140,14 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
             .count()
     };
     assert!(running(&known) < INSTANCES, "something is left to be written");
-    let mut restarts = 0;
-    let begun = Instant::now();
-    while begun.elapsed() < FULL_FOR {
-        restarts += keep_alive(&plane, &mut operator, &arguments).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    tokio::time::sleep(FULL_FOR).await;
     let requests_while_full = receiver.count();
     is_over.store(true, Ordering::Relaxed);
     make_room(&plane, &maps).await;
     let begun = Instant::now();
     eventually(
         "all instances to run",
-        async || {
-            restarts += keep_alive(&plane, &mut operator, &arguments).await;
-            running(&all(&tenant).await)
-        },
+        async || running(&all(&tenant).await),
         |count| *count == INSTANCES,
     )
     .await;
@@ -183,10 +174,10 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     for instance in all(&tenant).await {
         assert_eq!(instance.status.unwrap().event_sequence, 2);
     }
+    let restarts = operator.stop().await;
     println!(
         "full: filled in {filled:.1?}, full for {FULL_FOR:?}, {restarts} restarts of the operator; {resumed:.1?} after there was room all {INSTANCES} instances ran; {} events in {} requests, {requests_while_full} of them before there was room",
         ids.len(),
         requests.len()
     );
-    operator.stop().await;
 }

@@ -10,7 +10,7 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::all_in;
 use crate::support::{
-    Operator, Tenant, eventually, own_plane, receiver_arguments,
+    Operator, Tenant, USUAL_LEASE, eventually, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -21,7 +21,13 @@ const RETRIES: &str = "25s,25s,25s";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_again_when_it_wakes_up() {
     let plane = own_plane().await;
-    let mut arguments = vec!["run", "--provisioning-seconds=0", "--retry-schedule", RETRIES];
+    let mut arguments = vec![
+        "run",
+        USUAL_LEASE,
+        "--provisioning-seconds=0",
+        "--retry-schedule",
+        RETRIES,
+    ];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
     let mut first = Operator::start(&plane, &arguments).await;

@@ -1,8 +1,7 @@
 //! Signing secrets: missing, changed and rotated.
 
-use std::time::{Duration, Instant};
-
 use http::Method;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -15,8 +14,8 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// Decisions, section 5: a Secret changed with `kubectl` is noticed within ten seconds.
-const NOTICED_WITHIN: Duration = Duration::from_secs(10);
+/// Decisions, section 5: a Secret changed with `kubectl` is noticed within so many seconds.
+const NOTICED_WITHIN: i64 = 10;
 const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 async fn power(tenant: &Tenant, state: &str) {
@@ -168,7 +167,7 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
         .patch("hook", &PatchParams::default(), &Patch::Merge(&rotated))
         .await
         .unwrap();
-    let changed_at = Instant::now();
+    let changed_at = Timestamp::now().as_second();
     let mut next = "Stopped";
     let verifies = |request: &crate::support::receivers::Received, secret: &str| {
         Verifier::new(secret)
@@ -194,8 +193,10 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
     )
     .await;
     for request in receiver.received() {
-        let age = request.at.saturating_duration_since(changed_at);
-        assert!(age <= NOTICED_WITHIN || verifies(&request, OTHER), "{age:?}");
+        // When it was signed, not when it came: the machine may be busy.
+        let signed_at: i64 = request.header("webhook-timestamp").parse().unwrap();
+        let age = signed_at - changed_at;
+        assert!(age <= NOTICED_WITHIN || verifies(&request, OTHER), "{age} s");
     }
     assert!(verifies(&last, SECRET), "the previous secret signs too");
     tenant

@@ -16,7 +16,7 @@ use std::{
     fs::File,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{ExitCode, ExitStatus},
     time::{Duration, Instant},
 };
 use tokio::time::sleep;
@@ -27,6 +27,7 @@ const GRACE: Duration = Duration::from_secs(15);
 /// Everything that runs; in the order in which it is dropped.
 struct Session {
     stellage: Daemon,
+    urls: Urls,
     plane: ControlPlane,
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn run(settings: &Settings) -> Result<ExitCode, Failure> {
             }
         };
         let outcome = tokio::select! {
-            failure = session.failure() => Err(failure),
+            failure = session.keep_alive(settings, &stellage, &folder) => Err(failure),
             reason = stop.requested() => {
                 say(&format!("Stopping ({reason}); the logs stay in .run/."));
                 Ok(ExitCode::SUCCESS)
@@ -109,6 +110,7 @@ async fn start(
     announce(&urls, &key, &kubeconfig, &mail);
     Ok(Session {
         stellage: stellage_run,
+        urls,
         plane,
     })
 }
@@ -136,17 +138,36 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
 }
 
 impl Session {
-    /// Returns when something has ended that should not have.
-    async fn failure(&mut self) -> Failure {
+    /// Starts again what ends, as Kubernetes does. Returns when that is of no use.
+    async fn keep_alive(&mut self, settings: &Settings, stellage: &Path, folder: &Folder) -> Failure {
         loop {
-            if let Some(status) = self.stellage.exited() {
-                return self.stellage.error(format!("has ended ({status})")).into();
-            }
-            if let Err(error) = self.plane.check() {
-                return error.into();
+            if let Err(failure) = self.revive(settings, stellage, folder).await {
+                return failure;
             }
             sleep(Duration::from_millis(200)).await;
         }
+    }
+
+    async fn revive(&mut self, settings: &Settings, stellage: &Path, folder: &Folder) -> Result<(), Failure> {
+        let told = |name: &str, status: ExitStatus| {
+            say(&format!("{name} had ended ({status}): it was started again."));
+        };
+        for (name, status) in self.plane.revive().await? {
+            for (name, pid) in self.plane.pids() {
+                folder.write_pid(name, pid)?;
+            }
+            told(name, status);
+        }
+        if let Some(status) = self.stellage.to_be_restarted()? {
+            let product = Product {
+                plane: &self.plane,
+                folder,
+                stellage,
+            };
+            self.stellage = product.start(settings, Some(&self.urls))?;
+            told("stellage", status);
+        }
+        Ok(())
     }
 
     /// `stellage` first: it has things to finish that need the API server.

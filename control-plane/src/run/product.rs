@@ -64,21 +64,27 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// Starts `stellage run` with the operator's rights, and returns when it serves.
-    pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
+    /// Starts `stellage run` with the operator's rights, where it served before if it did.
+    pub(super) fn start(&self, settings: &Settings, before: Option<&Urls>) -> Result<Daemon, Failure> {
         let mut command = std::process::Command::new(self.stellage);
         let smtp_url = match settings.smtp_url().map_err(Failure::Other)? {
             Some(url) => url.to_owned(),
             None => self.folder.make_mail()?,
         };
         command
-            .args(arguments(settings, &self.folder.ready()))
+            .args(arguments(settings, &self.folder.ready(), before))
             // Not as an argument: every user of the machine sees those, and it may hold a password.
             .env("STELLAGE_SMTP_URL", smtp_url)
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         let log = self.folder.file("stellage.log");
-        let mut daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
+        let daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
         self.folder.write_pid("stellage", daemon.pid())?;
+        Ok(daemon)
+    }
+
+    /// Starts it, and returns when it serves.
+    pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
+        let mut daemon = self.start(settings, None)?;
         let started = Instant::now();
         loop {
             if let Some(status) = daemon.exited() {
@@ -112,7 +118,7 @@ impl Product<'_> {
                 "`stellage key create --output json` did not print an object with a `key`".to_owned(),
             )
         })?;
-        let authority = api.trim_start_matches("http://");
+        let authority = authority(api);
         let header = format!("Bearer {key}");
         let started = Instant::now();
         loop {
@@ -181,12 +187,19 @@ impl Product<'_> {
     }
 }
 
-/// What `stellage` is started with.
-fn arguments(settings: &Settings, ready: &Path) -> Vec<OsString> {
+/// What `stellage` is started with. Clients know the addresses at which it served `before`.
+fn arguments(settings: &Settings, ready: &Path, before: Option<&Urls>) -> Vec<OsString> {
+    let (api, metrics) = match before {
+        Some(urls) => (
+            authority(&urls.api).to_owned(),
+            authority(&urls.metrics).to_owned(),
+        ),
+        None => (format!("127.0.0.1:{}", settings.port), "127.0.0.1:0".to_owned()),
+    };
     let mut arguments: Vec<OsString> = vec![
         "run".into(),
-        format!("--listen=127.0.0.1:{}", settings.port).into(),
-        "--metrics-listen=127.0.0.1:0".into(),
+        format!("--listen={api}").into(),
+        format!("--metrics-listen={metrics}").into(),
         format!("--provisioning-seconds={}", settings.provisioning).into(),
         "--ready-file".into(),
         ready.into(),
@@ -198,6 +211,10 @@ fn arguments(settings: &Settings, ready: &Path) -> Vec<OsString> {
         arguments.extend(["--receiver-ca".into(), file.into()]);
     }
     arguments
+}
+
+fn authority(url: &str) -> &str {
+    url.trim_start_matches("http://")
 }
 
 fn shown(program: &Path, arguments: &[&str]) -> String {
@@ -248,7 +265,7 @@ mod tests {
     fn built(words: &[&str]) -> Vec<String> {
         let words = [&["run"], words].concat();
         let command = <Command as clap::Parser>::try_parse_from(words).unwrap();
-        let arguments = arguments(&command.settings, Path::new("/a b/ready.json"));
+        let arguments = arguments(&command.settings, Path::new("/a b/ready.json"), None);
         let arguments = arguments.into_iter();
         arguments
             .map(|argument| argument.into_string().unwrap())
