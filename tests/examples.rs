@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use control_plane::Identity;
+use reqwest::StatusCode;
 
-use crate::support::{STELLAGE, Tenant, kubectl, new_key, shared};
+use crate::support::{STELLAGE, Tenant, eventually, kubectl, new_key, shared};
 
 /// Runs one line of the README in a shell that has what `source .run/env` gives.
 async fn run_line_of_readme(line: &str, key: &str) -> String {
@@ -53,6 +54,12 @@ async fn the_examples_run_as_the_readme_says() {
     )
     .await;
     let key = new_key(shared().await.plane, "ada", "write");
+    let plans = format!("{}/v1/plans", shared().await.operator.url);
+    let answer = async || {
+        let answer = reqwest::Client::new().get(&plans).bearer_auth(&key).send().await;
+        answer.unwrap().status()
+    };
+    eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
     let seen = run_line_of_readme("examples/create-and-wait.sh", &key).await;
     assert!(
         seen.contains(": provisioning") || seen.contains(": running"),

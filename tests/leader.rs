@@ -22,10 +22,10 @@ use crate::support::{self, LEASE_SECONDS, PATIENCE};
 fn times() -> LeaseTimes {
     LeaseTimes {
         // Whole seconds, as in the Lease.
-        duration: Duration::from_secs(10),
-        renew_deadline: Duration::from_secs(9),
+        duration: Duration::from_secs(15),
+        renew_deadline: Duration::from_secs(13),
         retry: Duration::from_millis(200),
-        attempt: Duration::from_secs(5),
+        attempt: Duration::from_secs(6),
     }
 }
 
@@ -83,7 +83,7 @@ async fn a_released_lease_is_taken_over_at_once_and_only_one_leads_at_a_time() {
 
     // Held for longer than it lasts: renewed, so nobody else gets it.
     assert!(
-        timeout(times().duration * 2, second.acquire(&never))
+        timeout(times().duration.mul_f64(1.2), second.acquire(&never))
             .await
             .is_err()
     );
@@ -109,7 +109,7 @@ async fn a_dead_holder_is_succeeded_after_its_lease_and_shutdown_ends_the_wait()
     // Made, and never renewed.
     let dead: Lease = serde_json::from_value(json!({
         "metadata": { "name": LEASE_NAME },
-        "spec": { "holderIdentity": "dead", "leaseDurationSeconds": 10, "renewTime": "2020-01-01T00:00:00.000000Z" },
+        "spec": { "holderIdentity": "dead", "leaseDurationSeconds": 15, "renewTime": "2020-01-01T00:00:00.000000Z" },
     }))
     .unwrap();
     test.leases.create(&PostParams::default(), &dead).await.unwrap();
@@ -178,7 +178,7 @@ async fn a_holder_whose_lease_was_taken_or_deleted_knows_it_has_lost() {
         .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(label))
         .await
         .unwrap();
-    tokio::time::sleep(times().renew_deadline * 2).await;
+    tokio::time::sleep(times().renew_deadline.mul_f64(1.2)).await;
     assert!(!leads.lost.is_cancelled());
     leads.release().await;
 }

@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use control_plane::{ControlPlane, Identity};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
@@ -19,6 +19,14 @@ fn namespace(name: &str) -> Namespace {
 
 fn config_map(name: &str) -> ConfigMap {
     serde_json::from_value(serde_json::json!({"metadata": {"name": name}})).unwrap()
+}
+
+async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + Duration::from_mins(3);
+    while !condition().await {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -102,6 +110,13 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
         "{kubectl:?}"
     );
 
+    // The controller manager works: it gives up if it does not find the API server at its start.
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "tried");
+    eventually("the controller manager to make an account", async || {
+        accounts.get_opt("default").await.unwrap().is_some()
+    })
+    .await;
+
     // Both servers come back where they were, with what they knew, and the old client works.
     plane.kill_apiserver();
     assert_eq!(plane.pids().len(), 2);
@@ -110,25 +125,20 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     assert_eq!(config_maps.get("kept").await.unwrap().name_any(), "kept");
     plane.kill_etcd();
     plane.start_etcd().await.unwrap();
-    let deadline = Instant::now() + Duration::from_mins(1);
-    while config_maps.get("kept").await.is_err() {
-        assert!(
-            Instant::now() < deadline,
-            "the API server does not find etcd again"
-        );
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    eventually("the API server to find etcd again", async || {
+        config_maps.get("kept").await.is_ok()
+    })
+    .await;
 
     // The controller manager is there: the namespace goes.
     namespaces
         .delete("tried", &DeleteParams::default())
         .await
         .unwrap();
-    let deadline = Instant::now() + Duration::from_mins(1);
-    while namespaces.get_opt("tried").await.unwrap().is_some() {
-        assert!(Instant::now() < deadline, "the namespace is still there");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    eventually("the namespace to go", async || {
+        namespaces.get_opt("tried").await.unwrap().is_none()
+    })
+    .await;
 
     let pids: Vec<_> = pids.into_iter().chain(plane.pids()).collect();
     let stopping = Instant::now();

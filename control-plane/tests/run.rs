@@ -80,7 +80,7 @@ impl Run {
             .spawn()
             .unwrap();
         let mut run = Self { checkout, child };
-        let deadline = Instant::now() + Duration::from_mins(2);
+        let deadline = Instant::now() + Duration::from_mins(5);
         while !run.read("stdout").contains("Ctrl-C") {
             assert!(run.child.try_wait().unwrap().is_none(), "{}", run.read("stderr"));
             assert!(Instant::now() < deadline, "{}", run.read("stderr"));
@@ -113,7 +113,7 @@ impl Run {
     }
 
     fn until(&self, what: &str, condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_mins(1);
+        let deadline = Instant::now() + Duration::from_mins(3);
         while !condition() {
             assert!(Instant::now() < deadline, "{what}: {}", self.read("stderr"));
             thread::sleep(Duration::from_millis(20));
@@ -121,7 +121,7 @@ impl Run {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + Duration::from_mins(1);
+        let deadline = Instant::now() + Duration::from_mins(3);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -150,7 +150,7 @@ impl Run {
             "lock",
             "stellage.log",
         ];
-        let deadline = Instant::now() + Duration::from_mins(1);
+        let deadline = Instant::now() + Duration::from_mins(3);
         while pids.iter().any(is_alive) || left() != logs {
             assert!(Instant::now() < deadline, "{:?} and {:?} are left", pids, left());
             thread::sleep(Duration::from_millis(50));

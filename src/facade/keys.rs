@@ -288,12 +288,21 @@ fn name_of(metadata: &ObjectMeta) -> (Box<str>, Box<str>) {
 
 /// The key in `Authorization: Bearer <API_KEY>` (specification, section 5).
 fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
-    let Some(header) = headers.get(AUTHORIZATION) else {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (header, another) = (values.next(), values.next());
+    let Some(header) = header else {
         return Err(ApiError::new(
             ErrorCode::Unauthorized,
             "the API key is missing; send the header Authorization: Bearer <API_KEY>",
         ));
     };
+    // Which one counts is what a proxy and we could see differently.
+    if another.is_some() {
+        return Err(ApiError::new(
+            ErrorCode::Unauthorized,
+            "there are several Authorization headers; send one",
+        ));
+    }
     header
         .to_str()
         .ok()
@@ -357,6 +366,23 @@ mod tests {
         let error = answer.err().unwrap();
         assert_eq!(error.code, ErrorCode::Unauthorized);
         error.message.into_owned()
+    }
+
+    #[test]
+    fn two_authorization_headers_open_nothing() {
+        let keys = table(
+            vec![key("demo", "a", "secret", NOW)],
+            vec![account("acme", "demo", NOW)],
+        );
+        let mut headers = HeaderMap::new();
+        for _ in 0..2 {
+            headers.append(AUTHORIZATION, "Bearer secret".parse().unwrap());
+        }
+        let answer = keys.authenticate(&headers, || NOW.parse().unwrap());
+        assert_eq!(
+            refusal(answer),
+            "there are several Authorization headers; send one"
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 
-use super::{Sender, loopback, short};
+use super::{Sender, keeping, loopback, short};
 use crate::support::receivers::{Answer, Authority, Options, Protocols, Receiver};
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn a_connection_is_used_again_even_by_a_receiver_that_answers_at_length() 
                 .body(vec![b'x'; 4000])
         })
         .await;
-        let sender = Sender::patient(loopback());
+        let sender = Sender::new(keeping(), loopback());
         for _ in 0..200 {
             let outcome = sender.post(&receiver.url("/")).await;
             assert!(outcome.is_success(), "{outcome:?}");
@@ -220,7 +220,7 @@ const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 async fn a_request_on_a_connection_that_the_receiver_closes_is_not_sent_again() {
     let tls = Authority::shared().server(&["127.0.0.1"], &["http/1.1"]);
     let (url, requests, _server) = closing(tls, &[EMPTY, ""]).await;
-    let sender = Sender::patient(loopback());
+    let sender = Sender::new(keeping(), loopback());
     assert_eq!(sender.post(&url).await.label(), "success");
     let outcome = sender.post(&url).await;
     assert_eq!((outcome.label(), outcome.status), ("reset", None), "{outcome:?}");
@@ -258,7 +258,7 @@ async fn after_a_timeout_over_http2_the_next_attempt_has_a_connection_of_its_own
     ])
     .await;
     let settings = ClientSettings {
-        idle_timeout: Duration::from_secs(60),
+        idle_timeout: keeping().idle_timeout,
         ..short()
     };
     let sender = Sender::new(settings, loopback());

@@ -16,7 +16,7 @@ const MOST_SENT: u64 = 512 * 1024;
 #[tokio::test]
 async fn every_hostile_receiver_gets_one_request_an_end_and_little_memory() {
     let sender = Sender::new(short(), loopback());
-    let all = Hostile::all(Duration::from_secs(7));
+    let all = Hostile::all(Duration::from_secs(20));
     let attempts = all.into_iter().map(async |kind| {
         let receiver = HostileReceiver::start(kind);
         let begun = Instant::now();

@@ -22,9 +22,17 @@ struct Sender {
 /// Short deadlines, so that what never ends is seen to end; and long enough for a busy machine to do what does.
 fn short() -> ClientSettings {
     ClientSettings {
-        timeout: Duration::from_secs(5),
-        connect_timeout: Duration::from_secs(4),
+        timeout: Duration::from_secs(15),
+        connect_timeout: Duration::from_secs(12),
         response_timeout: Duration::from_millis(500),
+        ..ClientSettings::default()
+    }
+}
+
+/// Connections are kept for longer than a busy machine takes from one request to the next.
+fn keeping() -> ClientSettings {
+    ClientSettings {
+        idle_timeout: Duration::from_mins(1),
         ..ClientSettings::default()
     }
 }

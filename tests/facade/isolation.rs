@@ -2,6 +2,7 @@
 
 use reqwest::Method;
 use serde_json::json;
+use stellage::resources::InstanceState;
 
 use super::{contract, create, order, wait_for};
 use crate::support::{Answer, Tenant};
@@ -27,8 +28,11 @@ async fn anothers_id_is_like_an_unknown_one_on_every_endpoint() {
     let (ada, bob) = (Tenant::new("iso-ada").await, Tenant::new("iso-bob").await);
     let named = create(&ada, "web").await;
     let derived = ada.apply("by-hand", |_| {}).await.id();
-    wait_for(&ada, &named, "running").await;
-    wait_for(&ada, &derived, "running").await;
+    for name in [named.as_str(), "by-hand"] {
+        ada.wait_for_state(name, InstanceState::Running).await;
+    }
+    // The last write that the controller does by itself.
+    ada.wait_for_clear_outboxes().await;
     let before = ada
         .instances()
         .get(&named)

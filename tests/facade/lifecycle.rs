@@ -133,6 +133,7 @@ async fn a_plan_changes_with_a_reboot_or_waits_for_one() {
         (&json!("starter"), &json!(80)),
         "a disk never shrinks"
     );
+    tenant.wait_for_clear_outboxes().await;
     let before = tenant.instances().get(&id).await.unwrap();
     for nothing in [
         json!({ "reboot": true }),

@@ -23,7 +23,7 @@ use kube::{
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use stellage::{
-    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState},
+    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState, conditions},
     runtime::lease::LEASE_NAME,
 };
 use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
@@ -55,8 +55,8 @@ where
     }
 }
 
-/// How long the Lease of an operator lasts in tests.
-pub const LEASE_SECONDS: i32 = 300;
+/// How long the Lease of an operator lasts in tests: one that was not given back has expired before patience ends.
+pub const LEASE_SECONDS: i32 = 90;
 /// The usual time of a Lease, for tests in which a leader is to lose it.
 pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
 
@@ -70,7 +70,7 @@ pub struct Operator {
 impl Operator {
     /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
     ///
-    /// Its Lease lasts for minutes unless the arguments say otherwise: one that ends because the machine was busy for ten
+    /// Its Lease lasts for longer than usual unless the arguments say otherwise: one that ends because the machine was busy for ten
     /// seconds is of no use to a test. So whoever kills it and starts another says so with [`die`](Self::die).
     pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
         Self::start_with(plane, arguments, &plane.kubeconfig(Identity::Operator)).await
@@ -114,7 +114,11 @@ impl Operator {
         self.daemon.kill();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
-        let free = json!({ "spec": { "holderIdentity": "" } });
+        // The annotation makes it a change in any case: a write of the dead one that is still under way is then refused.
+        let free = json!({
+            "metadata": { "annotations": { "test/killed": self.pid().to_string() } },
+            "spec": { "holderIdentity": "" },
+        });
         leases
             .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&free))
             .await
@@ -332,6 +336,7 @@ pub fn receiver_arguments(plane: &ControlPlane) -> Vec<String> {
     vec![
         format!("--receiver-ca={}", ca.display()),
         "--receiver-allow=127.0.0.0/8,::1/128".to_owned(),
+        "--receiver-connect-timeout-seconds=30".to_owned(),
         format!("--smtp-url=file://{}", mail_folder(plane).display()),
     ]
 }
@@ -428,8 +433,11 @@ impl Tenant {
         change(&mut account.spec);
         let accounts: Api<Account> = Api::all(kube.clone());
         accounts.create(&PostParams::default(), &account).await.unwrap();
-        let owns = |account: Option<&Account>| account.is_some_and(|a| a.owned_namespace().is_some());
-        timeout(PATIENCE, await_condition(accounts, name, owns))
+        let is_ready = |account: Option<&Account>| {
+            let status = account.and_then(|account| account.status.as_ref());
+            status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY))
+        };
+        timeout(PATIENCE, await_condition(accounts, name, is_ready))
             .await
             .expect("account in time")
             .unwrap();

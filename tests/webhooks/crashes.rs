@@ -77,8 +77,7 @@ impl Mortal<'_> {
     }
 }
 
-/// Answers yes, mostly after some milliseconds; how often not, and how often only after the patience of the sender is over,
-/// is told per thousand.
+/// Answers yes, mostly after some milliseconds; how often not, and how often only after a second, is told per thousand.
 fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'static {
     move || {
         let mut rng = rand::rng();

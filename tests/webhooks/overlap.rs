@@ -32,6 +32,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     arguments.extend(receivers.iter().map(String::as_str));
     let mut first = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &first, "halted").await;
+    let mut second = Operator::start(&plane, &arguments).await;
     let is_up = Arc::new(AtomicBool::new(false));
     let up = is_up.clone();
     let receiver = Receiver::start(move |_| {
@@ -58,7 +59,6 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         })
         .await;
 
-    let mut second = Operator::start(&plane, &arguments).await;
     // A request that does not end keeps the first one alive for a while after it has lost the Lease.
     let address = first.url.strip_prefix("http://").unwrap();
     let mut unfinished = TcpStream::connect(address).await.unwrap();

@@ -3,7 +3,7 @@
 use control_plane::{ControlPlane, Identity, audit::Request};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use stellage::resources::InstanceState;
+use stellage::resources::{Attempt, Delivery, InstanceState};
 
 use crate::support::{
     Operator, PATIENCE, Tenant, own_plane, receiver_arguments,
@@ -26,6 +26,24 @@ fn count(writes: &[Request], resource: &str) -> usize {
         .iter()
         .filter(|request| request.resource == resource)
         .count()
+}
+
+/// How many Deliveries tell of a success that took a second or more: such a one is written down when the second is over.
+async fn late(tenant: &Tenant) -> usize {
+    let took_long = |delivery: &Delivery| {
+        let attempts = delivery.status.iter().flat_map(|status| &status.attempts);
+        let age = |attempt: &Attempt| {
+            attempt
+                .at
+                .duration_since(delivery.spec.event_created_at)
+                .as_millis()
+        };
+        let took = attempts.map(|attempt| age(attempt) + i128::from(attempt.duration_ms));
+        // What was recorded and what was measured are told by different clocks, to the millisecond.
+        took.max().is_none_or(|took| took >= 990)
+    };
+    let all = tenant.deliveries_of("hook").await;
+    all.iter().filter(|delivery| took_long(delivery)).count()
 }
 
 /// Stops and starts every instance over and over, waits until all is told, and returns what was written and how many
@@ -89,13 +107,16 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_delivery_with
     }
     receiver.wait_for(INSTANCES).await;
     let (failures, events) = churn(&plane, &tenant, &receiver).await;
+    // Where the machine stalled, a success did not come at once.
+    let late = late(&tenant).await;
     assert_eq!(
-        count(&failures, "deliveries"),
-        0,
+        tenant.deliveries_of("hook").await.len(),
+        late,
         "a success at once is not written down"
     );
+    assert!(count(&failures, "deliveries") <= 2 * late);
     // Each transition takes two writes (begun, done); clearing the outbox takes one more, for the last event alone.
-    let most = events * 2 + INSTANCES * 2;
+    let most = events * 2 + INSTANCES * 2 + late;
     let instances = count(&failures, "instances");
     println!(
         "failures: {events} events, {instances} writes of instances, {} of webhooks",
@@ -110,15 +131,15 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_delivery_with
 
     let mut operator = start("all").await;
     let (all, events) = churn(&plane, &tenant, &receiver).await;
+    let (created, changed): (Vec<_>, Vec<_>) = all
+        .iter()
+        .filter(|request| request.resource == "deliveries")
+        .partition(|request| request.verb == "create");
     println!(
         "all: {events} events, {} writes of deliveries",
-        count(&all, "deliveries")
+        created.len() + changed.len()
     );
-    assert_eq!(count(&all, "deliveries"), events, "one write a delivery");
-    assert!(
-        all.iter()
-            .filter(|r| r.resource == "deliveries")
-            .all(|r| r.verb == "create")
-    );
+    assert_eq!(created.len(), events, "one write a delivery");
+    assert!(changed.len() <= self::late(&tenant).await - late, "{changed:?}");
     operator.stop().await;
 }

@@ -210,8 +210,9 @@ pub(super) async fn keys(
 
 /// Reads a secret anew.
 async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) {
+    let asked_at = Instant::now();
     let secret = fetch(hub, webhook).await;
-    learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref));
+    learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref), asked_at);
 }
 
 /// The Secret that a webhook names, or none; an error if the API server does not say.
@@ -224,15 +225,21 @@ async fn fetch(hub: &Hub, webhook: &Webhook) -> Result<Option<Secret>, ()> {
     })
 }
 
-/// Takes in what a webhook's Secret says by now.
-fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, secret: Result<Option<&Secret>, &()>) {
+/// Takes in what a webhook's Secret said when it was asked for, or later.
+fn learn(
+    hub: &Hub,
+    lane: &LaneKey,
+    webhook: &Webhook,
+    secret: Result<Option<&Secret>, &()>,
+    asked_at: Instant,
+) {
     let reference = &webhook.spec.secret_ref;
     let before = hub.secrets.get(lane, webhook);
     let mut after = before.clone();
     match secret {
         Ok(secret) => {
             after.failed_at = None;
-            after.read = Some((Instant::now(), parse(secret, &reference.name, &reference.key)));
+            after.read = Some((asked_at, parse(secret, &reference.name, &reference.key)));
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
@@ -343,9 +350,10 @@ async fn read_for(hub: &Arc<Hub>, webhooks: Webhooks) {
     let Some((_, webhook)) = webhooks.first() else {
         return;
     };
+    let asked_at = Instant::now();
     let secret = fetch(hub, webhook).await;
     for (lane, webhook) in &webhooks {
-        learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref));
+        learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref), asked_at);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Secret with a webhook's signing secret: made with the webhook, replaced and rotated in one guarded write.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
@@ -11,10 +11,11 @@ use serde_json::{Map, Value, json};
 use crate::{
     facade::{
         App,
-        entry::Kept as _,
+        entry::{Entry as _, Kept as _},
         error::{ApiError, ErrorCode},
         idempotency::{self, KeyedAction, REQUEST_HASH_ANNOTATION},
         modify::{contended, pause},
+        webhooks::ShownWebhook,
     },
     resources::{
         Webhook,
@@ -277,15 +278,17 @@ impl App {
 }
 
 impl App {
-    /// Has the controller read a changed Secret at once. Without that it does so some seconds later.
+    /// Has the controller read a changed Secret at once, and waits until the watch shows it: what is asked for next is
+    /// signed with the new one. Without that the controller reads it some seconds later.
     async fn announce_secret(&self, webhook: &Webhook, secret: &Secret) {
         let version = secret.metadata.resource_version.as_deref();
         let patch = json!({ "metadata": {
             "uid": webhook.metadata.uid,
             "annotations": { SECRET_CHANGED_ANNOTATION: version },
         }});
-        let (namespace, name) = (webhook.namespace(), webhook.name());
-        if let Err(error) = self.calls.patch::<Webhook>(namespace, name, &patch).await {
+        let entry = ShownWebhook::of(Arc::new(webhook.clone()));
+        if let Err(error) = self.webhooks.patch(&entry, &patch).await {
+            let (namespace, name) = (webhook.namespace(), webhook.name());
             tracing::warn!(namespace, name, %error, "a webhook cannot be told of its new secret");
         }
     }

@@ -25,7 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use super::authority::{Authority, NAMES};
 
 /// How long anything awaited may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A request as it came.
 #[derive(Clone, Debug)]

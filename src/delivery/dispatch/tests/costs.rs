@@ -215,5 +215,5 @@ fn nothing_is_quadratic() {
     assert!(dispatcher.jobs.is_empty());
     let took = began.elapsed();
     println!("{took:?}");
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert!(took < Duration::from_mins(2), "{took:?}");
 }
