@@ -1,5 +1,5 @@
 //! `control-plane run`: the local run. Its contract with scripts and documents is in the README: what it prints, what is
-//! in `.run/`, and that nothing stays when it ends.
+//! in `.run/`, that what is killed is started again, and that nothing stays when it ends.
 
 mod folder;
 mod product;

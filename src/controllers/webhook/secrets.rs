@@ -247,9 +247,10 @@ fn learn(
     let changed = told(&before) != told(&after);
     {
         let mut all = hub.secrets.known.lock();
-        // The webhook may name another by now, or be another.
+        // The webhook may name another by now, or be another; and who asked later may have been answered sooner.
+        let is_newer = |known: &Known| known.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
         match all.get_mut(lane) {
-            Some(known) if known.of == after.of => *known = after,
+            Some(known) if known.of == after.of && !is_newer(known) => *known = after,
             _ => return,
         }
     }
