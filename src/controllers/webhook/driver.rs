@@ -1,11 +1,7 @@
 //! Carries out what the dispatcher commands.
 
 use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,7 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     hub::Hub,
     send, store,
-    write_queue::{Slot, WriteQueue},
+    write_queue::{Pool, Slot, WriteQueue},
 };
 use crate::delivery::dispatch::{Command, JobKey, Written};
 
@@ -28,7 +24,7 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
     let tasks = TaskTracker::new();
     let room = usize::from(hub.deps.write_concurrency);
     let mut writes = WriteQueue::new(room);
-    let (mut waiting_checks, checks) = (VecDeque::new(), Arc::new(AtomicUsize::new(0)));
+    let mut checks = Pool::default();
     loop {
         let (commands, timer) = collect(&hub);
         for command in commands {
@@ -46,7 +42,7 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
                     });
                 }
                 Command::Write { job, class } => writes.push(job, class),
-                Command::Check(job) => waiting_checks.push_back(job),
+                Command::Check(job) => checks.push(job),
                 Command::Disable(disablement) => hub.disable(disablement),
                 Command::Settled(uid) => hub.nudge(&uid),
             }
@@ -54,15 +50,14 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken, grace: Durat
         while let Some((job, slot)) = writes.next() {
             spawn_write(&hub, &tasks, job, slot);
         }
-        while checks.load(Ordering::Relaxed) < room * CHECKS_PER_WRITE
-            && let Some(job) = waiting_checks.pop_front()
+        while checks.running() < room * CHECKS_PER_WRITE
+            && let Some((job, slot)) = checks.take()
         {
-            let (hub, running) = (hub.clone(), checks.clone());
-            running.fetch_add(1, Ordering::Relaxed);
+            let hub = hub.clone();
             tasks.spawn(async move {
                 let (namespace, name) = job.split_once('/').unwrap_or_default();
                 let found = store::get(&hub, namespace, name).await;
-                running.fetch_sub(1, Ordering::Relaxed);
+                drop(slot);
                 let now = hub.now();
                 hub.state.lock().dispatcher.checked(&job, found, now);
                 hub.wake.notify_one();

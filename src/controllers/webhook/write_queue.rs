@@ -12,18 +12,19 @@ use crate::delivery::dispatch::{JobKey, Turns, WriteClass};
 pub(super) struct WriteQueue {
     /// Writes under way at the same time.
     room: usize,
-    owed: Class,
-    suspect: Class,
-    log: Class,
+    owed: Pool,
+    suspect: Pool,
+    log: Pool,
 }
 
+/// Calls about jobs, of which some wait, in turns of their accounts, and some are under way.
 #[derive(Default)]
-struct Class {
+pub(super) struct Pool {
     waiting: Turns,
     running: Arc<AtomicUsize>,
 }
 
-/// A place among the writes under way, until it is dropped.
+/// A place among the calls under way, until it is dropped.
 pub(super) struct Slot(Arc<AtomicUsize>);
 
 impl Drop for Slot {
@@ -32,12 +33,19 @@ impl Drop for Slot {
     }
 }
 
-impl Class {
-    fn running(&self) -> usize {
+impl Pool {
+    pub(super) fn push(&mut self, job: JobKey) {
+        let account = job.split_once('/').map_or("", |(namespace, _)| namespace);
+        self.waiting.offer(&account.into(), job);
+    }
+
+    /// How many are under way.
+    pub(super) fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    fn take(&mut self) -> Option<(JobKey, Slot)> {
+    /// The next one, which is under way from now on.
+    pub(super) fn take(&mut self) -> Option<(JobKey, Slot)> {
         let job = self.waiting.take()?;
         self.running.fetch_add(1, Ordering::Relaxed);
         Some((job, Slot(self.running.clone())))
@@ -48,20 +56,18 @@ impl WriteQueue {
     pub(super) fn new(room: usize) -> Self {
         Self {
             room,
-            owed: Class::default(),
-            suspect: Class::default(),
-            log: Class::default(),
+            owed: Pool::default(),
+            suspect: Pool::default(),
+            log: Pool::default(),
         }
     }
 
     pub(super) fn push(&mut self, job: JobKey, class: WriteClass) {
-        let class = match class {
-            WriteClass::Owed => &mut self.owed,
-            WriteClass::Suspect => &mut self.suspect,
-            WriteClass::Log => &mut self.log,
-        };
-        let account = job.split_once('/').map_or("", |(namespace, _)| namespace);
-        class.waiting.offer(&account.into(), job);
+        match class {
+            WriteClass::Owed => self.owed.push(job),
+            WriteClass::Suspect => self.suspect.push(job),
+            WriteClass::Log => self.log.push(job),
+        }
     }
 
     /// The next one that there is room for. An eighth of it is always there for suspects, and for the log.
@@ -85,7 +91,7 @@ impl WriteQueue {
     pub(super) fn is_empty(&self) -> bool {
         [&self.owed, &self.suspect, &self.log]
             .iter()
-            .all(|class| class.waiting.is_empty())
+            .all(|pool| pool.waiting.is_empty())
     }
 }
 
