@@ -5,7 +5,11 @@ use std::process::Command;
 use control_plane::Identity;
 use reqwest::StatusCode;
 
-use crate::support::{STELLAGE, Tenant, eventually, kubectl, new_key, shared};
+use crate::support::{
+    STELLAGE, Tenant, eventually, kubectl, new_key,
+    receivers::{Answer, Receiver},
+    shared,
+};
 
 /// Runs one line of the README in a shell that has what `source .run/env` gives.
 async fn run_line_of_readme(line: &str, key: &str) -> String {
@@ -66,6 +70,26 @@ async fn the_examples_run_as_the_readme_says() {
         "{seen}"
     );
     assert!(seen.contains("\"status\": \"running\""), "{seen}");
+}
+
+#[tokio::test]
+async fn the_example_creates_a_webhook_over_rest_and_shows_what_it_was_sent() {
+    let tenant = Tenant::new("example-rest-hook").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let mut command = Command::new("examples/webhook.sh");
+    command
+        .arg(receiver.url("/hook"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("STELLAGE_URL", &tenant.url)
+        .env("STELLAGE_API_KEY", &tenant.key)
+        .env_remove("WEBHOOK_SECRET");
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await;
+    let output = output.unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(shown.contains("instance.created\tevt_test_"), "{shown}");
+    assert!(shown.contains("\tdelivered\t200"), "{shown}");
+    assert_eq!(receiver.count(), 1);
 }
 
 #[tokio::test]

@@ -110,7 +110,7 @@ impl DisabledWebhook {
         text.push_str("What to do\n\n");
         step(
             &mut text,
-            "1. Mend the receiver. It has to answer each POST with a 2xx status within 30 seconds.",
+            "1. Mend the receiver. It has to answer each POST with a 2xx status, usually within 30 seconds.",
         );
         step(&mut text, "2. Enable the webhook, through REST or with kubectl:");
         let _ = writeln!(
@@ -128,7 +128,7 @@ impl DisabledWebhook {
         );
         step(
             &mut text,
-            "3. Have the event above sent again, or every event that was given up since a time. They are kept for 24 hours:",
+            "3. Have the event above sent again, or every event that was given up since a time. They are usually kept for 24 hours:",
         );
         let since = self.disabled_at.checked_sub(KEPT).unwrap_or(self.disabled_at);
         let _ = writeln!(

@@ -3,7 +3,7 @@
 //! A record, like the core Event kind: no status subresource, so that one write can create it with its first outcome.
 
 use jiff::Timestamp;
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +82,12 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub response: Option<String>,
+}
+
+/// When a Delivery was finished, as far as its annotation tells.
+pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
+    let annotations = metadata.annotations.as_ref()?;
+    annotations.get(FINISHED_AT_ANNOTATION)?.parse().ok()
 }
 
 /// What is sent, and to whom.

@@ -63,7 +63,9 @@ async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
         DeliveryPhase::Held => {}
         DeliveryPhase::Delivered | DeliveryPhase::Exhausted => {
             object["metadata"]["labels"]["stellage.dev/finished"] = json!("true");
-            object["metadata"]["annotations"] = json!({ "stellage.dev/finished-at": "2036-11-21T10:00:00Z" });
+            object["metadata"]["annotations"] = json!({
+                "stellage.dev/finished-at": format!("2036-11-21T10:00:{number:0>2}Z"),
+            });
             object["status"]["attemptCount"] = json!(1);
             object["status"]["attempts"] = json!([{
                 "at": "2026-11-21T10:00:00.25Z", "durationMs": 42, "statusCode": 503, "error": "answered 503", "response": "later",
@@ -273,7 +275,7 @@ async fn a_finished_delivery_is_sent_again_once_for_a_key() {
 }
 
 #[tokio::test]
-async fn recover_sends_again_what_was_exhausted_since_a_time() {
+async fn recover_sends_again_what_was_given_up_since_a_time() {
     let tenant = Tenant::new("dlv-recover").await;
     let hook = create(&tenant).await;
     let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
@@ -294,8 +296,8 @@ async fn recover_sends_again_what_was_exhausted_since_a_time() {
         all.iter().filter(|delivery| is_labelled(delivery)).count()
     };
     let path = format!("{}/recover", url_of(&hook));
-    // Those with the odd numbers are exhausted: 15, 17, 19, 21, 23 are not older.
-    let since = json!({ "since": "2026-11-21T11:00:15+01:00" });
+    // Those with the odd numbers are exhausted: 15, 17, 19, 21, 23 were so no earlier. Their events are ten years older.
+    let since = json!({ "since": "2036-11-21T11:00:15+01:00" });
     let key = [("Idempotency-Key", "once")];
     let first = expect(&tenant, 202, Method::POST, &path, Some(&since), &key).await;
     assert_eq!(first.json()["data"]["recovered"], 5);

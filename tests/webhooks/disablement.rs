@@ -7,7 +7,7 @@ use stellage::resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, 
 
 use super::{all_in, phase_of, types};
 use crate::support::{
-    Tenant, eventually, kubectl, mail_folder,
+    Operator, Tenant, eventually, kubectl, mail_folder, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
     shared,
 };
@@ -168,6 +168,45 @@ async fn gone_disables_at_once() {
         .await;
     assert_eq!(webhook.disabled().unwrap().reason, DisableReason::Gone);
     assert_eq!(receiver.count(), 1);
+}
+
+#[tokio::test]
+async fn who_enables_a_webhook_before_the_mail_could_be_sent_is_told_all_the_same() {
+    let plane = own_plane().await;
+    let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0".to_owned()];
+    arguments.extend(receiver_arguments(&plane));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &operator, "hooks-untold").await;
+    // No mail can be written for now.
+    let folder = mail_folder(&plane);
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    let receiver = Receiver::start(|_| Answer::status(410)).await;
+    tenant
+        .webhook("old", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let has_failed = |webhook: &Webhook| {
+        let disabled = webhook.disabled();
+        let error = disabled.and_then(|disabled| disabled.notification_error.clone());
+        error.is_some_and(|error| !error.contains("being sent"))
+    };
+    tenant
+        .wait_for_webhook("old", "the mail to fail", has_failed)
+        .await;
+    tenant
+        .change_webhook("old", json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
+        .await;
+    let is_enabled = |webhook: &Webhook| !is_disabled(webhook);
+    tenant
+        .wait_for_webhook("old", "it to be enabled", is_enabled)
+        .await;
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let mails = async || mails_to(&plane, "hooks-untold@example.com").len();
+    eventually("the mail", mails, |mails| *mails == 1).await;
+    operator.stop().await;
 }
 
 #[tokio::test]

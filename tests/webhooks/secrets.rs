@@ -125,6 +125,35 @@ async fn a_webhook_whose_secret_is_missing_is_mended_by_naming_another() {
 }
 
 #[tokio::test]
+async fn a_webhook_created_through_rest_sends_from_then_on() {
+    let tenant = Tenant::new("hooks-at-once").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let order = json!({ "url": receiver.url("/hook"), "events": ["instance.created"] });
+    for round in 1..=10 {
+        let created = tenant.call(Method::POST, "/v1/webhooks", Some(&order)).await;
+        assert_eq!(created.status, 201, "{created:?}");
+        let created = created.json();
+        let path = format!("/v1/webhooks/{}", created["data"]["id"].as_str().unwrap());
+        let tested = tenant.call(Method::POST, &format!("{path}/test"), None).await;
+        assert_eq!(tested.status, 202);
+        let tested = tested.json();
+        let delivery = format!("{path}/deliveries/{}", tested["data"]["id"].as_str().unwrap());
+        let status = async || {
+            let seen = tenant.call(Method::GET, &delivery, None).await.json();
+            seen["data"]["status"].as_str().unwrap().to_owned()
+        };
+        let ended = eventually("an end", status, |status| status != "pending").await;
+        assert_eq!(ended, "delivered", "round {round}");
+        let got = receiver.wait_for(round).await.pop().unwrap();
+        let secret = created["data"]["secret"].as_str().unwrap();
+        Verifier::new(secret)
+            .unwrap()
+            .verify(&got.body, &got.headers)
+            .unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_secret_rotated_through_rest_signs_what_is_sent_from_then_on() {
     let tenant = Tenant::new("hooks-rotated").await;
     let receiver = Receiver::start(|_| Answer::ok()).await;

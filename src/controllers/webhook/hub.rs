@@ -496,7 +496,17 @@ pub(super) fn instance_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Instance>> {
             }
         };
         match change {
-            Change::Replaced(all) => all.iter().for_each(see),
+            Change::Replaced(all) => {
+                all.iter().for_each(see);
+                let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
+                let newest = all.iter().map(|instance| revision(&**instance)).max();
+                let gone = state
+                    .dispatcher
+                    .objects_listed(&uids.collect(), newest.unwrap_or(0));
+                for uid in gone {
+                    state.ending.remove(&*uid);
+                }
+            }
             Change::Applied(instance) => see(instance),
             Change::Deleted(instance) => {
                 let uid = instance.metadata.uid.as_deref().unwrap_or_default();

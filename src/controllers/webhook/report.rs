@@ -278,11 +278,20 @@ fn to_notify(hub: &Hub) -> Vec<(LaneKey, Disabled)> {
     due
 }
 
-/// Tells the account holder, however often that has to be tried. One disablement, one mail.
+/// Tells the account holder, however often that has to be tried, and also when the webhook is enabled before it could be
+/// done: that an event was given up is still so. One disablement, one mail.
 async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
     let mut pause = FIRST_PAUSE;
+    let known = |lane: &LaneKey| Some(hub.state.lock().webhooks.get(lane)?.webhook.clone());
+    let first = known(&lane);
+    let is_same = |webhook: &Arc<Webhook>| {
+        first
+            .as_ref()
+            .is_some_and(|first| first.metadata.uid == webhook.metadata.uid)
+    };
     loop {
-        let Some(mail) = mail(&hub, &lane, &disabled) else {
+        let webhook = known(&lane).filter(is_same);
+        let Some(mail) = webhook.and_then(|webhook| mail(&hub, &webhook, &disabled)) else {
             // Whoever looks next may find an account again.
             if let Some(known) = hub.state.lock().webhooks.get_mut(&lane)
                 && known.tells_of(&disabled)
@@ -313,14 +322,13 @@ async fn notify(hub: Arc<Hub>, lane: LaneKey, disabled: Disabled) {
         {
             let mut state = hub.state.lock();
             let known = state.webhooks.get_mut(&lane);
-            let Some(known) = known.filter(|known| known.tells_of(&disabled)) else {
-                return;
-            };
-            known.notification = Some(Notification {
-                disabled_at: disabled.at,
-                result: result.map(|()| now.wall).map_err(|error| error.told()),
-            });
-            state.dirty.insert(lane.clone());
+            if let Some(known) = known.filter(|known| known.tells_of(&disabled)) {
+                known.notification = Some(Notification {
+                    disabled_at: disabled.at,
+                    result: result.map(|()| now.wall).map_err(|error| error.told()),
+                });
+                state.dirty.insert(lane.clone());
+            }
         }
         hub.urgent.notify_one();
         if is_over {
@@ -339,14 +347,11 @@ impl Known {
     }
 }
 
-/// The mail, as long as the webhook is disabled since that time.
-fn mail(hub: &Hub, lane: &LaneKey, disabled: &Disabled) -> Option<DisabledWebhook> {
-    let webhook = hub.state.lock().webhooks.get(lane)?.webhook.clone();
-    let still = webhook
-        .status
-        .as_ref()
-        .and_then(|status| status.disabled.as_ref());
-    if still.is_none_or(|still| still.at != disabled.at || still.notified_at.is_some()) {
+/// The mail, unless it was sent.
+fn mail(hub: &Hub, webhook: &Webhook, disabled: &Disabled) -> Option<DisabledWebhook> {
+    let status = webhook.status.as_ref();
+    let now = status.and_then(|status| status.disabled.as_ref());
+    if now.is_some_and(|now| now.at == disabled.at && now.notified_at.is_some()) {
         return None;
     }
     let namespace = webhook.metadata.namespace.clone().unwrap_or_default();

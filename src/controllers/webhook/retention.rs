@@ -17,7 +17,7 @@ use crate::{
     delivery::dispatch::{LaneKey, key},
     resources::{
         Delivery,
-        delivery::{FINISHED_AT_ANNOTATION, FINISHED_LABEL, WEBHOOK_LABEL},
+        delivery::{self, FINISHED_LABEL, WEBHOOK_LABEL},
     },
     runtime::client::{CallError, bounded},
 };
@@ -155,9 +155,8 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<u64, CallError> {
 }
 
 fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
-    let annotations = meta.metadata.annotations.as_ref();
-    let told = annotations.and_then(|all| all.get(FINISHED_AT_ANNOTATION)?.parse().ok());
-    told.or(meta.metadata.creation_timestamp.as_ref().map(|time| time.0))
+    delivery::finished_at(&meta.metadata)
+        .or(meta.metadata.creation_timestamp.as_ref().map(|time| time.0))
         .unwrap_or(Timestamp::MAX)
 }
 

@@ -299,8 +299,13 @@ fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Probl
 /// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With more
 /// than some two hundred Secrets a round takes longer than [`POLL_EVERY`]; those that are in use are read again all the same.
 pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
-    let mut only_unread = false;
+    let mut next_round = Instant::now();
     loop {
+        // A round does not wait for those who want to be read at once: they may be many.
+        let only_unread = Instant::now() < next_round;
+        if !only_unread {
+            next_round = Instant::now() + POLL_EVERY;
+        }
         let reads =
             futures::stream::iter(due(&hub, only_unread)).for_each_concurrent(POLL_CONCURRENCY, |webhooks| {
                 let hub = hub.clone();
@@ -312,8 +317,8 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = hub.unread.notified() => only_unread = true,
-            () = tokio::time::sleep(POLL_EVERY) => only_unread = false,
+            () = hub.unread.notified() => {}
+            () = tokio::time::sleep_until(next_round.into()) => {}
         }
     }
 }

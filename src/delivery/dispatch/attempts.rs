@@ -159,7 +159,14 @@ impl Dispatcher {
                 let mut status = job.status();
                 status.phase = DeliveryPhase::Exhausted;
                 status.next_attempt_at = None;
-                status.last_error = Some(why);
+                let attempt = Attempt {
+                    at: now.wall,
+                    duration_ms: 0,
+                    status_code: None,
+                    error: Some(why),
+                    response: None,
+                };
+                record_attempt(&mut status, attempt);
                 job.set_status(status);
                 job.state = State::Over;
                 self.write(key);

@@ -187,6 +187,20 @@ impl Dispatcher {
         }
     }
 
+    /// All objects were listed. Those that are not among them are gone, but for those that are known from a version later than
+    /// any of the list. Returns them.
+    pub fn objects_listed(&mut self, listed: &HashSet<&str>, newest: u64) -> Vec<Arc<str>> {
+        let objects = self.entries.by_object.iter();
+        let gone: Vec<_> = objects
+            .filter(|(uid, object)| object.revision <= newest && !listed.contains(&***uid))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in &gone {
+            self.object_gone(uid);
+        }
+        gone
+    }
+
     /// Whether an entry is known.
     pub fn knows(&self, event_id: &str) -> bool {
         self.entries.by_event.contains_key(event_id)

@@ -46,7 +46,7 @@ fn operation(event_type: EventType) -> Value {
             "content": { "application/json": { "schema": catalogue::schema(event_type), "example": example } },
         },
         "responses": {
-            "2XX": { "description": "Any of these, within 30 seconds, is a success. The body is not needed; its beginning is kept for the log." },
+            "2XX": { "description": "Any of these, within 30 seconds unless the operator is set otherwise, is a success. The body is not needed; its beginning is kept for the log." },
             "401": { "description": "What a receiver answers when the signature does not match. A failure like any other status, redirects included: tried again, by default after 1 m, 5 m, 30 m, 2 h and 6 h; when the last retry has failed, the webhook is disabled." },
             "410": { "description": "Nothing shall be sent here any more: disables the webhook at once." },
         },

@@ -33,7 +33,7 @@ use crate::{
     },
     resources::{
         Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook,
-        delivery::{EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+        delivery::{self, EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
         ids,
     },
 };
@@ -196,8 +196,8 @@ pub async fn rotate_secret(
 
 /// Sends again what failed for good
 ///
-/// Every exhausted delivery that is still kept, tests apart, or only those of events since a time, in the order of their events, each with
-/// a fresh ladder of retries.
+/// Every exhausted delivery that is still kept, tests apart, or only those that were given up since a time, in the order of
+/// their events, each with a fresh ladder of retries.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     request_body = RecoverWebhook,
@@ -265,7 +265,7 @@ fn recovered(count: usize) -> Result<Response, ApiError> {
 }
 
 impl App {
-    /// Takes the label off every exhausted delivery of an event that is not older than `since`. Returns how many there were.
+    /// Takes the label off every exhausted delivery that was not given up before `since`. Returns how many there were.
     async fn recover(&self, webhook: &Webhook, since: Option<Timestamp>) -> Result<usize, ApiError> {
         let selection = Selection {
             status: Some(DeliveryPhase::Exhausted),
@@ -277,7 +277,10 @@ impl App {
             let wanted = page
                 .into_iter()
                 .filter(|delivery| !delivery.spec.test)
-                .filter(|delivery| since.is_none_or(|since| delivery.spec.event_created_at >= since));
+                .filter(|delivery| {
+                    let given_up = delivery::finished_at(&delivery.metadata);
+                    since.is_none_or(|since| given_up.unwrap_or(delivery.spec.event_created_at) >= since)
+                });
             for delivery in wanted {
                 let (spec, metadata) = (delivery.spec, delivery.metadata);
                 let place = (spec.event_created_at, spec.sequence);

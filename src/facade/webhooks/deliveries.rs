@@ -115,7 +115,7 @@ pub(super) fn too_slow() -> ApiError {
 
 /// Lists the deliveries of a webhook
 ///
-/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them. Filters can be
+/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator is set otherwise. Filters can be
 /// combined with each other and with paging; a value that does not exist gives an empty list.
 #[utoipa::path(
     get,
@@ -182,8 +182,8 @@ pub async fn detail(
 
 /// Sends a delivery again
 ///
-/// The same event, byte for byte, with a fresh ladder of retries. Allowed from `delivered` and `exhausted`; one that is
-/// `pending` or `held` is sent anyway.
+/// The same event, byte for byte, with a fresh ladder of retries. Allowed from `delivered` and `exhausted`; 409 for one that
+/// is `pending` or `held`, which goes out by itself.
 #[utoipa::path(
     post,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",

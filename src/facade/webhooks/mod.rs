@@ -221,7 +221,7 @@ fn shown_as_it_is(shown: &ShownWebhook) -> Result<Response, ApiError> {
 
 /// Deletes a webhook
 ///
-/// Nothing is sent to it any more. Its deliveries and its secret go with it.
+/// Nothing is sent to it any more. Its deliveries go with it, and the secret that was made for it.
 #[utoipa::path(
     delete,
     path = "/v1/webhooks/{id}",

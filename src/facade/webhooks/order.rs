@@ -269,7 +269,7 @@ impl RotateSecret {
 /// Which deliveries to send again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
 pub struct RecoverWebhook {
-    /// Only of events that are not older than this RFC 3339 time; without one of all that are kept.
+    /// Only those that were given up at this RFC 3339 time or later; without one all that are kept.
     #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
     pub since: Option<Timestamp>,
 }

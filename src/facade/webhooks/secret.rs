@@ -129,10 +129,11 @@ pub struct Rotated {
 }
 
 impl Rotated {
-    fn of(secret: &Secret, webhook: &Webhook, before: bool) -> Option<Self> {
+    fn of(secret: &Secret, webhook: &Webhook, before: bool, now: Timestamp) -> Option<Self> {
+        let previous_until = text(secret, PREVIOUS_EXPIRES_KEY).and_then(|until| until.parse().ok());
         Some(Self {
             secret: text(secret, &webhook.spec.secret_ref.key)?,
-            previous_until: text(secret, PREVIOUS_EXPIRES_KEY).and_then(|until| until.parse().ok()),
+            previous_until: previous_until.filter(|until| *until > now),
             before,
         })
     }
@@ -174,7 +175,11 @@ impl App {
         for _ in 0..MAX_ATTEMPTS {
             let Some(there) = found else {
                 match self.calls.create(namespace, &change.object()).await {
-                    Ok(_) => return Ok(secret),
+                    Ok(made) => {
+                        // The controller may have looked for it already, and believe that it is missing.
+                        self.announce_secret(webhook, &made).await;
+                        return Ok(secret);
+                    }
                     Err(taken) if taken.is_conflict() => found = self.calls.get(namespace, name).await?,
                     Err(error) => return Err(error.into()),
                 }
@@ -251,7 +256,7 @@ impl App {
             let mut annotations = change.annotations.clone();
             if let Some(keyed) = keyed {
                 if keyed.was_done(known)? {
-                    return Rotated::of(known, change.webhook, true).ok_or_else(unusable);
+                    return Rotated::of(known, change.webhook, true, self.clock.now()).ok_or_else(unusable);
                 }
                 annotations.push((IDEMPOTENCY_ANNOTATION, keyed.remember(known, "")));
             }
@@ -267,7 +272,8 @@ impl App {
             match written {
                 Ok(secret) => {
                     self.announce_secret(change.webhook, &secret).await;
-                    return Rotated::of(&secret, change.webhook, false).ok_or_else(unusable);
+                    return Rotated::of(&secret, change.webhook, false, self.clock.now())
+                        .ok_or_else(unusable);
                 }
                 Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
                 Err(error) => return Err(error.into()),

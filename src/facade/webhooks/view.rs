@@ -158,7 +158,7 @@ pub struct DeliveryView<'a> {
     /// Type of the event.
     event_type: EventType,
     /// `pending`: waits for its next attempt; `held`: until the webhook can be sent to again; `delivered`: answered with 2xx;
-    /// `exhausted`: its last retry failed, or the receiver said 410.
+    /// `exhausted`: its last retry failed, the receiver said 410, or it is a test that could not be sent.
     #[schema(schema_with = delivery_status)]
     status: &'static str,
     /// When it was recorded.
@@ -173,7 +173,7 @@ pub struct DeliveryView<'a> {
     attempts: Vec<AttemptView<'a>>,
 }
 
-/// One POST to a receiver, and what came of it.
+/// One attempt to send it, and what came of it.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryAttempt)]
 pub struct AttemptView<'a> {

@@ -109,3 +109,19 @@ fn a_long_ladder_keeps_only_the_last_attempts() {
     let status = world.status(&job);
     assert_eq!((status.attempt_count, status.attempts.len()), (30, 21));
 }
+
+#[test]
+fn what_a_list_of_the_objects_no_longer_has_is_forgotten() {
+    let mut world = World::new(DeliveryLog::Failures);
+    world.add_hook("ns", "one");
+    world.settle();
+    let [kept, gone] = ["i-1", "i-2"].map(|uid| world.record("ns", uid, Fate::Good).unwrap());
+    let listed = std::collections::HashSet::from(["i-1"]);
+    let dispatcher = &mut world.dispatcher;
+    assert!(
+        dispatcher.objects_listed(&listed, 0).is_empty(),
+        "the list is older"
+    );
+    assert_eq!(dispatcher.objects_listed(&listed, u64::MAX), ["i-2".into()]);
+    assert!(dispatcher.knows(&kept) && !dispatcher.knows(&gone));
+}
