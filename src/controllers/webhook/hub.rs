@@ -190,11 +190,12 @@ impl Hub {
         state.tenure = Some(tenure);
         state.instances = Some(stores.instances.clone());
         state.floor = listed.revision;
-        for webhook in stores.webhooks.state() {
-            self.webhook_shown(&mut state, &webhook, now);
-        }
+        // The list first: counting goes on from the first status that is seen, and the watch may lag.
         for webhook in listed.webhooks {
             self.webhook_seen(&mut state, Arc::new(webhook), now);
+        }
+        for webhook in stores.webhooks.state() {
+            self.webhook_shown(&mut state, &webhook, now);
         }
         for delivery in listed.deliveries {
             state.dispatcher.delivery_seen(delivery, true, now);
