@@ -217,7 +217,7 @@ fn the_local_run_keeps_its_contract_until_sigterm() {
     );
     assert!(log.contains("--provisioning-seconds=7"), "{log}");
     assert!(
-        log.contains("--retry-schedule=200ms,2s --receiver-allow=127.0.0.0/8,::1/128"),
+        log.contains("--retry-schedule=200ms,2s --identity=local-run --receiver-allow=127.0.0.0/8,::1/128"),
         "{log}"
     );
     let mail = run_folder.join("mail");
@@ -265,6 +265,9 @@ fn kill_9(pid: &str) {
 fn what_is_killed_is_started_again_at_the_same_place() {
     let run = Run::start(&[]);
     let first_command = run.read(".run/stellage.log");
+    let lease = r#"{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": "local-run-a1"},
+        "metadata": {"name": "stellage-controller", "namespace": "stellage-system"}}"#;
+    run.shell(&format!("echo '{lease}' | kubectl apply -f -"));
     for name in ["stellage", "etcd", "kube-apiserver", "kube-controller-manager"] {
         let before = run.pid(name);
         kill_9(&before);
@@ -281,6 +284,8 @@ fn what_is_killed_is_started_again_at_the_same_place() {
         run.shell("kubectl get crd --output name"),
         "customresourcedefinition.apiextensions.k8s.io/accounts.stellage.dev"
     );
+    let holder = "kubectl get lease -n stellage-system -o jsonpath='[{.items[*].spec.holderIdentity}]'";
+    assert_eq!(run.shell(holder), "[]", "who takes over need not wait");
     let api = run.shell("echo $STELLAGE_URL");
     let listen = format!("--listen={} ", api.trim_start_matches("http://"));
     let second_command = run.read(".run/stellage.log").replace(&first_command, "");

@@ -316,6 +316,11 @@ fn refused(status: &Status) -> ApiError {
                 "instances"
             },
         ),
+        // The operator's rights: an API server that has just started does not know them for a moment.
+        403 if status.message.contains(" cannot ") => {
+            tracing::error!(message = status.message, "the API server refuses the facade");
+            ApiError::unavailable("the service may not do this for now; try again")
+        }
         403 if status.message.contains(NOT_COUNTED) => {
             ApiError::unavailable("the account's quota is not counted yet; try again")
         }
@@ -466,7 +471,7 @@ mod tests {
             (
                 403,
                 "User \"system:serviceaccount:a:b\" cannot create resource",
-                "server_error",
+                "service_unavailable",
             ),
             (401, "Unauthorized", "server_error"),
             (404, "instances.stellage.dev \"x\" not found", "not_found"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    requests::{begin, state_during, take_on},
+    requests::{accept, begin, state_during, take_on},
     summary,
     timings::Timings,
 };
@@ -120,11 +120,15 @@ pub fn decide(
         }
         Seen::Failed(error) => machine.provider_failed(error),
     }
+    // Also one that is being deleted by now: whoever asked for it was told that it is there.
+    if *gate == Gate::Open && machine.status.state.is_none() {
+        accept(instance, &mut machine.status, now);
+    }
+    if before.state.is_none() && machine.status.state.is_some() {
+        machine.announce(EventType::InstanceCreated);
+    }
     if *gate == Gate::Open || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
-    }
-    if before.state.is_none() && machine.status.state.is_some() && !instance.is_deleting() {
-        machine.announce(EventType::InstanceCreated);
     }
     let Machine {
         mut status,

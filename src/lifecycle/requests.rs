@@ -14,6 +14,16 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     status
 }
 
+/// Takes on an instance that is new.
+pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
+    let spec = &instance.spec;
+    echo_all(spec, status);
+    begin(status, spec, OperationKind::Create, spec.power_state, now);
+    status.plan = Some(spec.plan);
+    status.image = Some(spec.image.clone());
+    status.disk_size_gb = Some(spec.plan.size().disk_gb);
+}
+
 /// Takes on what the spec asks for and the status does not show yet, as far as the operation under way allows: at most
 /// one operation begins. Nonces are echoed when their operation begins, for from then on the operation itself is in the
 /// status; whatever cannot begin yet stays different from the spec and is found again.
@@ -30,11 +40,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         return;
     }
     let Some(state) = status.state else {
-        echo_all(spec, status);
-        begin(status, spec, OperationKind::Create, spec.power_state, now);
-        status.plan = Some(spec.plan);
-        status.image = Some(spec.image.clone());
-        status.disk_size_gb = Some(spec.plan.size().disk_gb);
+        accept(instance, status, now);
         return;
     };
     // An operation that fails is asked for again and again; meanwhile any request may take its place.

@@ -820,6 +820,15 @@ fn deletion_ends_once_the_server_is_gone_and_not_before() {
     assert!(world.gone && !world.server.exists);
 }
 
+#[test]
+fn what_is_deleted_before_it_was_seen_was_created_and_deleted_to_all_who_are_told() {
+    let (mut world, mut since) = (World::new(spec()), 0);
+    world.delete();
+    world.settle();
+    assert!(world.gone && !world.server.exists);
+    assert_eq!(world.told(&mut since), ["created", "deleted"]);
+}
+
 /// What may happen to the world, in any order.
 #[derive(Clone, Debug)]
 enum Happening {

@@ -1,5 +1,6 @@
 //! From a transition to a receiver, and what is written down of it.
 
+use http::Method;
 use kube::api::{DeleteParams, PatchParams};
 use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
@@ -7,9 +8,31 @@ use stellage::resources::{DeliveryPhase, InstanceState};
 
 use super::{ALL, SECRET, all_in, body, types};
 use crate::support::{
-    Tenant,
-    receivers::{Answer, Receiver},
+    Tenant, eventually,
+    receivers::{Answer, Received, Receiver},
 };
+
+#[tokio::test]
+async fn an_instance_that_is_deleted_at_once_was_created_and_deleted_to_its_webhooks() {
+    let tenant = Tenant::new("hooks-brief").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    tenant.webhook("orders", &receiver.url("/hook"), &ALL).await;
+    let order = json!({ "name": "web", "region": "fr-par-1", "plan": "starter", "image": "debian-13" });
+    for number in 1..=5 {
+        let made = tenant.call(Method::POST, "/v1/instances", Some(&order)).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let id = made.json()["data"]["id"].as_str().unwrap().to_owned();
+        let path = format!("/v1/instances/{id}");
+        assert_eq!(tenant.call(Method::DELETE, &path, None).await.status, 204);
+        let told = async || {
+            let of_it = |request: &Received| body(request)["data"]["instance"]["id"] == id.as_str();
+            let all = receiver.received();
+            types(&all.into_iter().filter(of_it).collect::<Vec<_>>())
+        };
+        let told = eventually("both events", told, |told| told.len() >= 2).await;
+        assert_eq!(told, ["instance.created", "instance.deleted"], "{number}");
+    }
+}
 
 #[tokio::test]
 async fn every_transition_arrives_once_signed_and_with_the_bytes_that_were_recorded() {

@@ -164,6 +164,7 @@ impl Session {
                 folder,
                 stellage,
             };
+            product.free_lease().await;
             self.stellage = product.start(settings, Some(&self.urls))?;
             told("stellage", status);
         }

@@ -3,6 +3,8 @@
 use super::{Settings, folder::Folder};
 use crate::Failure;
 use control_plane::{ControlPlane, Daemon, Error, Identity, loopback};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, api::PostParams};
 use serde_json::Value;
 use std::{
     ffi::OsString,
@@ -22,6 +24,9 @@ const COMMAND_WITHIN: Duration = Duration::from_mins(2);
 const SERVES_WITHIN: Duration = Duration::from_mins(1);
 const KEY_WORKS_WITHIN: Duration = Duration::from_secs(15);
 const ACCOUNT: &str = "demo";
+/// How the holder of the Lease is called, in front of what differs with every start.
+const IDENTITY: &str = "local-run";
+const LEASE_FREED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Programs against a control plane, with the admin's kubeconfig.
 pub(super) struct Product<'a> {
@@ -80,6 +85,27 @@ impl Product<'_> {
         let daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;
         self.folder.write_pid("stellage", daemon.pid())?;
         Ok(daemon)
+    }
+
+    /// Gives back the Lease of a `stellage` that has died, as whoever saw it die may do: the next one would wait until it has
+    /// expired.
+    pub(super) async fn free_lease(&self) {
+        let freed = async {
+            let client = self.plane.client(Identity::Admin).await.ok()?;
+            let leases: Api<Lease> = Api::namespaced(client, "stellage-system");
+            let mut lease = leases.get("stellage-controller").await.ok()?;
+            let holder = lease.spec.as_mut()?.holder_identity.as_mut()?;
+            if holder.starts_with(IDENTITY) {
+                holder.clear();
+                leases
+                    .replace("stellage-controller", &PostParams::default(), &lease)
+                    .await
+                    .ok()?;
+            }
+            Some(())
+        };
+        // Where that fails, it is only a matter of time.
+        let _ = timeout(LEASE_FREED_WITHIN, freed).await;
     }
 
     /// Starts it, and returns when it serves.
@@ -204,6 +230,7 @@ fn arguments(settings: &Settings, ready: &Path, before: Option<&Urls>) -> Vec<Os
         "--ready-file".into(),
         ready.into(),
         format!("--retry-schedule={}", settings.retry_schedule).into(),
+        format!("--identity={IDENTITY}").into(),
         // Whoever tries it out has the receiver on this machine.
         "--receiver-allow=127.0.0.0/8,::1/128".into(),
     ];
@@ -282,6 +309,7 @@ mod tests {
             "--ready-file",
             "/a b/ready.json",
             "--retry-schedule=1m,5m,30m,2h,6h",
+            "--identity=local-run",
             "--receiver-allow=127.0.0.0/8,::1/128",
         ];
         assert_eq!(built(&[]), usual);
@@ -302,7 +330,13 @@ mod tests {
         assert_eq!(chosen[3], "--provisioning-seconds=1");
         assert_eq!(
             chosen[6..],
-            ["--retry-schedule=200ms,1s", usual[7], "--receiver-ca", file]
+            [
+                "--retry-schedule=200ms,1s",
+                usual[7],
+                usual[8],
+                "--receiver-ca",
+                file
+            ]
         );
         assert!(!chosen.concat().contains("s3cret"), "others see arguments");
     }
