@@ -4,6 +4,8 @@ CARGO_DENY_VERSION := 0.20.2
 CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 TARGET = $${CARGO_TARGET_DIR:-target}
+# Most tests wait for something most of the time.
+TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))}
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint bench crds tools cargo-deny
@@ -19,7 +21,7 @@ run: tools ## Run everything on this machine until Ctrl-C (PORT, PROVISIONING, R
 test: tools ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
-	@cargo test --locked --workspace
+	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
 
 lint: tools cargo-deny ## Check format, clippy, licences, duplicate versions, sources, advisories
 	@cargo fmt --all --check
