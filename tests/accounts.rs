@@ -17,7 +17,7 @@ use stellage::resources::{
     conditions::{self, READY, STALLED},
 };
 
-use crate::support::{self, eventually, wait_until_webhooks_are_counted};
+use crate::support::{self, eventually};
 
 /// What a test of accounts works with.
 struct Accounts {
@@ -438,7 +438,7 @@ async fn nothing_is_written_while_nothing_changes() {
         .await;
     test.wait_until_ready("acc-quiet").await;
     // Until Kubernetes counts those too, the account is looked at again and again.
-    wait_until_webhooks_are_counted(&test.inside("acc-quiet")).await;
+    support::wait_until_webhooks_are_counted(&test.inside("acc-quiet")).await;
     let ready = test.wait_until_ready("acc-quiet").await;
     // Something that makes the controller look, but is not its business.
     let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });

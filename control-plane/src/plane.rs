@@ -80,10 +80,10 @@ impl Slot {
     /// Empties the slot of a server that has ended by itself and is worth starting again. Returns how it ended.
     fn take_ended(&self) -> Result<Option<ExitStatus>, Error> {
         let mut slot = self.lock();
-        let ended = match slot.as_mut() {
-            Some(daemon) => daemon.to_be_restarted()?,
-            None => None,
+        let Some(daemon) = slot.as_mut() else {
+            return Ok(None);
         };
+        let ended = daemon.to_be_restarted()?;
         if ended.is_some() {
             *slot = None;
         }

@@ -1,7 +1,7 @@
 //! `.run/`: the local run's folder in the checkout.
 
 use crate::Failure;
-use control_plane::{Error, write_private};
+use control_plane::{ControlPlane, Error, write_private};
 use rustix::process::{Pid, test_kill_process};
 use std::{
     fmt::Write as _,
@@ -153,6 +153,13 @@ impl Folder {
     pub(super) fn write_pid(&self, name: &str, pid: u32) -> Result<(), Failure> {
         let path = self.pid_file(name);
         fs::write(&path, format!("{pid}\n")).map_err(Failure::file("write", path))
+    }
+
+    /// Those of the servers that run.
+    pub(super) fn write_pids(&self, plane: &ControlPlane) -> Result<(), Failure> {
+        let pids = plane.pids();
+        pids.into_iter()
+            .try_for_each(|(name, pid)| self.write_pid(name, pid))
     }
 
     /// `.run/bin` with links to the programs, to be put in front of `PATH`.

@@ -78,9 +78,7 @@ async fn start(
         .lock(lock)
         .start()
         .await?;
-    for (name, pid) in plane.pids() {
-        folder.write_pid(name, pid)?;
-    }
+    folder.write_pids(&plane)?;
     let product = Product {
         plane: &plane,
         folder,
@@ -152,10 +150,11 @@ impl Session {
         let told = |name: &str, status: ExitStatus| {
             say(&format!("{name} had ended ({status}): it was started again."));
         };
-        for (name, status) in self.plane.revive().await? {
-            for (name, pid) in self.plane.pids() {
-                folder.write_pid(name, pid)?;
-            }
+        let revived = self.plane.revive().await?;
+        if !revived.is_empty() {
+            folder.write_pids(&self.plane)?;
+        }
+        for (name, status) in revived {
             told(name, status);
         }
         if let Some(status) = self.stellage.to_be_restarted()? {

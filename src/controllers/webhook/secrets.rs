@@ -210,36 +210,34 @@ pub(super) async fn keys(
 
 /// Reads a secret anew.
 async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) {
-    let asked_at = Instant::now();
-    let secret = fetch(hub, webhook).await;
-    learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref), asked_at);
+    learn(hub, lane, webhook, &fetch(hub, webhook).await);
 }
 
-/// The Secret that a webhook names, or none; an error if the API server does not say.
-async fn fetch(hub: &Hub, webhook: &Webhook) -> Result<Option<Secret>, ()> {
+/// When a Secret was asked for, and what it was then or later: the Secret, or none; an error if the API server did not say.
+type Answer = (Instant, Result<Option<Secret>, ()>);
+
+/// The Secret that a webhook names.
+async fn fetch(hub: &Hub, webhook: &Webhook) -> Answer {
+    let asked_at = Instant::now();
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
     let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(hub.deps.client.clone(), namespace);
-    bounded(api.get_opt(name)).await.map_err(|error| {
+    let secret = bounded(api.get_opt(name)).await.map_err(|error| {
         tracing::warn!(namespace, name, %error, "a signing secret cannot be read");
-    })
+    });
+    (asked_at, secret)
 }
 
-/// Takes in what a webhook's Secret said when it was asked for, or later.
-fn learn(
-    hub: &Hub,
-    lane: &LaneKey,
-    webhook: &Webhook,
-    secret: Result<Option<&Secret>, &()>,
-    asked_at: Instant,
-) {
+/// Takes in what was answered about a webhook's Secret.
+fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, (asked_at, secret): &Answer) {
     let reference = &webhook.spec.secret_ref;
     let before = hub.secrets.get(lane, webhook);
     let mut after = before.clone();
     match secret {
         Ok(secret) => {
             after.failed_at = None;
-            after.read = Some((asked_at, parse(secret, &reference.name, &reference.key)));
+            let parsed = parse(secret.as_ref(), &reference.name, &reference.key);
+            after.read = Some((*asked_at, parsed));
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
@@ -248,7 +246,7 @@ fn learn(
     {
         let mut all = hub.secrets.known.lock();
         // The webhook may name another by now, or be another; and who asked later may have been answered sooner.
-        let is_newer = |known: &Known| known.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
+        let is_newer = |known: &Known| known.read.as_ref().is_some_and(|(at, _)| at > asked_at);
         match all.get_mut(lane) {
             Some(known) if known.of == after.of && !is_newer(known) => *known = after,
             _ => return,
@@ -356,10 +354,9 @@ async fn read_for(hub: &Arc<Hub>, webhooks: Webhooks) {
     let Some((_, webhook)) = webhooks.first() else {
         return;
     };
-    let asked_at = Instant::now();
-    let secret = fetch(hub, webhook).await;
+    let answer = fetch(hub, webhook).await;
     for (lane, webhook) in &webhooks {
-        learn(hub, lane, webhook, secret.as_ref().map(Option::as_ref), asked_at);
+        learn(hub, lane, webhook, &answer);
     }
 }
 
