@@ -21,9 +21,9 @@ fn read(path: &str) -> String {
 fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned(), "examples/receivers/README.md".to_owned()];
     for entry in fs::read_dir(root().join("docs")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        if name.ends_with(".md") {
-            pages.push(format!("docs/{name}"));
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(format!("docs/{}", path.file_name().unwrap().to_str().unwrap()));
         }
     }
     pages.sort();
@@ -63,10 +63,10 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
         };
         let value = |key: &str| line.strip_prefix(key)?.strip_suffix(']');
         if let Some(text) = value("[env: ") {
-            *variable = text.trim_end_matches('=').to_owned();
+            text.trim_end_matches('=').clone_into(variable);
         }
         if let Some(text) = value("[default: ") {
-            *default = text.trim_matches('"').to_owned();
+            text.trim_matches('"').clone_into(default);
         }
     }
     assert!(!flags.is_empty(), "{help}");
