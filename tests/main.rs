@@ -11,6 +11,7 @@
 
 mod accounts;
 mod delivery;
+mod docs;
 mod examples;
 mod facade;
 mod instances;
