@@ -10,6 +10,7 @@
 )]
 
 mod accounts;
+mod clients;
 mod delivery;
 mod docs;
 mod examples;

@@ -28,7 +28,7 @@ mod ports;
 mod random;
 mod servers;
 
-pub use assets::{Assets, KUBEBUILDER_ASSETS};
+pub use assets::{Assets, KUBEBUILDER_ASSETS, cache_folder};
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;
 pub use error::Error;
