@@ -18,6 +18,7 @@
 //! nothing. Parts can be named: `instances`, `webhooks`, or one of `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`,
 //! `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`.
 
+mod account;
 mod bare_client;
 mod bare_handler;
 mod census;
@@ -37,6 +38,7 @@ mod wire;
 
 use std::time::Duration;
 
+use account::Account;
 use cluster::Cluster;
 use product::Product;
 use sizes::Sizes;
@@ -120,7 +122,7 @@ async fn measure(sizes: &Sizes) -> Result<Table> {
 
     // A cluster without instances, then the first thousand.
     let mut product = Product::run(&cluster).await?;
-    let account = cluster.account(&product).await?;
+    let account = Account::create(&cluster, &product).await?;
     let empty = footprint::settled(&product, sizes).await?;
     let first = convergence::converge(&cluster, &product, &account, "first", sizes.small).await?;
     let small_after = footprint::settled(&product, sizes).await?;
