@@ -42,7 +42,8 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
     attempt::MAX_RESPONSE,
-    connector::{Allowance, ConnectError, Connector, find},
+    connect_error::{ConnectError, find},
+    connector::{Allowance, Connector},
     resolver::GuardedResolver,
 };
 

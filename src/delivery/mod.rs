@@ -3,6 +3,7 @@
 mod addresses;
 pub mod attempt;
 pub mod client;
+mod connect_error;
 mod connector;
 pub mod dispatch;
 pub mod resolver;
@@ -16,5 +17,5 @@ pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
 pub use client::{ClientError, ClientSettings, ReceiverClient};
 pub use rules::{Forbidden, TargetRules};
 pub use schedule::RetrySchedule;
-pub use settings::ReceiverSettings;
+pub use settings::{DeliverySettings, ReceiverSettings};
 pub use target::{ReceiverUrl, UrlError};

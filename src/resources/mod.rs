@@ -10,15 +10,17 @@ pub mod api_key;
 pub mod conditions;
 mod crd;
 pub mod delivery;
+pub mod event;
 pub mod ids;
 pub mod instance;
-pub(crate) mod times;
+mod times;
 pub mod validation;
 pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
+pub use event::{EventType, OutboxEntry};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
     PowerState,
