@@ -157,6 +157,6 @@ impl Hub {
     /// Has the instance looked at again whose last event is settled.
     fn nudge(&self, uid: &str) {
         let instance = self.state.lock().take_ending(uid);
-        self.queue.again(instance);
+        self.instances.again(instance);
     }
 }

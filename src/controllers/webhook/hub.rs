@@ -13,17 +13,17 @@ use tokio::sync::Notify;
 
 use super::{
     Deps, Stores,
-    secrets::{Problem, Secrets},
+    secret_cache::{Problem, SecretCache},
 };
 use crate::{
-    controllers::instance::InstanceQueue,
     delivery::{
         ReceiverUrl,
         dispatch::{Disablement, Dispatcher, Gate, LaneKey, Now, Origin, WebhookFacts, key},
     },
-    events::OutboxEntry,
+    events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
     runtime::{
+        ReconcileQueue,
         clock::milliseconds,
         lease::Tenure,
         watch::{Change, Listener, revision},
@@ -33,29 +33,22 @@ use crate::{
 /// How long an outbox entry that the watch shows is left to whoever has just written it.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
-/// The way of events to webhooks. Cheap to clone.
-#[derive(Clone)]
-pub struct Outbox(pub(super) Arc<Hub>);
-
-impl Outbox {
-    /// Whether nothing is left to do for the outbox entry with this id.
-    pub fn is_settled(&self, event_id: &str) -> bool {
-        self.0.state.lock().dispatcher.is_settled(event_id)
+impl Outbox for Hub {
+    fn is_settled(&self, event_id: &str) -> bool {
+        self.state.lock().dispatcher.is_settled(event_id)
     }
 
-    /// `instance` was written just now, and before had `known` events: what is newer goes out.
-    pub fn recorded(&self, instance: &Instance, known: i64) {
+    fn recorded(&self, instance: &Instance, before: i64) {
         let entries = outbox(instance);
-        let hub = &self.0;
-        let now = hub.now();
-        let mut state = hub.state.lock();
+        let now = self.now();
+        let mut state = self.state.lock();
         if state.tenure.is_none() {
             return;
         }
-        let is_news = entries.last().is_some_and(|entry| entry.sequence > known);
+        let is_news = entries.last().is_some_and(|entry| entry.sequence > before);
         // What an earlier process left and the watch has not shown yet may have been sent.
         let is_left_over =
-            |entry: &OutboxEntry| entry.sequence <= known && !state.dispatcher.knows(&entry.id);
+            |entry: &OutboxEntry| entry.sequence <= before && !state.dispatcher.knows(&entry.id);
         let origin = if entries.iter().any(is_left_over) {
             Origin::Found
         } else {
@@ -65,8 +58,8 @@ impl Outbox {
         see_outbox(&mut state, instance, origin, now);
         drop(state);
         if is_news {
-            hub.wake.notify_one();
-            hub.unverified.notify_one();
+            self.wake.notify_one();
+            self.unverified.notify_one();
         }
     }
 }
@@ -74,7 +67,8 @@ impl Outbox {
 /// Shared state.
 pub(super) struct Hub {
     pub(super) deps: Deps,
-    pub(super) queue: InstanceQueue,
+    /// Has instances looked at again.
+    pub(super) instances: ReconcileQueue<Instance>,
     pub(super) state: Mutex<State>,
     /// The driver has something to look at.
     pub(super) wake: Notify,
@@ -84,7 +78,7 @@ pub(super) struct Hub {
     pub(super) urgent: Notify,
     /// There is a secret that nobody has read yet.
     pub(super) unread: Notify,
-    pub(super) secrets: Secrets,
+    pub(super) secrets: SecretCache,
 }
 
 /// What is known, under one lock that is never held across a wait.
@@ -141,7 +135,7 @@ pub(super) struct Notification {
 }
 
 impl Hub {
-    pub(super) fn new(deps: Deps, queue: InstanceQueue) -> Self {
+    pub(super) fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
         let settings = &deps.settings;
         let dispatcher = Dispatcher::new(
             settings.limits(),
@@ -149,9 +143,9 @@ impl Hub {
             settings.delivery_log,
         );
         Self {
-            secrets: Secrets::default(),
+            secrets: SecretCache::default(),
             deps,
-            queue,
+            instances,
             state: Mutex::new(State {
                 tenure: None,
                 dispatcher,

@@ -5,7 +5,7 @@
 //! - `hub`: what the parts share: the dispatcher, the webhooks that are known, what is to be done next;
 //! - `driver`: carries out what the dispatcher commands;
 //! - `send`: one attempt;
-//! - `secrets`: the signing secrets;
+//! - `secrets`: reads the signing secrets; `secret_cache`: what they last were, and what is wrong with them;
 //! - `write_queue`: which write of a Delivery is next; `store` carries it out;
 //! - `lookup`: makes sure that no webhook was overlooked;
 //! - `health`: the status of a Webhook, decided purely; `report` writes it and has the account holder told;
@@ -17,6 +17,7 @@ mod hub;
 mod lookup;
 mod report;
 mod retention;
+mod secret_cache;
 mod secrets;
 mod send;
 mod store;
@@ -24,66 +25,19 @@ mod write_queue;
 
 use std::{sync::Arc, time::Duration};
 
-use clap::Args;
 use kube::{Client, runtime::reflector::Store};
 use tokio_util::sync::CancellationToken;
 
 use hub::Hub;
-pub use hub::Outbox;
 
-use super::{account::AccountDirectory, instance::InstanceQueue};
+use super::account::AccountDirectory;
 use crate::{
-    delivery::{
-        ReceiverClient, RetrySchedule, TargetRules,
-        dispatch::{DeliveryLog, Limits},
-    },
+    delivery::{DeliverySettings, ReceiverClient, TargetRules},
+    events::Outbox,
     mail::Mailer,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, events::Events, lease::Tenure, watch::Listener},
+    runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
 };
-
-/// How deliveries are made and kept.
-#[derive(Args, Clone, Debug)]
-pub struct DeliverySettings {
-    /// Delays before the retries of a failed delivery, 1 to 20; after the last one has failed the webhook is disabled
-    #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
-    pub retry_schedule: RetrySchedule,
-
-    /// What is written down of deliveries that succeed at once: each (`all`), or nothing (`failures`)
-    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
-    pub delivery_log: DeliveryLog,
-
-    /// Attempts under way at the same time
-    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(2..=16384))]
-    pub delivery_concurrency: u16,
-
-    /// Attempts under way at the same time for one webhook
-    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub delivery_concurrency_per_webhook: u16,
-
-    /// Deliveries held for one webhook that is disabled; the oldest are given up and counted
-    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub held_deliveries: u32,
-
-    /// Hours that finished deliveries are kept
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
-    pub delivery_retention_hours: u32,
-
-    /// Finished deliveries of one webhook that are kept
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub delivery_retention: u32,
-}
-
-impl DeliverySettings {
-    fn limits(&self) -> Limits {
-        Limits {
-            in_flight: self.delivery_concurrency.into(),
-            in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
-            held_per_webhook: usize::try_from(self.held_deliveries).unwrap_or(usize::MAX),
-            ..Limits::default()
-        }
-    }
-}
 
 /// What the controller works with.
 pub struct Deps {
@@ -134,16 +88,17 @@ pub struct Stores {
 }
 
 impl WebhookController {
-    /// A controller that does nothing until it [`run`](Self::run)s.
-    pub fn new(deps: Deps, queue: InstanceQueue) -> Self {
+    /// A controller that does nothing until it [`run`](Self::run)s. `instances` has an Instance looked at again once its last
+    /// event is settled.
+    pub fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
         Self {
-            hub: Arc::new(Hub::new(deps, queue)),
+            hub: Arc::new(Hub::new(deps, instances)),
         }
     }
 
     /// The way of events to webhooks.
-    pub fn outbox(&self) -> Outbox {
-        Outbox(self.hub.clone())
+    pub fn outbox(&self) -> Arc<dyn Outbox> {
+        self.hub.clone()
     }
 
     /// The listeners to hand to the program's watches.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     health::{self, Facts},
     hub::{Hub, Known, Notification, State, lane_of},
-    secrets::Problem,
+    secret_cache::Problem,
     store::FIELD_MANAGER,
 };
 use crate::{

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     hub::Hub,
-    secrets::{self, NoKeys, Problem},
+    secret_cache::Problem,
+    secrets::{self, NoKeys},
 };
 use crate::{
     delivery::{
