@@ -13,6 +13,7 @@ mod accounts;
 mod delivery;
 mod examples;
 mod facade;
+mod imports;
 mod instances;
 mod kinds;
 mod leader;
