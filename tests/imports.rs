@@ -168,7 +168,7 @@ impl Tree {
                 item => reader.visit_item(item),
             }
         }
-        reader.module.file = file.to_owned();
+        file.clone_into(&mut reader.module.file);
         self.modules.insert(path, reader.module);
     }
 

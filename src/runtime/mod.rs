@@ -10,7 +10,7 @@
 //! - [`metrics`]: all metrics of the program;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
 //! - [`reconcile_queue`]: which objects of a kind are to be reconciled;
-//! - [`telemetry`]: logs;
+//! - [`telemetry`]: where logs go, and in what form;
 //! - [`watch`]: the one place through which every watch goes.
 
 pub mod backoff;
