@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Secret;
 use parking_lot::Mutex;
 
 use crate::{
-    delivery::{dispatch::LaneKey, signature::SigningKeys},
+    delivery::{dispatch::WebhookKey, signature::SigningKeys},
     resources::{
         SecretReference, Webhook,
         webhook::{
@@ -45,7 +45,7 @@ impl Problem {
 /// The secrets as they were last read, by webhook.
 #[derive(Default)]
 pub(super) struct SecretCache {
-    secrets: Mutex<HashMap<LaneKey, CachedSecret>>,
+    secrets: Mutex<HashMap<WebhookKey, CachedSecret>>,
 }
 
 /// A secret as it was last read.
@@ -134,37 +134,37 @@ impl Usable {
 }
 
 impl SecretCache {
-    pub(super) fn forget(&self, lane: &LaneKey) {
-        self.secrets.lock().remove(lane);
+    pub(super) fn forget(&self, key: &WebhookKey) {
+        self.secrets.lock().remove(key);
     }
 
     /// Forgets all but these.
-    pub(super) fn retain(&self, is_kept: impl Fn(&LaneKey) -> bool) {
-        self.secrets.lock().retain(|lane, _| is_kept(lane));
+    pub(super) fn retain(&self, is_kept: impl Fn(&WebhookKey) -> bool) {
+        self.secrets.lock().retain(|key, _| is_kept(key));
     }
 
     /// What is known for this very webhook and reference.
-    pub(super) fn get(&self, lane: &LaneKey, webhook: &Webhook) -> CachedSecret {
+    pub(super) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
         let mut all = self.secrets.lock();
-        let known = all.entry(lane.clone()).or_default();
+        let cached = all.entry(key.clone()).or_default();
         let of = Some(Of::this(webhook));
-        if known.of != of {
-            *known = CachedSecret {
+        if cached.of != of {
+            *cached = CachedSecret {
                 of,
                 ..CachedSecret::default()
             };
         }
-        known.clone()
+        cached.clone()
     }
 
     /// Replaces what is known by what a read that was asked for at `asked_at` has brought. Returns whether it was right to.
-    pub(super) fn put(&self, lane: &LaneKey, after: CachedSecret, asked_at: Instant) -> bool {
+    pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
         let mut all = self.secrets.lock();
         // The webhook may name another by now, or be another; and who asked later may have been answered sooner.
-        let is_newer = |known: &CachedSecret| known.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
-        match all.get_mut(lane) {
-            Some(known) if known.of == after.of && !is_newer(known) => {
-                *known = after;
+        let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
+        match all.get_mut(key) {
+            Some(cached) if cached.of == after.of && !is_newer(cached) => {
+                *cached = after;
                 true
             }
             _ => false,

@@ -14,11 +14,11 @@ use kube::Api;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    hub::Hub,
     secret_cache::{CachedSecret, Problem, parse},
+    shared::Shared,
 };
 use crate::{
-    delivery::{dispatch::LaneKey, signature::SigningKeys},
+    delivery::{dispatch::WebhookKey, signature::SigningKeys},
     resources::Webhook,
     runtime::client::bounded,
 };
@@ -45,49 +45,49 @@ pub(super) enum NoKeys {
 
 /// The keys to sign with now.
 pub(super) async fn keys(
-    hub: &Arc<Hub>,
-    lane: &LaneKey,
+    shared: &Arc<Shared>,
+    key: &WebhookKey,
     webhook: &Webhook,
 ) -> Result<Arc<SigningKeys>, NoKeys> {
-    let mut known = hub.secrets.get(lane, webhook);
-    if known.age() >= FRESH && !known.has_just_failed() {
-        let is_usable = known.age() < USABLE && known.result().is_some_and(Result::is_ok);
+    let mut cached = shared.secrets.get(key, webhook);
+    if cached.age() >= FRESH && !cached.has_just_failed() {
+        let is_usable = cached.age() < USABLE && cached.result().is_some_and(Result::is_ok);
         if !is_usable {
-            let _reader = known.reader.clone().lock_owned().await;
-            known = hub.secrets.get(lane, webhook);
-            if known.age() >= FRESH && !known.has_just_failed() {
-                read(hub, lane, webhook).await;
-                known = hub.secrets.get(lane, webhook);
+            let _reader = cached.reader.clone().lock_owned().await;
+            cached = shared.secrets.get(key, webhook);
+            if cached.age() >= FRESH && !cached.has_just_failed() {
+                read(shared, key, webhook).await;
+                cached = shared.secrets.get(key, webhook);
             }
-        } else if let Ok(reader) = known.reader.clone().try_lock_owned() {
-            let (hub, lane, webhook) = (hub.clone(), lane.clone(), webhook.clone());
+        } else if let Ok(reader) = cached.reader.clone().try_lock_owned() {
+            let (shared, key, webhook) = (shared.clone(), key.clone(), webhook.clone());
             tokio::spawn(async move {
-                read(&hub, &lane, &webhook).await;
+                read(&shared, &key, &webhook).await;
                 drop(reader);
             });
         }
     }
-    match known.read {
-        Some((_, Ok(usable))) => Ok(usable.at(hub.deps.clock.now())),
+    match cached.read {
+        Some((_, Ok(usable))) => Ok(usable.at(shared.deps.clock.now())),
         Some((_, Err(problem))) => Err(NoKeys::Problem(problem)),
         None => Err(NoKeys::Unavailable),
     }
 }
 
 /// Reads a secret anew.
-async fn read(hub: &Arc<Hub>, lane: &LaneKey, webhook: &Webhook) {
-    learn(hub, lane, webhook, &fetch(hub, webhook).await);
+async fn read(shared: &Arc<Shared>, key: &WebhookKey, webhook: &Webhook) {
+    learn(shared, key, webhook, &fetch(shared, webhook).await);
 }
 
 /// When a Secret was asked for, and what it was then or later: the Secret, or none; an error if the API server did not say.
 type Answer = (Instant, Result<Option<Secret>, ()>);
 
 /// The Secret that a webhook names.
-async fn fetch(hub: &Hub, webhook: &Webhook) -> Answer {
+async fn fetch(shared: &Shared, webhook: &Webhook) -> Answer {
     let asked_at = Instant::now();
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
     let name = &webhook.spec.secret_ref.name;
-    let api: Api<Secret> = Api::namespaced(hub.deps.client.clone(), namespace);
+    let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
     let secret = bounded(api.get_opt(name)).await.map_err(|error| {
         tracing::warn!(namespace, name, %error, "a signing secret cannot be read");
     });
@@ -95,9 +95,9 @@ async fn fetch(hub: &Hub, webhook: &Webhook) -> Answer {
 }
 
 /// Takes in what was answered about a webhook's Secret.
-fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, (asked_at, secret): &Answer) {
+fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret): &Answer) {
     let reference = &webhook.spec.secret_ref;
-    let before = hub.secrets.get(lane, webhook);
+    let before = shared.secrets.get(key, webhook);
     let mut after = before.clone();
     match secret {
         Ok(secret) => {
@@ -109,16 +109,16 @@ fn learn(hub: &Hub, lane: &LaneKey, webhook: &Webhook, (asked_at, secret): &Answ
     }
     let told = |secret: &CachedSecret| (secret.was_read(), secret.problem(), secret.overlap());
     let changed = told(&before) != told(&after);
-    if hub.secrets.put(lane, after, *asked_at) && changed {
-        let now = hub.now();
-        let mut state = hub.state.lock();
-        hub.look_again(&mut state, lane, now);
+    if shared.secrets.put(key, after, *asked_at) && changed {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        shared.look_again(&mut state, key, now);
     }
 }
 
 /// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With more
 /// than some two hundred Secrets a round takes longer than [`POLL_EVERY`]; those that are in use are read again all the same.
-pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
+pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     let mut next_round = Instant::now();
     loop {
         // A round does not wait for those who want to be read at once: they may be many.
@@ -126,55 +126,57 @@ pub(super) async fn poll(hub: Arc<Hub>, shutdown: CancellationToken) {
         if !only_unread {
             next_round = Instant::now() + POLL_EVERY;
         }
-        let reads =
-            futures::stream::iter(due(&hub, only_unread)).for_each_concurrent(POLL_CONCURRENCY, |webhooks| {
-                let hub = hub.clone();
-                async move { tokio::join!(read_for(&hub, webhooks), tokio::time::sleep(POLL_PACE)).0 }
-            });
+        let reads = futures::stream::iter(due(&shared, only_unread)).for_each_concurrent(
+            POLL_CONCURRENCY,
+            |webhooks| {
+                let shared = shared.clone();
+                async move { tokio::join!(read_for(&shared, webhooks), tokio::time::sleep(POLL_PACE)).0 }
+            },
+        );
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = reads => {}
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = hub.unread.notified() => {}
+            () = shared.unread.notified() => {}
             () = tokio::time::sleep_until(next_round.into()) => {}
         }
     }
 }
 
-type Webhooks = Vec<(LaneKey, Arc<Webhook>)>;
+type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
 /// Webhooks whose secrets are to be read again, those of one Secret together.
-fn due(hub: &Hub, only_unread: bool) -> Vec<Webhooks> {
-    let state = hub.state.lock();
+fn due(shared: &Shared, only_unread: bool) -> Vec<Webhooks> {
+    let state = shared.state.lock();
     // An attempt that was under way to one that is gone has asked for it again.
-    hub.secrets.retain(|lane| state.webhooks.contains_key(lane));
+    shared.secrets.retain(|key| state.webhooks.contains_key(key));
     let mut due: BTreeMap<(&str, &str), Webhooks> = BTreeMap::new();
-    for (lane, known) in &state.webhooks {
-        let webhook = &known.webhook;
+    for (key, cached) in &state.webhooks {
+        let webhook = &cached.webhook;
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-        let secret = hub.secrets.get(lane, webhook);
+        let secret = shared.secrets.get(key, webhook);
         let is_due = if only_unread {
             secret.is_unread()
         } else {
             secret.age() >= FRESH
         };
-        if is_due && hub.deps.directory.account_of(namespace).is_some() {
+        if is_due && shared.deps.directory.account_of(namespace).is_some() {
             let of_secret = due.entry((namespace, &webhook.spec.secret_ref.name)).or_default();
-            of_secret.push((lane.clone(), webhook.clone()));
+            of_secret.push((key.clone(), webhook.clone()));
         }
     }
     due.into_values().collect()
 }
 
 /// Reads one Secret for all webhooks that name it.
-async fn read_for(hub: &Arc<Hub>, webhooks: Webhooks) {
+async fn read_for(shared: &Arc<Shared>, webhooks: Webhooks) {
     let Some((_, webhook)) = webhooks.first() else {
         return;
     };
-    let answer = fetch(hub, webhook).await;
-    for (lane, webhook) in &webhooks {
-        learn(hub, lane, webhook, &answer);
+    let answer = fetch(shared, webhook).await;
+    for (key, webhook) in &webhooks {
+        learn(shared, key, webhook, &answer);
     }
 }
