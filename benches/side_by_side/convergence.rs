@@ -13,7 +13,6 @@ use crate::{
     Result,
     account::Account,
     bare_client::{self, CREATORS},
-    census::Writes,
     cluster::Cluster,
     load::{Extent, Load, as_f64},
     objects,
@@ -21,6 +20,7 @@ use crate::{
     product::Product,
     say,
     table::{Aim, Table},
+    writes::Writes,
 };
 
 /// How long all of them may take.

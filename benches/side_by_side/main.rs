@@ -10,6 +10,10 @@
 //! - (e) memory and processor time of `stellage run` (`footprint`);
 //! - `webhooks` has (a) to (e) of its own.
 //!
+//! What they use: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
+//! `wire` (the load generator and its HTTP), `bare_client` and `bare_handler` (what is measured beside), `writes` (what the
+//! API server was asked to write), `processes` (memory and processor time), `sizes` (how much of everything), `table`.
+//!
 //! The program under test is the shipped one with its shipped settings, but for ports, a provisioning time of 0, and an
 //! account whose rate limit is counted and never reached. The API server keeps no audit log; etcd does not sync to disk,
 //! which makes the API server faster and so the comparisons harder.
@@ -21,7 +25,6 @@
 mod account;
 mod bare_client;
 mod bare_handler;
-mod census;
 mod cluster;
 mod convergence;
 mod creates;
@@ -35,6 +38,7 @@ mod sizes;
 mod table;
 mod webhooks;
 mod wire;
+mod writes;
 
 use std::time::Duration;
 

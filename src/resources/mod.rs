@@ -1,4 +1,11 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
+//!
+//! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`]: the kinds;
+//! - [`event`]: event types, and entries of outboxes;
+//! - [`ids`]: public identifiers, from names and UIDs;
+//! - [`conditions`]: schema of `metav1.Condition`s, and the one rule for changing them;
+//! - [`validation`]: rules for values of a spec, for REST and controllers alike;
+//! - `crd`: what is made better in derived schemas; `times`: schemas of times.
 
 #![expect(
     clippy::duplicated_attributes,

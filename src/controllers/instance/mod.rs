@@ -1,7 +1,7 @@
 //! The Instance controller: watches instances, decides ([`crate::lifecycle`]), asks the provider for one step, and writes
 //! the status.
 //!
-//! - `reconcile`: one pass over one instance;
+//! - `reconcile`: one pass over one instance: ask, decide, write;
 //! - `unreadable`: a condition for objects that do not parse.
 
 mod reconcile;

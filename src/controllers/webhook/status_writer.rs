@@ -185,7 +185,7 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
         }
         // The watch brings the version that is there now, or that there is none.
         Err(error) if error.is_conflict() || error.is_not_found() => {
-            look_up(shared, &api, &key, webhook).await
+            look_up(shared, &api, &key, webhook).await;
         }
         Err(error) => {
             tracing::warn!(webhook = %key, %error, "the status cannot be written; it will be tried again");
