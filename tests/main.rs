@@ -15,6 +15,7 @@ mod delivery;
 mod docs;
 mod examples;
 mod facade;
+mod imports;
 mod instances;
 mod kinds;
 mod leader;

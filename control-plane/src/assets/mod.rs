@@ -1,4 +1,7 @@
 //! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache that is filled once from Go modules.
+//!
+//! - `compile`: builds them;
+//! - `pins`: which versions, and how.
 
 mod compile;
 mod pins;

@@ -1,5 +1,9 @@
 //! `control-plane run`: the local run. Scripts and documents rely on what docs/settings.md says of it: its variables, what is
 //! in `.run/`, that a process that dies is restarted at the same address, and that nothing but logs is left when it ends.
+//!
+//! - `settings`: from the environment or as options;
+//! - `folder`: `.run/`;
+//! - `product`: the `stellage` program.
 
 mod folder;
 mod product;
