@@ -384,7 +384,7 @@ pub struct Tenant {
     pub key: String,
     pub kube: Client,
     pub url: String,
-    http: reqwest::Client,
+    pub http: reqwest::Client,
 }
 
 /// An answer of the REST API.

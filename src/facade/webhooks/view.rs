@@ -1,6 +1,9 @@
 //! How answers show webhooks, field by field (specification, section 2.4; decisions, section 6).
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
@@ -14,7 +17,12 @@ use crate::{
         deliveries::view::delivery_id,
         view::{Seconds, schema},
     },
-    resources::{DisableReason, Disabled, ids},
+    resources::{
+        DisableReason, Disabled, Webhook,
+        conditions::{self, READY},
+        ids,
+        webhook::HEALTHY,
+    },
     service::{
         id::{PublicId as _, WebhookId},
         webhooks::IndexedWebhook,
@@ -36,6 +44,31 @@ pub struct WebhookView<'a> {
     events: &'a [EventType],
     /// Whether events are sent: it is wanted, and the webhook is not disabled.
     active: bool,
+    /// How its deliveries go.
+    #[schema(schema_with = webhook_health)]
+    health: &'static str,
+    /// Why it is not healthy, for people. Present only while it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        example = "the last attempt failed: the receiver answered 503"
+    )]
+    health_message: Option<Cow<'a, str>>,
+    /// When a delivery last succeeded; `null`: never.
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:02:31Z")]
+    last_success_at: Option<Seconds>,
+    /// When an attempt last failed; `null`: never.
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:01:31Z")]
+    last_failure_at: Option<Seconds>,
+    /// Deliveries that wait for an attempt. This and the other figures can be some ten seconds old.
+    #[schema(minimum = 0, example = 2)]
+    pending: i64,
+    /// Deliveries that are held until the webhook can be sent to again.
+    #[schema(minimum = 0, example = 0)]
+    held: i64,
+    /// Held deliveries that were dropped because there were too many, since the webhook was created.
+    #[schema(minimum = 0, example = 0)]
+    dropped: i64,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
@@ -85,11 +118,20 @@ impl<'a> WebhookView<'a> {
     /// How a list and a detail show a webhook.
     pub fn of(shown: &'a IndexedWebhook) -> Self {
         let webhook = &*shown.webhook;
+        let status = webhook.status.as_ref();
+        let (health, health_message) = health(webhook);
         Self {
             id: shown.id,
             url: &webhook.spec.url,
             events: &webhook.spec.events,
             active: webhook.is_active(),
+            health,
+            health_message,
+            last_success_at: status.and_then(|status| status.last_success_at).map(Seconds),
+            last_failure_at: status.and_then(|status| status.last_failure_at).map(Seconds),
+            pending: status.map_or(0, |status| status.pending),
+            held: status.map_or(0, |status| status.held),
+            dropped: status.map_or(0, |status| status.dropped),
             created_at: Seconds(webhook.created_at()),
             disabled: webhook.disabled().map(DisabledView::of),
         }
@@ -150,6 +192,33 @@ fn webhook_id() -> RefOr<Schema> {
     Ref::from_schema_name("WebhookId").into()
 }
 
+/// How the deliveries of a webhook go, and why not well.
+fn health(webhook: &Webhook) -> (&'static str, Option<Cow<'_, str>>) {
+    if let Some(disabled) = webhook.disabled() {
+        return ("disabled", Some(Cow::Borrowed(&disabled.message)));
+    }
+    let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
+    let not_true = |type_| {
+        conditions::find(conditions.unwrap_or_default(), type_).filter(|found| found.status == "False")
+    };
+    // What the status says of a disablement that has just been ended no longer holds.
+    let holds = |found: &&Condition| found.reason != "Disabled";
+    if let Some(obstacle) = not_true(READY).filter(holds) {
+        return ("blocked", Some(Cow::Borrowed(&obstacle.message)));
+    }
+    if let Some(failure) = not_true(HEALTHY).filter(holds) {
+        return ("failing", Some(Cow::Borrowed(&failure.message)));
+    }
+    ("healthy", None)
+}
+
+fn webhook_health() -> RefOr<Schema> {
+    schema(&json!({
+        "type": "string", "enum": ["healthy", "failing", "blocked", "disabled"],
+        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet; `failing`: the last attempt failed, and is retried; `blocked`: it cannot be sent to, because of its URL or its Secret; `disabled`: retries were exhausted, or the receiver answered 410.",
+    }))
+}
+
 fn disable_reason() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": ["retries_exhausted", "gone"],
@@ -190,7 +259,8 @@ mod tests {
             plain,
             json!({
                 "id": "wh_abcdefgh01234567", "url": "https://example.com", "events": ["instance.created"], "active": false,
-                "created_at": "2026-11-21T10:00:00Z",
+                "health": "disabled", "health_message": "m", "last_success_at": null, "last_failure_at": null,
+                "pending": 0, "held": 0, "dropped": 0, "created_at": "2026-11-21T10:00:00Z",
                 "disabled": {
                     "at": "2026-11-21T11:00:00Z", "reason": "retries_exhausted", "message": "m",
                     "delivery_id": "dlv_abcdefgh01234567", "event_id": "evt_1",
@@ -200,5 +270,46 @@ mod tests {
         let created = serde_json::to_value(WebhookWithSecret::of(&shown, "s3cret", None)).unwrap();
         let fields: Vec<_> = created.as_object().unwrap().keys().cloned().collect();
         assert_eq!(fields, ["active", "created_at", "events", "id", "secret", "url"]);
+    }
+
+    #[test]
+    fn health_is_what_the_conditions_say_of_the_spec_as_it_is() {
+        let condition = |type_: &str, status: &str, reason: &str| {
+            json!({
+                "type": type_, "status": status, "reason": reason, "message": reason,
+                "lastTransitionTime": "2026-11-21T10:00:00Z",
+            })
+        };
+        let of = |conditions: Vec<serde_json::Value>| {
+            let webhook: Webhook = serde_json::from_value(json!({
+                "metadata": { "name": "orders", "generation": 3 },
+                "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+                "status": { "conditions": conditions },
+            }))
+            .unwrap();
+            let (health, message) = health(&webhook);
+            (health, message.map(Cow::into_owned))
+        };
+        let good = [
+            condition("Ready", "True", "Active"),
+            condition("Healthy", "True", "NotTried"),
+        ];
+        assert_eq!(of(good.to_vec()), ("healthy", None));
+        assert_eq!(of(vec![]), ("healthy", None));
+        let blocked = condition("Ready", "False", "InvalidURL");
+        let failing = condition("Healthy", "False", "Failing");
+        assert_eq!(
+            of(vec![blocked, failing.clone()]),
+            ("blocked", Some("InvalidURL".to_owned()))
+        );
+        assert_eq!(
+            of(vec![good[0].clone(), failing]),
+            ("failing", Some("Failing".to_owned()))
+        );
+        let ended = [
+            condition("Ready", "False", "Disabled"),
+            condition("Healthy", "False", "Disabled"),
+        ];
+        assert_eq!(of(ended.to_vec()), ("healthy", None), "the disablement was ended");
     }
 }
