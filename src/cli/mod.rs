@@ -127,6 +127,9 @@ pub enum CliError {
         "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or name a PEM file with SSL_CERT_FILE."
     )]
     Certificates(String),
+    /// The HTTP client cannot be set up.
+    #[error("cannot set up the HTTP client: {0}")]
+    HttpClient(String),
     /// A file cannot be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     File {

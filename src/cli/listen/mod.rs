@@ -8,7 +8,6 @@ use std::io::{self, Write as _};
 use backon::ExponentialBuilder;
 use clap::Args;
 use futures::StreamExt as _;
-use http::Uri;
 use kube::{
     Api,
     api::ListParams,
@@ -19,6 +18,7 @@ use kube::{
     },
 };
 use serde_json::Value;
+use url::Url;
 
 use self::{
     forward::Forwarder,
@@ -63,7 +63,7 @@ pub struct ListenArgs {
 
     /// Where each event is POSTed to, with the body and the headers of a delivery
     #[arg(long, value_name = "URL", value_parser = forward::target)]
-    forward: Option<Uri>,
+    forward: Option<Url>,
 
     /// Secret that signs what is passed on [default: a new one, printed at the start]
     #[arg(
