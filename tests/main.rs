@@ -10,6 +10,7 @@
 )]
 
 mod accounts;
+mod commands;
 mod delivery;
 mod examples;
 mod facade;

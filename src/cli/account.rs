@@ -193,7 +193,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
         })
         .collect();
     output::line(&output::table(
-        ["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
+        &["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
         &rows,
     ));
     Ok(())
@@ -224,9 +224,7 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
         ("Ready", readiness(&view)),
         ("Message", view.message.unwrap_or("-").to_owned()),
     ];
-    for (name, value) in lines {
-        output::line(&format!("{:<18}{value}", format!("{name}:")));
-    }
+    output::line(&output::description(&lines));
     Ok(())
 }
 

@@ -230,7 +230,7 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         })
         .collect();
     output::line(&output::table(
-        ["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
+        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
         &rows,
     ));
     Ok(())

@@ -1,12 +1,21 @@
-//! The commands for administrators: accounts, keys, events and CRDs, against the cluster of the current kubeconfig.
+//! The commands, against the cluster of the current kubeconfig: for administrators accounts, keys and CRDs, for everybody who
+//! has kubectl instances.
+//!
+//! A command acts as its user, on the objects themselves: what it may do is what kubectl may do. [`objects`] finds them by name
+//! or id, [`wait`] waits until an operation is done, [`output`] prints for people and for scripts.
 
 mod account;
+pub mod completions;
 mod connect;
 mod crds;
 mod duration;
+mod instance;
 mod key;
 mod listen;
+mod objects;
 mod output;
+mod program;
+mod wait;
 
 use std::path::PathBuf;
 
@@ -14,10 +23,17 @@ use clap::Subcommand;
 use thiserror::Error;
 
 pub use crds::render_crd;
+pub use program::{PLUGIN, program};
 
-/// The commands for administrators.
+/// The exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// List, show and operate instances
+    #[command(subcommand, visible_alias = "instances", alias = "inst")]
+    Instance(instance::InstanceCommand),
     /// Create, list and show accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
@@ -36,6 +52,7 @@ pub enum Command {
 /// Runs one command to its end. Results go to stdout, everything else to stderr.
 pub async fn run(command: Command) -> Result<(), CliError> {
     match command {
+        Command::Instance(command) => instance::run(command).await,
         Command::Account(command) => account::run(command).await,
         Command::Key(command) => key::run(command).await,
         Command::Listen(args) => listen::run(args).await,
@@ -122,6 +139,70 @@ pub enum CliError {
         /// The key's name.
         name: String,
     },
+    /// There is no such object.
+    #[error(
+        "there is no {word} {name} in namespace {namespace}\n`{list}` shows those that are there; --namespace (-n) names another namespace."
+    )]
+    NoObject {
+        /// The kind.
+        word: &'static str,
+        /// The name or id that was given.
+        name: String,
+        /// Where it was looked for.
+        namespace: String,
+        /// The command that lists what is there.
+        list: String,
+    },
+    /// There is no such namespace.
+    #[error(
+        "there is no namespace {0}\nName the account's with --namespace (-n), or as the default of your kubeconfig's context: kubectl config set-context --current --namespace=NAMESPACE"
+    )]
+    NoNamespace(String),
+    /// The object is not in a state in which that can be done.
+    #[error("{what} {why}\n{fix}")]
+    WrongState {
+        /// The object.
+        what: String,
+        /// The state that it is in, and those that are needed.
+        why: String,
+        /// What to do.
+        fix: String,
+    },
+    /// An object is changed all the time.
+    #[error("{0} is changed by others all the time, so that no change of it holds; try again")]
+    Contended(String),
+    /// What was waited for failed.
+    #[error("{what} {why}\n`{look}` shows more.")]
+    Failed {
+        /// The object.
+        what: String,
+        /// What became of it.
+        why: String,
+        /// The command that shows it.
+        look: String,
+    },
+    /// What was waited for takes longer.
+    #[error(
+        "{what} is not done after {seconds} s; last seen: {last}\nIt goes on by itself: `{look}` shows how far it is; --timeout waits longer."
+    )]
+    TimedOut {
+        /// The object.
+        what: String,
+        /// How long it was waited for.
+        seconds: u64,
+        /// What was seen last.
+        last: String,
+        /// The command that shows it.
+        look: String,
+    },
+    /// Ctrl-C while something was waited for.
+    #[error("stopped waiting for {what}; what was asked for goes on: `{look}` shows how far it is")]
+    Interrupted {
+        /// The object.
+        what: String,
+        /// The command that shows it.
+        look: String,
+    },
     /// There is nothing to check a receiver's certificate against.
     #[error(
         "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or name a PEM file with SSL_CERT_FILE."
@@ -141,4 +222,14 @@ pub enum CliError {
     /// Something cannot be shown.
     #[error("cannot render: {0}")]
     Render(String),
+}
+
+impl CliError {
+    /// What the program exits with.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted { .. } => INTERRUPTED,
+            _ => 1,
+        }
+    }
 }
