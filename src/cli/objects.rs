@@ -149,18 +149,16 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
     } else {
         None
     };
-    match found {
-        Some(object) => Ok(object),
-        None => {
-            check_namespace(cluster, namespace).await?;
-            Err(CliError::NoObject {
-                word: K::WORD,
-                name: name.to_owned(),
-                namespace: namespace.to_owned(),
-                list: list_command::<K>(namespace),
-            })
-        }
+    if let Some(object) = found {
+        return Ok(object);
     }
+    check_namespace(cluster, namespace).await?;
+    Err(CliError::NoObject {
+        word: K::WORD,
+        name: name.to_owned(),
+        namespace: namespace.to_owned(),
+        list: list_command::<K>(namespace),
+    })
 }
 
 /// What shows the names that are there. Deliveries are listed by webhook.

@@ -168,11 +168,11 @@ impl<F> Wait<F> {
 
 /// Why the API server will not let this user watch; trying again would not help.
 fn refusal(error: &watcher::Error) -> Option<String> {
-    let status = match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => status,
-        _ => return None,
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+    | watcher::Error::WatchError(status)) = error
+    else {
+        return None;
     };
     matches!(status.code, 401 | 403).then(|| status.message.clone())
 }

@@ -111,14 +111,14 @@ impl Operation {
             Self::Resize { plan, .. } if view::state(instance) == Some(InstanceState::Resizing) => {
                 format!("instance {name} is changing to plan {}", plan.as_str())
             }
-            Self::Resize { plan, .. } => self.settled(instance, *plan),
+            Self::Resize { plan, .. } => settled(instance, *plan),
         }
     }
 
     /// What is, once nothing goes on any more.
     fn done(&self, instance: &Instance) -> String {
         match self {
-            Self::Resize { plan, .. } => self.settled(instance, *plan),
+            Self::Resize { plan, .. } => settled(instance, *plan),
             _ => format!(
                 "instance {} is {}",
                 instance.name_any(),
@@ -126,18 +126,19 @@ impl Operation {
             ),
         }
     }
+}
 
-    fn settled(&self, instance: &Instance, plan: Plan) -> String {
-        let name = instance.name_any();
-        let in_effect = instance.status.as_ref().and_then(|status| status.plan);
-        if in_effect == Some(plan) {
-            format!("instance {name} has plan {}", plan.as_str())
-        } else {
-            format!(
-                "instance {name} changes to plan {} with its next reboot, or stop and start",
-                plan.as_str()
-            )
-        }
+/// What is, or will be, once a plan change is over or needs nothing more.
+fn settled(instance: &Instance, plan: Plan) -> String {
+    let name = instance.name_any();
+    let in_effect = instance.status.as_ref().and_then(|status| status.plan);
+    if in_effect == Some(plan) {
+        format!("instance {name} has plan {}", plan.as_str())
+    } else {
+        format!(
+            "instance {name} changes to plan {} with its next reboot, or stop and start",
+            plan.as_str()
+        )
     }
 }
 
