@@ -15,4 +15,5 @@ pub mod providers;
 pub mod resources;
 pub mod runtime;
 pub mod serve;
+pub mod service;
 pub mod settings;

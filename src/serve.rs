@@ -18,10 +18,10 @@ use crate::{
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, ReceiverClient, ReceiverUrl},
-    facade::{self, Facade},
+    facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
-    resources::{Account, ApiKey, Delivery, Instance, Webhook, delivery::FINISHED_LABEL},
+    resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         Clock, Health, Metrics, SystemClock, client,
         events::Events,
@@ -29,6 +29,7 @@ use crate::{
         ops, telemetry,
         watch::{Listener, Watches},
     },
+    service::{self, Service},
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
@@ -116,17 +117,19 @@ pub async fn serve(
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
-        let facade = facade(&common, &watches, clock.clone());
-        let facade::Listeners {
+        let service = Arc::new(service(&common, &watches, clock.clone()));
+        let service::Listeners {
             instances,
             webhooks,
             keys,
             accounts,
-        } = facade.listeners();
+        } = service.listeners();
+        let provisioning = common.timings().duration(OperationKind::Create);
+        let facade = Facade::new(service, provisioning, &metrics);
         on_accounts.push(accounts);
         on_instances.push(instances);
         on_webhooks.push(webhooks);
-        watches.spawn::<ApiKey>(vec![keys]);
+        watches.spawn::<ApiKey>(vec![keys, facade.key_listener()]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",
@@ -185,14 +188,12 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-fn facade(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) -> Facade {
+fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) -> Service {
     let rules = common.receivers.rules();
-    Facade::new(facade::Dependencies {
+    Service::new(service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
-        timings: common.timings(),
         clock,
-        metrics: watches.metrics.clone(),
         usage: Box::new(SimulatedUsage),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),

@@ -24,16 +24,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_DRAINED: usize = 16 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a request says: its fields, and a digest of them.
-pub struct Input {
-    /// The fields of the JSON object.
-    pub fields: Fields,
-    /// The same for bodies that say the same: order of fields and white space do not count.
-    pub canonical: Vec<u8>,
-}
-
 /// Reads a JSON object that must be there.
-pub async fn required(request: Request<Body>) -> Result<Input, ApiError> {
+pub async fn required(request: Request<Body>) -> Result<Fields, ApiError> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
     if bytes.is_empty() {
@@ -47,7 +39,7 @@ pub async fn required(request: Request<Body>) -> Result<Input, ApiError> {
 }
 
 /// Reads a JSON object that may be left out.
-pub async fn optional(request: Request<Body>) -> Result<Input, ApiError> {
+pub async fn optional(request: Request<Body>) -> Result<Fields, ApiError> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
     if bytes.is_empty() {
@@ -128,7 +120,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Input, ApiError> {
+fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
     let parsed: Parsed = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::new(ErrorCode::JsonError, format!("the body is not JSON: {error}")))?;
     let Parsed::Object(pairs) = parsed else {
@@ -148,11 +140,7 @@ fn parse(bytes: &[u8]) -> Result<Input, ApiError> {
             problems.push(Detail::new(name, "duplicate_field", "must not be there twice"));
         }
     }
-    let fields = Fields::new(entries, problems);
-    Ok(Input {
-        canonical: fields.canonical(None),
-        fields,
-    })
+    Ok(Fields::new(entries, problems))
 }
 
 /// A JSON text whose top level keeps what a map would lose: fields that are there twice.
@@ -215,7 +203,7 @@ impl<'de> Deserialize<'de> for Parsed {
 }
 
 #[cfg(test)]
-pub(super) fn input(body: &str) -> Result<Input, ApiError> {
+pub(in crate::facade) fn fields(body: &str) -> Result<Fields, ApiError> {
     parse(body.as_bytes())
 }
 
@@ -317,23 +305,21 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_an_empty_object_where_a_body_is_optional() {
         for empty in [None, Some("application/x-www-form-urlencoded")] {
-            let input = optional(request(empty, "")).await.ok().unwrap();
-            assert!(input.fields.finish().is_ok());
+            let fields = optional(request(empty, "")).await.ok().unwrap();
+            assert!(fields.finish().is_ok());
         }
         assert!(optional(request(Some("text/plain"), "x")).await.is_err());
     }
 
     #[test]
     fn order_and_white_space_do_not_count_and_a_field_twice_is_refused() {
-        let one = input(r#"{"a":1,"b":[2]}"#).ok().unwrap();
-        assert_eq!(
-            one.canonical,
-            input(r#" { "b" : [2], "a":1}"#).ok().unwrap().canonical
-        );
-        assert_ne!(one.canonical, input(r#"{"a":1,"b":[3]}"#).ok().unwrap().canonical);
-        let mut twice = input(r#"{"a":1,"a":2}"#).ok().unwrap();
-        twice.fields.skip("a");
-        let error = twice.fields.finish().unwrap_err();
+        let canonical = |body: &str| fields(body).ok().unwrap().canonical(None);
+        let one = canonical(r#"{"a":1,"b":[2]}"#);
+        assert_eq!(one, canonical(r#" { "b" : [2], "a":1}"#));
+        assert_ne!(one, canonical(r#"{"a":1,"b":[3]}"#));
+        let mut twice = fields(r#"{"a":1,"a":2}"#).ok().unwrap();
+        twice.skip("a");
+        let error = twice.finish().unwrap_err();
         assert_eq!(error.details.len(), 1);
         assert_eq!(error.details[0].code, "duplicate_field");
     }

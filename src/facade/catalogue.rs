@@ -8,10 +8,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{
-    App, answer,
+    App,
     error::ApiError,
+    extract::Caller,
     query::Parameters,
-    request::Caller,
+    response,
     view::{List, Pagination},
 };
 use crate::resources::Plan;
@@ -107,7 +108,7 @@ pub async fn regions(
     _: Caller,
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
-    page(&parameters, &app.catalogue.regions, |region| {
+    page(&parameters, &app.service.catalogue().regions, |region| {
         let mut parts = region.split('-');
         RegionOffer {
             id: region,
@@ -127,7 +128,7 @@ pub async fn images(
     _: Caller,
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
-    page(&parameters, &app.catalogue.images, |image| {
+    page(&parameters, &app.service.catalogue().images, |image| {
         let (distribution, version) = match image.split_once('-') {
             Some((distribution, version)) => (distribution, Some(version)),
             None => (image.as_str(), None),
@@ -153,5 +154,5 @@ fn page<'a, T, I: Serialize>(
         data: all.iter().skip(skip).take(paging.limit).map(item).collect(),
         pagination: Pagination::new(paging.page, paging.limit, all.len()),
     };
-    answer::json(StatusCode::OK, &list, 1024)
+    response::json(StatusCode::OK, &list, 1024)
 }

@@ -1,19 +1,15 @@
-//! The one error of the facade, in the one format: code, message, details that name every wrong field.
+//! The one error format of `/v1`: code, message, details that name every wrong field, request id.
 
 use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use kube::core::Status;
 use serde::Serialize;
 use thiserror::Error;
 use utoipa::ToSchema;
 
-use crate::runtime::client::CallError;
-
-/// Seconds after which to try again when the API server cannot be reached and does not say itself: a restart of a
-/// replica of it takes about as long.
-const RETRY_AFTER_SECONDS: u64 = 2;
+pub use crate::service::error::Detail;
+use crate::service::error::{Error as ServiceError, ErrorKind};
 
 /// Every error code, with its status (decisions, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
@@ -124,32 +120,22 @@ impl ErrorCode {
     }
 }
 
-/// What is wrong with one field.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Detail {
-    /// The field, query parameter or header; an element of an array as `tags[3]`.
-    #[schema(value_type = String)]
-    pub field: Cow<'static, str>,
-    /// `missing`, `null`, `invalid_type`, `invalid_value`, `unknown_field`, `duplicate_field`, `immutable` or
-    /// `invalid_state`.
-    #[schema(value_type = String)]
-    pub code: &'static str,
-    /// For people.
-    #[schema(value_type = String)]
-    pub message: Cow<'static, str>,
-}
-
-impl Detail {
-    /// A detail.
-    pub fn new(
-        field: impl Into<Cow<'static, str>>,
-        code: &'static str,
-        message: impl Into<Cow<'static, str>>,
-    ) -> Self {
-        Self {
-            field: field.into(),
-            code,
-            message: message.into(),
+impl From<ErrorKind> for ErrorCode {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Unauthorized => Self::Unauthorized,
+            ErrorKind::Forbidden => Self::Forbidden,
+            ErrorKind::ResourceLimitExceeded => Self::ResourceLimitExceeded,
+            ErrorKind::NotFound => Self::NotFound,
+            ErrorKind::Conflict => Self::Conflict,
+            ErrorKind::InvalidState => Self::InvalidState,
+            ErrorKind::Protected => Self::Protected,
+            ErrorKind::PreconditionFailed => Self::PreconditionFailed,
+            ErrorKind::TooLarge => Self::PayloadTooLarge,
+            ErrorKind::InvalidInput => Self::InvalidInput,
+            ErrorKind::IdempotencyKeyReused => Self::IdempotencyKeyReused,
+            ErrorKind::Fault => Self::ServerError,
+            ErrorKind::Unavailable => Self::ServiceUnavailable,
         }
     }
 }
@@ -168,6 +154,17 @@ pub struct ApiError {
     pub retry_after: Option<u64>,
 }
 
+impl From<ServiceError> for ApiError {
+    fn from(error: ServiceError) -> Self {
+        Self {
+            code: error.kind.into(),
+            message: error.message,
+            details: error.details,
+            retry_after: error.retry_after,
+        }
+    }
+}
+
 impl ApiError {
     /// An error without details.
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
@@ -181,35 +178,17 @@ impl ApiError {
 
     /// 422 with every wrong field.
     pub fn invalid(details: Vec<Detail>) -> Self {
-        let message = match details.as_slice() {
-            [one] => Cow::Owned(format!("{} {}", one.field, one.message)),
-            many => Cow::Owned(format!("{} fields are not valid, see details", many.len())),
-        };
-        Self {
-            details,
-            ..Self::new(ErrorCode::InvalidInput, message)
-        }
-    }
-
-    /// The same words for what is not there and for what belongs to another account.
-    pub fn no_such(word: &str) -> Self {
-        Self::new(ErrorCode::NotFound, format!("there is no {word} with this id"))
+        ServiceError::invalid(details).into()
     }
 
     /// Nothing can be said for now.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            retry_after: Some(RETRY_AFTER_SECONDS),
-            ..Self::new(ErrorCode::ServiceUnavailable, message)
-        }
+        ServiceError::unavailable(message).into()
     }
 
     /// A fault of the service; the log tells it, the client only that there is one.
     pub fn fault() -> Self {
-        Self::new(
-            ErrorCode::ServerError,
-            "the service has failed on this request; the request id helps to find out why",
-        )
+        ServiceError::fault().into()
     }
 
     /// The answer's body.
@@ -248,7 +227,7 @@ pub struct ErrorBody<'a> {
 }
 
 impl IntoResponse for ApiError {
-    /// The body comes later, from [`super::front`], which knows the request id.
+    /// The body comes later, from [`super::middleware`], which knows the request id.
     fn into_response(self) -> Response {
         let mut response = Response::new(axum::body::Body::empty());
         *response.status_mut() = self.code.status();
@@ -257,166 +236,11 @@ impl IntoResponse for ApiError {
     }
 }
 
-impl From<CallError> for ApiError {
-    fn from(error: CallError) -> Self {
-        match error.status() {
-            Some(status) => refused(status),
-            None => match error {
-                CallError::Api(kube::Error::SerdeError(error)) => {
-                    tracing::error!(%error, "the API server's answer does not parse");
-                    Self::fault()
-                }
-                error => {
-                    tracing::warn!(%error, "the API server cannot be reached");
-                    Self::unavailable("the service cannot reach its database for now; try again")
-                }
-            },
-        }
-    }
-}
-
-/// What the API server says while a new quota has not been counted yet.
-const NOT_COUNTED: &str = "status unknown for quota";
-
-/// Whether it would have been another answer a moment later.
-pub(super) fn is_not_counted(error: &CallError) -> bool {
-    let status = error.status();
-    status.is_some_and(|status| status.code == 403 && status.message.contains(NOT_COUNTED))
-}
-
-/// What an answer of the API server means for a client that does not know that there is one.
-fn refused(status: &Status) -> ApiError {
-    let terminating = status
-        .details
-        .iter()
-        .flat_map(|details| &details.causes)
-        .any(|cause| cause.reason == "NamespaceTerminating");
-    match status.code {
-        404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => ApiError::new(
-            ErrorCode::Conflict,
-            "the account is being set up or removed; try again",
-        ),
-        404 => ApiError::no_such(match status.details.as_ref().map(|d| d.kind.as_str()) {
-            Some("webhooks") => "webhook",
-            Some("deliveries") => "delivery",
-            _ => "instance",
-        }),
-        409 => ApiError::new(
-            ErrorCode::Conflict,
-            "the object changed while the request was handled; read it and try again",
-        ),
-        403 if terminating => ApiError::new(
-            ErrorCode::Conflict,
-            "the account is being removed; nothing can be created in it",
-        ),
-        403 if status.message.contains("exceeded quota") => quota_used_up(
-            if status.message.contains("requested: count/webhooks.stellage.dev") {
-                "webhooks"
-            } else {
-                "instances"
-            },
-        ),
-        // The operator's rights: an API server that has just started does not know them for a moment.
-        403 if status.message.contains(" cannot ") => {
-            tracing::error!(message = status.message, "the API server refuses the facade");
-            ApiError::unavailable("the service may not do this for now; try again")
-        }
-        403 if status.message.contains(NOT_COUNTED) => {
-            ApiError::unavailable("the account's quota is not counted yet; try again")
-        }
-        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
-        403 | 400
-            if status.message.contains("denied request") || status.message.contains("denied the request") =>
-        {
-            ApiError::new(
-                ErrorCode::Forbidden,
-                format!("a policy of the cluster refuses this: {}", status.message),
-            )
-        }
-        422 => ApiError::invalid(causes(status)),
-        // What was asked for has more pages than the API server remembers for long.
-        410 => ApiError::unavailable("the list took too long to read; try again"),
-        413 => ApiError::new(ErrorCode::PayloadTooLarge, "the object would become too large"),
-        429 | 500..=599 => {
-            tracing::warn!(
-                code = status.code,
-                message = status.message,
-                "the API server cannot serve"
-            );
-            let asked = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds));
-            ApiError {
-                retry_after: asked.filter(|s| *s > 0).or(Some(RETRY_AFTER_SECONDS)),
-                ..ApiError::unavailable("the service's database is busy for now; try again")
-            }
-        }
-        _ => {
-            tracing::error!(
-                code = status.code,
-                message = status.message,
-                "the API server refuses the facade"
-            );
-            ApiError::fault()
-        }
-    }
-}
-
-/// 403 for one too many.
-pub(super) fn quota_used_up(words: &str) -> ApiError {
-    ApiError::new(
-        ErrorCode::ResourceLimitExceeded,
-        format!("the account has as many {words} as its quota allows; delete one or ask for a higher quota"),
-    )
-}
-
-/// 409 for a DELETE of what is protected.
-pub(super) fn protected() -> ApiError {
-    ApiError::new(
-        ErrorCode::Protected,
-        "deletion protection is on for this instance; it has to be switched off before the instance can be deleted",
-    )
-}
-
-/// What admission refuses that the facade let through, in the facade's words for fields.
-fn causes(status: &Status) -> Vec<Detail> {
-    let mut details: Vec<Detail> = status
-        .details
-        .iter()
-        .flat_map(|details| &details.causes)
-        .map(|cause| {
-            let message = cause.message.rsplit(": ").next().unwrap_or(&cause.message);
-            Detail::new(rest_field(&cause.field), "invalid_value", message.to_owned())
-        })
-        .collect();
-    if details.is_empty() {
-        details.push(Detail::new("body", "invalid_value", status.message.clone()));
-    }
-    details
-}
-
-/// `spec.sshKeys[0]` as REST spells it: `ssh_keys[0]`.
-fn rest_field(field: &str) -> String {
-    let mut name = String::new();
-    for letter in field.strip_prefix("spec.").unwrap_or(field).chars() {
-        if letter.is_ascii_uppercase() {
-            name.push('_');
-        }
-        name.push(letter.to_ascii_lowercase());
-    }
-    name
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-
-    fn answered(code: u16, message: &str, details: &serde_json::Value) -> ApiError {
-        let status: Status =
-            serde_json::from_value(json!({ "status": "Failure", "code": code, "message": message, "reason": "", "details": details }))
-                .unwrap();
-        CallError::Api(kube::Error::Api(Box::new(status))).into()
-    }
 
     #[test]
     fn every_code_has_the_decided_name() {
@@ -435,90 +259,6 @@ mod tests {
                 "code": "invalid_input", "message": "tags[3] must be short", "request_id": "r-1",
                 "details": [{"field": "tags[3]", "code": "invalid_value", "message": "must be short"}]
             }})
-        );
-    }
-
-    #[test]
-    fn answers_of_the_api_server_are_translated() {
-        let none = json!({});
-        let table = [
-            (
-                403,
-                "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: instances, requested: 1",
-                "resource_limit_exceeded",
-            ),
-            (
-                403,
-                "webhooks.stellage.dev \"wh-1\" is forbidden: exceeded quota: stellage, requested: count/webhooks.stellage.dev=1",
-                "resource_limit_exceeded",
-            ),
-            (
-                403,
-                "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: account",
-                "service_unavailable",
-            ),
-            (
-                403,
-                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
-                "protected",
-            ),
-            (
-                422,
-                "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
-                "protected",
-            ),
-            (403, "admission webhook \"x\" denied the request: no", "forbidden"),
-            (
-                403,
-                "User \"system:serviceaccount:a:b\" cannot create resource",
-                "service_unavailable",
-            ),
-            (401, "Unauthorized", "server_error"),
-            (404, "instances.stellage.dev \"x\" not found", "not_found"),
-            (409, "the object has been modified", "conflict"),
-            (
-                410,
-                "The provided continue parameter is too old",
-                "service_unavailable",
-            ),
-            (429, "too many requests", "service_unavailable"),
-            (500, "etcdserver: leader changed", "service_unavailable"),
-            (504, "timeout", "service_unavailable"),
-        ];
-        for (code, message, expected) in table {
-            let error = answered(code, message, &none);
-            assert_eq!(error.code.as_str(), expected, "{message}");
-            assert_eq!(
-                error.retry_after.is_some(),
-                expected == "service_unavailable",
-                "{message}"
-            );
-        }
-        let told = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
-        assert_eq!(told.retry_after, Some(7));
-        let ending = answered(
-            403,
-            "forbidden",
-            &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }),
-        );
-        assert_eq!(ending.code, ErrorCode::Conflict);
-        assert_eq!(
-            ApiError::from(CallError::Timeout).code,
-            ErrorCode::ServiceUnavailable
-        );
-    }
-
-    #[test]
-    fn what_admission_refuses_names_fields_as_rest_does() {
-        let error = answered(
-            422,
-            "Instance is invalid",
-            &json!({ "causes": [{ "field": "spec.sshKeys[0]", "message": "Invalid value: \"string\": must be one line" }] }),
-        );
-        assert_eq!(error.code, ErrorCode::InvalidInput);
-        assert_eq!(
-            error.details,
-            [Detail::new("ssh_keys[0]", "invalid_value", "must be one line")]
         );
     }
 }

@@ -193,7 +193,11 @@ impl Fields {
 
 #[cfg(test)]
 mod tests {
-    use super::super::body::input;
+    use super::{super::body, Fields};
+
+    fn input(text: &str) -> Fields {
+        body::fields(text).ok().unwrap()
+    }
 
     fn short(text: &str) -> Result<(), &'static str> {
         if text.len() < 4 {
@@ -206,7 +210,7 @@ mod tests {
     #[test]
     fn everything_that_is_wrong_is_named_at_once() {
         let body = r#"{"name":"far too long","on":"yes","off":null,"tags":["ok",1,null,"too long"],"many":["a","b"],"zzz":1,"id":"x"}"#;
-        let mut fields = input(body).ok().unwrap().fields;
+        let mut fields = input(body);
         fields.string("name", &short);
         fields.boolean("on");
         fields.boolean("off");
@@ -239,10 +243,7 @@ mod tests {
 
     #[test]
     fn what_is_right_is_read() {
-        let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#)
-            .ok()
-            .unwrap()
-            .fields;
+        let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#);
         assert_eq!(fields.string("name", &short).as_deref(), Some("a"));
         assert_eq!(fields.boolean("on"), Some(true));
         assert_eq!(fields.strings("tags", 2, &short).unwrap(), ["x", "y"]);

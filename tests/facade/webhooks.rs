@@ -9,6 +9,7 @@ use kube::{
 use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::resources::{Account, Webhook};
+use stellage::service::idempotency::IdempotentRequest;
 
 use super::{
     contract::{call, code, expect, fields},
@@ -318,7 +319,10 @@ async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
         .metadata
         .annotations;
     let guessed = json!([["events", own["events"]], ["secret", "mine"], ["url", own["url"]]]);
-    let of_guess = stellage::facade::idempotency::body_hash(&serde_json::to_vec(&guessed).unwrap());
+    let guess = serde_json::to_vec(&guessed).unwrap();
+    let of_guess = IdempotentRequest::new(PATH, "own", &guess, &guess)
+        .body_hash()
+        .to_owned();
     assert!(
         digest.is_some() && !format!("{digest:?}").contains(&of_guess),
         "it would tell a good guess"
@@ -498,7 +502,7 @@ async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
         .metadata
         .uid
         .unwrap();
-    let suffix = stellage::facade::idempotency::name_suffix(&uid, PATH, "taken");
+    let suffix = IdempotentRequest::new(PATH, "taken", b"", b"").name_suffix(&uid);
     let name = format!("wh-{suffix}");
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let foreign: Secret = serde_json::from_value(

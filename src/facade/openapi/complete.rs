@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{error::ErrorCode, view, webhooks},
+    super::{deliveries, error::ErrorCode, instances, webhooks},
     DOCUMENT_PATH, examples, receivers,
 };
 
@@ -11,7 +11,11 @@ use super::{
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     tell_clients(document);
-    for shared in [view::shared_schemas(), webhooks::view::shared_schemas()] {
+    for shared in [
+        instances::view::shared_schemas(),
+        webhooks::view::shared_schemas(),
+        deliveries::view::shared_schemas(),
+    ] {
         if let (Some(schemas), Value::Object(shared)) =
             (document["components"]["schemas"].as_object_mut(), shared)
         {

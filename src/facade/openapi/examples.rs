@@ -5,23 +5,24 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::super::{
-    change::check_state,
-    entry::Entry as _,
-    error::{ApiError, Detail, ErrorCode, protected, quota_used_up},
-    idempotency,
-    index::Shown,
-    precondition,
-    view::{InstanceView, ListItem, NewInstance, Pagination},
-    webhooks::{
-        ShownWebhook,
-        deliveries::check_finished,
-        order::not_active,
-        view::{DeliveryView, Recovery, WebhookView, WebhookWithSecret},
-    },
+    deliveries::view::DeliveryView,
+    error::{ApiError, Detail, ErrorCode},
+    instances::view::{InstanceView, ListItem, NewInstance},
+    view::Pagination,
+    webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
     lifecycle::Action,
     resources::{Delivery, DeliveryPhase, Instance, Webhook},
+    service::{
+        deliveries::check_finished,
+        error::{Error, protected, quota_used_up},
+        idempotency,
+        index::Indexed as _,
+        instances::{IndexedInstance, check_state},
+        precondition,
+        webhooks::{IndexedWebhook, not_active},
+    },
 };
 
 /// An id.
@@ -35,7 +36,7 @@ pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
 pub(super) const REQUEST_ID: &str = "9b2f4c0a8d7e4f1ca6b5d4e3f2a1b0c9";
 
-fn instance(state: &str, power: &str, operation: Option<&str>) -> Option<Shown> {
+fn instance(state: &str, power: &str, operation: Option<&str>) -> Option<IndexedInstance> {
     let mut object = json!({
         "metadata": {
             "name": ID, "namespace": "demo", "uid": "7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b", "generation": 1,
@@ -56,10 +57,10 @@ fn instance(state: &str, power: &str, operation: Option<&str>) -> Option<Shown> 
         });
     }
     let instance: Instance = serde_json::from_value(object).ok()?;
-    Some(Shown::of(Arc::new(instance)))
+    Some(IndexedInstance::of(Arc::new(instance)))
 }
 
-fn webhook() -> Option<ShownWebhook> {
+fn webhook() -> Option<IndexedWebhook> {
     let object = json!({
         "metadata": { "name": WEBHOOK_ID.replace('_', "-"), "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z" },
         "spec": {
@@ -68,7 +69,7 @@ fn webhook() -> Option<ShownWebhook> {
         },
     });
     let webhook: Webhook = serde_json::from_value(object).ok()?;
-    Some(ShownWebhook::of(Arc::new(webhook)))
+    Some(IndexedWebhook::of(Arc::new(webhook)))
 }
 
 fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
@@ -210,15 +211,12 @@ fn webhooks(operation: &str) -> Option<Value> {
 }
 
 fn invalid_state(word: &str) -> ApiError {
-    match word {
-        "webhook" => not_active(),
-        "delivery" => check_finished(DeliveryPhase::Pending)
-            .err()
-            .unwrap_or_else(ApiError::fault),
-        _ => instance("stopped", "Stopped", None)
-            .and_then(|shown| check_state(Action::Reboot, &shown).err())
-            .unwrap_or_else(ApiError::fault),
-    }
+    let refusal = match word {
+        "webhook" => Some(not_active()),
+        "delivery" => check_finished(DeliveryPhase::Pending).err(),
+        _ => instance("stopped", "Stopped", None).and_then(|shown| check_state(Action::Reboot, &shown).err()),
+    };
+    refusal.map_or_else(ApiError::fault, ApiError::from)
 }
 
 fn invalid_input(word: &str) -> ApiError {
@@ -253,19 +251,20 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
             "webhooks"
         } else {
             "instances"
-        }),
-        ErrorCode::NotFound => ApiError::no_such(word),
+        })
+        .into(),
+        ErrorCode::NotFound => Error::no_such(word).into(),
         ErrorCode::InvalidState => invalid_state(word),
-        ErrorCode::Protected => protected(),
+        ErrorCode::Protected => protected().into(),
         ErrorCode::Conflict => ApiError::new(
             code,
             "the object changed while the request was handled; read it and try again",
         ),
-        ErrorCode::PreconditionFailed => precondition::failed(),
+        ErrorCode::PreconditionFailed => precondition::failed().into(),
         ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is over 64 KiB"),
         ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
         ErrorCode::InvalidInput => invalid_input(word),
-        ErrorCode::IdempotencyKeyReused => idempotency::reused(),
+        ErrorCode::IdempotencyKeyReused => idempotency::reused().into(),
         ErrorCode::RateLimitExceeded => ApiError::new(
             code,
             "the key has used up its 3600 requests an hour; try again in 1 s",

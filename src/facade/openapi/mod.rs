@@ -17,8 +17,10 @@ use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, actions, answer, catalogue, error, instances, view,
-    webhooks::{self, actions as webhook_actions, deliveries},
+    App, catalogue, deliveries, error,
+    instances::{self, actions},
+    response, view,
+    webhooks::{self, actions as webhook_actions},
 };
 
 /// The path of the document.
@@ -31,8 +33,6 @@ pub struct Served {
     pub path: String,
     /// What it can be asked with.
     pub methods: Vec<Method>,
-    /// Whether a key is needed.
-    pub needs_key: bool,
 }
 
 #[derive(OpenApi)]
@@ -74,13 +74,29 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(catalogue::plans))
         .routes(routes!(catalogue::regions))
         .routes(routes!(catalogue::images))
-        .routes(routes!(document))
 }
 
-/// The router, and what it serves.
-pub(super) fn router(app: Arc<App>) -> (Router, Vec<Served>) {
-    let (router, _) = routes().split_for_parts();
-    (router.with_state(app), served(&DOCUMENT.value))
+fn document_route() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(document))
+}
+
+/// The routes, and what they serve.
+pub(super) struct Routes {
+    /// Those for which a key is needed.
+    pub(super) with_key: Router<Arc<App>>,
+    /// Those that everybody may read.
+    pub(super) without_key: Router<Arc<App>>,
+    /// All of them.
+    pub(super) served: Vec<Served>,
+}
+
+/// The routes of the API.
+pub(super) fn router() -> Routes {
+    Routes {
+        with_key: routes().split_for_parts().0,
+        without_key: document_route().split_for_parts().0,
+        served: served(&DOCUMENT.value),
+    }
 }
 
 struct Document {
@@ -89,7 +105,7 @@ struct Document {
 }
 
 static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
-    let (_, described) = routes().split_for_parts();
+    let (_, described) = routes().merge(document_route()).split_for_parts();
     let mut value = serde_json::to_value(described).unwrap_or_default();
     complete::complete(&mut value);
     Document {
@@ -110,7 +126,7 @@ pub fn value() -> &'static Value {
     security(()),
 )]
 async fn document() -> Response {
-    answer::bytes_of(StatusCode::OK, DOCUMENT.bytes.clone())
+    response::rendered(StatusCode::OK, DOCUMENT.bytes.clone())
 }
 
 fn served(document: &Value) -> Vec<Served> {
@@ -130,7 +146,6 @@ fn served(document: &Value) -> Vec<Served> {
             Served {
                 path: path.clone(),
                 methods,
-                needs_key: path != DOCUMENT_PATH,
             }
         })
         .collect()

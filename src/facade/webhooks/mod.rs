@@ -1,12 +1,11 @@
-//! `/v1/webhooks`: list, create, detail, change, delete. The actions are in [`actions`], what was sent in [`deliveries`].
+//! `/v1/webhooks`: list, create, detail, change, delete.
 //!
-//! A webhook is two objects: the Webhook, which the watch shows, and the Secret with its signing secret ([`secret`]), which
-//! is read from the API server where it is needed and nowhere kept.
+//! - `actions`: test, rotate-secret, recover;
+//! - `body`: the bodies of requests;
+//! - `view`: how answers show webhooks.
 
 pub mod actions;
-pub mod deliveries;
-pub mod order;
-pub mod secret;
+pub mod body;
 pub mod view;
 
 use std::sync::Arc;
@@ -18,59 +17,20 @@ use axum::{
 use http::StatusCode;
 
 use self::{
-    order::{ChangeWebhook, NewWebhook},
+    body::{ChangeWebhook, CreateWebhook},
     view::{WebhookView, WebhookWithSecret},
 };
 use super::{
-    App, answer, body,
-    create::KeyedCreate,
-    entry::Entry,
-    error::{ApiError, quota_used_up},
-    id::WebhookId,
+    App,
+    body::required,
+    error::ApiError,
+    extract::{Caller, IfMatch, Post, Target},
     idempotency,
-    modify::Verdict,
-    precondition::IfMatch,
     query::Parameters,
-    request::{Asked, Caller, Target},
+    response,
     view::{List, Pagination, Single},
 };
-use crate::resources::{Webhook, WebhookSpec};
-
-/// A webhook as REST shows it.
-#[derive(Debug)]
-pub struct ShownWebhook {
-    /// The object, the same that the watch's store has.
-    pub webhook: Arc<Webhook>,
-    /// Its public id.
-    pub id: WebhookId,
-}
-
-impl Entry for ShownWebhook {
-    type Object = Webhook;
-    type Id = WebhookId;
-    type Spec = WebhookSpec;
-
-    const WORD: &'static str = "webhook";
-
-    fn of(webhook: Arc<Webhook>) -> Self {
-        Self {
-            id: WebhookId::of(&webhook),
-            webhook,
-        }
-    }
-
-    fn id(&self) -> WebhookId {
-        self.id
-    }
-
-    fn object(&self) -> &Webhook {
-        &self.webhook
-    }
-
-    fn spec(&self) -> &WebhookSpec {
-        &self.webhook.spec
-    }
-}
+use crate::service::{id::WebhookId, webhooks::IndexedWebhook};
 
 /// Lists webhooks
 ///
@@ -89,12 +49,11 @@ pub async fn list(
 ) -> Result<Response, ApiError> {
     let paging = parameters.paging()?;
     let (page, total) = app
-        .webhooks
-        .index()
-        .page(caller.namespace(), paging.page, paging.limit);
-    let data: Vec<_> = page.iter().map(|shown| WebhookView::of(shown)).collect();
+        .service
+        .list_webhooks(caller.namespace(), paging.page, paging.limit);
+    let data: Vec<_> = page.iter().map(|item| WebhookView::of(item)).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
-    answer::json(StatusCode::OK, &List { data, pagination }, 512)
+    response::json(StatusCode::OK, &List { data, pagination }, 512)
 }
 
 /// Creates a webhook
@@ -106,7 +65,7 @@ pub async fn list(
     path = "/v1/webhooks",
     operation_id = "createWebhook",
     tag = "webhooks",
-    request_body = NewWebhook,
+    request_body = CreateWebhook,
     responses((status = 201, description = "The webhook, with its secret", body = Single<WebhookWithSecret<'static>>)),
 )]
 pub async fn create(
@@ -114,50 +73,18 @@ pub async fn create(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let tenant = &caller.0.tenant;
-    let asked = Asked::with_body(request).await?;
-    let suffix = asked.suffix(&tenant.uid);
-    let input = asked.input;
-    // The digest beside the Webhook does not help to guess the secret: that of the whole body is beside the secret itself.
-    let visible = input.fields.canonical(Some("secret"));
-    let keyed = KeyedCreate::of(suffix, &visible)?;
-    let hash = keyed.is_some().then(|| idempotency::body_hash(&input.canonical));
-    let wanted = NewWebhook::read(input.fields, &*app.receiver_check)?;
-    let build = |name: &str, hash: Option<String>| wanted.webhook(name, hash);
-    // The native quota is what holds. This spares it attempts that it would count, and is there before it.
-    let has_room = || {
-        tenant.check_stays()?;
-        let count = app.webhooks.index().count(&tenant.namespace);
-        if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
-            Ok(())
-        } else {
-            Err(quota_used_up("webhooks"))
-        }
-    };
-    let made = app
-        .webhooks
-        .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
+    let post = Post::with_body(request).await?;
+    let check = |url: &str| app.service.check_receiver(url);
+    let new = CreateWebhook::read(post.fields, &check)?.into();
+    let created = app
+        .service
+        .create_webhook(caller.tenant(), &new, post.idempotent.as_ref())
         .await?;
-    let shown = &*made.entry;
-    let ensured = app
-        .secret_of_create(&shown.webhook, wanted.secret.as_deref(), hash, made.before)
-        .await;
-    let secret = match ensured {
-        Ok(secret) => secret,
-        Err(error) => {
-            if !made.before {
-                // Nobody could ever verify what it sends.
-                if let Err(error) = app.webhooks.delete(shown, false).await {
-                    tracing::warn!(webhook = %shown.id, %error, "a webhook without a secret could not be deleted");
-                }
-            }
-            return Err(error);
-        }
-    };
-    let data = WebhookWithSecret::of(shown, &secret, None);
-    let mut response = answer::single(StatusCode::CREATED, &*shown.webhook, data, None)?;
-    answer::locate(&mut response, "/v1/webhooks", shown.id);
-    Ok(idempotency::replayed_if(made.before, response))
+    let item = &*created.item;
+    let data = WebhookWithSecret::of(item, &created.secret, None);
+    let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
+    response::locate(&mut response, "/v1/webhooks", item.id);
+    Ok(idempotency::replayed_if(created.before, response))
 }
 
 /// Shows a webhook
@@ -175,8 +102,8 @@ pub async fn detail(
     caller: Caller,
     Target(id): Target<WebhookId>,
 ) -> Result<Response, ApiError> {
-    let shown = app.webhooks.find(caller.namespace(), id).await?;
-    shown_as_it_is(&shown)
+    let item = app.service.webhook(caller.namespace(), id).await?;
+    detail_of(&item)
 }
 
 /// Changes a webhook
@@ -196,27 +123,21 @@ pub async fn change(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<WebhookId>,
-    if_match: IfMatch,
+    IfMatch(precondition): IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let change = ChangeWebhook::read(body::required(request).await?.fields, &*app.receiver_check)?;
-    let decide = |shown: &ShownWebhook| {
-        if_match.check(&*shown.webhook)?;
-        Ok(Verdict::Write {
-            spec: Box::new(change.apply(&shown.webhook, app.clock.now())),
-            done: None,
-        })
-    };
-    let shown = app.webhooks.modify(caller.namespace(), id, decide).await?;
-    // After the spec, which admission may still refuse: then nothing has changed. The same request again finishes it.
-    if let Some(secret) = &change.secret {
-        app.replace_secret(&shown.webhook, secret).await?;
-    }
-    shown_as_it_is(&shown)
+    let check = |url: &str| app.service.check_receiver(url);
+    let change = ChangeWebhook::read(required(request).await?, &check)?.into();
+    let item = app
+        .service
+        .change_webhook(caller.namespace(), id, &change, &precondition)
+        .await?;
+    detail_of(&item)
 }
 
-fn shown_as_it_is(shown: &ShownWebhook) -> Result<Response, ApiError> {
-    answer::single(StatusCode::OK, &*shown.webhook, WebhookView::of(shown), None)
+/// An answer with all about one webhook but its secret.
+fn detail_of(item: &IndexedWebhook) -> Result<Response, ApiError> {
+    response::single(StatusCode::OK, &*item.webhook, WebhookView::of(item), None)
 }
 
 /// Deletes a webhook
@@ -233,11 +154,10 @@ pub async fn delete(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<WebhookId>,
-    if_match: IfMatch,
+    IfMatch(precondition): IfMatch,
 ) -> Result<StatusCode, ApiError> {
-    let check = |shown: &ShownWebhook| if_match.check(&*shown.webhook);
-    app.webhooks
-        .remove(caller.namespace(), id, if_match.is_present(), check)
+    app.service
+        .delete_webhook(caller.namespace(), id, &precondition)
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,4 @@
-//! What requests about webhooks say, decided: the objects that they make and change. No I/O.
-
-use std::collections::BTreeMap;
+//! The bodies of requests about webhooks.
 
 use jiff::{SignedDuration, Timestamp};
 use utoipa::ToSchema;
@@ -8,15 +6,11 @@ use utoipa::ToSchema;
 use crate::{
     events::EventType,
     facade::{
-        error::{ApiError, Detail, ErrorCode},
+        error::{ApiError, Detail},
         fields::Fields,
-        idempotency::REQUEST_HASH_ANNOTATION,
-        modify::nonce,
     },
-    resources::{
-        SecretReference, Webhook, WebhookSpec,
-        webhook::{MAX_SECRET_CHARACTERS, SECRET_KEY},
-    },
+    resources::webhook::MAX_SECRET_CHARACTERS,
+    service::webhooks::{NewWebhook, WebhookChange},
 };
 
 /// How long the previous secret signs too unless the request says otherwise: 24 h (decisions, section 5).
@@ -28,8 +22,7 @@ type UrlCheck<'a> = &'a dyn Fn(&str) -> Result<(), String>;
 
 /// A webhook to be made.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(as = CreateWebhook)]
-pub struct NewWebhook {
+pub struct CreateWebhook {
     /// HTTPS URL that events are POSTed to, with a public address; without user name, password and fragment.
     #[schema(max_length = 2048, pattern = "^https://")]
     pub url: String,
@@ -86,7 +79,7 @@ fn read_events(fields: &mut Fields) -> Option<Vec<EventType>> {
     Some(events)
 }
 
-impl NewWebhook {
+impl CreateWebhook {
     /// Reads a request; 422 naming everything that is wrong.
     pub fn read(mut fields: Fields, check: UrlCheck<'_>) -> Result<Self, ApiError> {
         let url = read_url(&mut fields, check);
@@ -107,25 +100,16 @@ impl NewWebhook {
             active: active.unwrap_or(true),
         })
     }
+}
 
-    /// The object under this name. Its Secret will have the same.
-    pub fn webhook(&self, name: &str, request_hash: Option<String>) -> Webhook {
-        let mut webhook = Webhook::new(
-            name,
-            WebhookSpec {
-                url: self.url.clone(),
-                events: self.events.clone(),
-                secret_ref: SecretReference {
-                    name: name.to_owned(),
-                    key: SECRET_KEY.to_owned(),
-                },
-                active: self.active,
-                enable_requested_at: None,
-            },
-        );
-        webhook.metadata.annotations =
-            request_hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
-        webhook
+impl From<CreateWebhook> for NewWebhook {
+    fn from(body: CreateWebhook) -> Self {
+        Self {
+            url: body.url,
+            events: body.events,
+            secret: body.secret,
+            active: body.active,
+        }
     }
 }
 
@@ -172,21 +156,16 @@ impl ChangeWebhook {
         fields.finish()?;
         Ok(change)
     }
+}
 
-    /// The spec as it will be.
-    pub fn apply(&self, webhook: &Webhook, now: Timestamp) -> WebhookSpec {
-        let mut spec = webhook.spec.clone();
-        if let Some(url) = &self.url {
-            spec.url.clone_from(url);
+impl From<ChangeWebhook> for WebhookChange {
+    fn from(body: ChangeWebhook) -> Self {
+        Self {
+            url: body.url,
+            events: body.events,
+            active: body.active,
+            secret: body.secret,
         }
-        if let Some(events) = &self.events {
-            spec.events.clone_from(events);
-        }
-        spec.active = self.active.unwrap_or(spec.active);
-        if self.active == Some(true) && webhook.disabled().is_some() {
-            spec.enable_requested_at = Some(nonce(now, &[&spec.enable_requested_at]));
-        }
-        spec
     }
 }
 
@@ -206,33 +185,6 @@ impl TestWebhook {
         Ok(Self {
             r#type: text.as_deref().and_then(EventType::parse),
         })
-    }
-
-    /// The type to send to this webhook: 422 for one that it does not want, 409 `invalid_state` for one that is not to be sent
-    /// to. One that was disabled can be tested: that shows whether its receiver is mended.
-    pub fn type_for(&self, webhook: &Webhook) -> Result<EventType, ApiError> {
-        if !webhook.spec.active {
-            return Err(not_active());
-        }
-        let events = &webhook.spec.events;
-        let wanted = self.r#type.or_else(|| events.first().copied());
-        wanted.filter(|event| events.contains(event)).ok_or_else(|| {
-            let types: Vec<_> = events.iter().map(|event| event.as_str()).collect();
-            ApiError::invalid(vec![Detail::new(
-                "type",
-                "invalid_value",
-                format!("must be one of the webhook's event types: {}", types.join(", ")),
-            )])
-        })
-    }
-}
-
-/// 409 for a test of a webhook that nothing is sent to.
-pub(in crate::facade) fn not_active() -> ApiError {
-    let message = "is not active; set it to true with PATCH, then test";
-    ApiError {
-        details: vec![Detail::new("active", "invalid_state", message)],
-        ..ApiError::new(ErrorCode::InvalidState, format!("the webhook {message}"))
     }
 }
 
@@ -296,7 +248,7 @@ mod tests {
     use super::*;
     use crate::{
         delivery::{ReceiverUrl, TargetRules},
-        facade::body::input,
+        facade::body::fields,
     };
 
     fn guard(url: &str) -> Result<(), String> {
@@ -311,8 +263,8 @@ mod tests {
         details.map(|d| (d.field.to_string(), d.code)).collect()
     }
 
-    fn read(body: &Value) -> Result<NewWebhook, ApiError> {
-        NewWebhook::read(input(&body.to_string())?.fields, &guard)
+    fn read(body: &Value) -> Result<CreateWebhook, ApiError> {
+        CreateWebhook::read(fields(&body.to_string())?, &guard)
     }
 
     fn minimal() -> Value {
@@ -321,12 +273,8 @@ mod tests {
 
     #[test]
     fn the_minimal_request_has_two_fields_and_makes_an_active_webhook() {
-        let order = read(&minimal()).unwrap();
-        assert_eq!((order.active, &order.secret), (true, &None));
-        let webhook = order.webhook("wh-abcdefgh01234567", Some("hash".into()));
-        assert_eq!(webhook.spec.secret_ref.name, "wh-abcdefgh01234567");
-        assert_eq!(webhook.spec.secret_ref.key, "secret");
-        assert_eq!(webhook.id(), "wh_abcdefgh01234567");
+        let body = read(&minimal()).unwrap();
+        assert_eq!((body.active, &body.secret), (true, &None));
     }
 
     #[test]
@@ -384,43 +332,8 @@ mod tests {
         assert!(read(&body).is_ok(), "characters are counted, not bytes");
     }
 
-    fn webhook(disabled: bool, active: bool) -> Webhook {
-        let mut object = json!({
-            "metadata": { "name": "orders", "namespace": "demo", "uid": "u", "generation": 3 },
-            "spec": {
-                "url": "https://example.com", "events": ["instance.stopped"], "secretRef": { "name": "s" }, "active": active,
-                "enableRequestedAt": "2026-11-21T10:00:00.000000Z",
-            },
-        });
-        if disabled {
-            object["status"] = json!({ "disabled": {
-                "at": "2026-11-21T09:00:00Z", "reason": "Gone", "message": "m", "delivery": "d", "eventId": "e", "eventType": "instance.created",
-                "attempts": 1, "error": "no", "generation": 3,
-            }});
-        }
-        serde_json::from_value(object).unwrap()
-    }
-
     fn change(body: &Value) -> Result<ChangeWebhook, ApiError> {
-        ChangeWebhook::read(input(&body.to_string())?.fields, &guard)
-    }
-
-    #[test]
-    fn active_enables_what_was_disabled_and_changes_nothing_otherwise() {
-        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let on = change(&json!({ "active": true })).unwrap();
-        let enabled = on.apply(&webhook(true, true), now);
-        assert_eq!(
-            enabled.enable_requested_at.as_deref(),
-            Some("2026-11-21T10:00:00.000001Z"),
-            "another nonce than the one before"
-        );
-        let healthy = webhook(false, true);
-        assert_eq!(on.apply(&healthy, now), healthy.spec);
-        let off = change(&json!({ "active": false }))
-            .unwrap()
-            .apply(&webhook(true, true), now);
-        assert!(!off.active && off.enable_requested_at == healthy.spec.enable_requested_at);
+        ChangeWebhook::read(fields(&body.to_string())?, &guard)
     }
 
     #[test]
@@ -439,29 +352,18 @@ mod tests {
     }
 
     #[test]
-    fn a_test_sends_what_the_webhook_wants() {
-        let test = |body: Value| TestWebhook::read(input(&body.to_string())?.fields);
-        let default = test(json!({})).unwrap();
-        assert_eq!(
-            default.type_for(&webhook(false, true)),
-            Ok(EventType::InstanceStopped)
-        );
-        assert!(default.type_for(&webhook(true, true)).is_ok());
-        let refusal = default.type_for(&webhook(false, false)).unwrap_err();
-        assert_eq!(refusal.code, ErrorCode::InvalidState);
-        let other = test(json!({ "type": "invoice.created" })).unwrap();
-        assert_eq!(
-            told(&other.type_for(&webhook(false, true)).unwrap_err()),
-            [("type".to_owned(), "invalid_value")]
-        );
+    fn a_test_may_name_a_type_of_events() {
+        let test = |body: Value| TestWebhook::read(fields(&body.to_string())?);
+        assert_eq!(test(json!({})).unwrap().r#type, None);
+        let wanted = test(json!({ "type": "invoice.created" })).unwrap();
+        assert_eq!(wanted.r#type, Some(EventType::InvoiceCreated));
         assert!(test(json!({ "type": "nonsense" })).is_err());
     }
 
     #[test]
     fn an_overlap_is_a_day_by_default_and_a_week_at_most() {
         let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let expiry =
-            |body: Value| RotateSecret::read(input(&body.to_string())?.fields).map(|r| r.expiry(now));
+        let expiry = |body: Value| RotateSecret::read(fields(&body.to_string())?).map(|r| r.expiry(now));
         assert_eq!(
             expiry(json!({})).unwrap().unwrap().to_string(),
             "2026-11-22T10:00:00Z"
@@ -477,7 +379,7 @@ mod tests {
     #[test]
     fn since_is_a_time_with_a_zone() {
         let since = |text: &str| {
-            RecoverWebhook::read(input(&json!({ "since": text }).to_string())?.fields).map(|r| r.since)
+            RecoverWebhook::read(fields(&json!({ "since": text }).to_string())?).map(|r| r.since)
         };
         assert!(since("2026-11-21T10:00:00+01:00").unwrap().is_some());
         for bad in ["yesterday", "2026-11-21", "2026-11-21T10:00:00", ""] {

@@ -3,19 +3,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use jiff::{SignedDuration, Timestamp};
 use kube::Resource as _;
 use rand::RngExt as _;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{
-    entry::{Entry, Index, Kept as _},
-    error::{ApiError, ErrorCode},
-    id::PublicId as _,
-    store::Store,
+use super::Store;
+use crate::{
+    resources::instance::IDEMPOTENCY_ANNOTATION,
+    service::{
+        error::{Error, ErrorKind},
+        id::PublicId as _,
+        index::{Index, Indexed, Object as _},
+    },
 };
-use crate::resources::{InstanceSpec, instance::IDEMPOTENCY_ANNOTATION};
 
 /// Decisions on one request before it gives way to whoever else changes the same object.
 const MAX_ATTEMPTS: u32 = 10;
@@ -35,52 +36,52 @@ pub enum Verdict<S> {
     },
 }
 
-/// An entry, and whether it came from the API server just now.
+/// An object, and whether it came from the API server just now.
 struct Found<E> {
-    entry: Arc<E>,
+    item: Arc<E>,
     fresh: bool,
 }
 
-type IdOf<X> = <<X as Index>::Entry as Entry>::Id;
-type SpecOf<X> = <<X as Index>::Entry as Entry>::Spec;
+type IdOf<X> = <<X as Index>::Item as Indexed>::Id;
+type SpecOf<X> = <<X as Index>::Item as Indexed>::Spec;
 
 impl<X: Index> Store<X> {
-    /// The object that a path names. What the watch does not know is asked of the API server before it is called
+    /// The object with this id. What the watch does not know is asked of the API server before it is called
     /// unknown; 404 for what is not in this namespace, whatever is elsewhere.
-    pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Entry>, ApiError> {
-        Ok(self.look_up(namespace, id).await?.entry)
+    pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Item>, Error> {
+        Ok(self.look_up(namespace, id).await?.item)
     }
 
-    async fn look_up(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Found<X::Entry>, ApiError> {
+    async fn look_up(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Found<X::Item>, Error> {
         let id = id.ok_or_else(Self::unknown)?;
         match self.index().get(namespace, id) {
-            Some(entry) => Ok(Found { entry, fresh: false }),
+            Some(item) => Ok(Found { item, fresh: false }),
             None => self.fetch(namespace, &id.name(), id).await,
         }
     }
 
-    async fn fetch(&self, namespace: &str, name: &str, id: IdOf<X>) -> Result<Found<X::Entry>, ApiError> {
+    async fn fetch(&self, namespace: &str, name: &str, id: IdOf<X>) -> Result<Found<X::Item>, Error> {
         let object = self.get(namespace, name).await?;
-        let entry = object
-            .filter(|object| !object.is_leaving())
-            .map(|object| X::Entry::of(Arc::new(object)))
+        let item = object
+            .filter(|object| !object.is_terminating())
+            .map(|object| X::Item::of(Arc::new(object)))
             // An object made anew under the same name has another id, unless the name is the id.
-            .filter(|entry| entry.id() == id)
+            .filter(|item| item.id() == id)
             .ok_or_else(Self::unknown)?;
         Ok(Found {
-            entry: Arc::new(entry),
+            item: Arc::new(item),
             fresh: true,
         })
     }
 
-    async fn refresh(&self, found: &Found<X::Entry>) -> Result<Found<X::Entry>, ApiError> {
-        let object = found.entry.object();
-        self.fetch(object.namespace(), object.name(), found.entry.id())
+    async fn refresh(&self, found: &Found<X::Item>) -> Result<Found<X::Item>, Error> {
+        let object = found.item.object();
+        self.fetch(object.namespace(), object.name(), found.item.id())
             .await
     }
 
-    fn unknown() -> ApiError {
-        ApiError::no_such(X::Entry::WORD)
+    fn unknown() -> Error {
+        Error::no_such(X::Item::WORD)
     }
 
     /// Changes an object as `decide` says. It is asked again whenever somebody else was faster, and a refusal holds only
@@ -89,28 +90,28 @@ impl<X: Index> Store<X> {
         &self,
         namespace: &str,
         id: Option<IdOf<X>>,
-        decide: impl Fn(&X::Entry) -> Result<Verdict<SpecOf<X>>, ApiError> + Send,
-    ) -> Result<Arc<X::Entry>, ApiError> {
+        decide: impl Fn(&X::Item) -> Result<Verdict<SpecOf<X>>, Error> + Send,
+    ) -> Result<Arc<X::Item>, Error> {
         let mut found = self.look_up(namespace, id).await?;
-        let mut turn = None;
+        let mut lock = None;
         for attempt in 1..=MAX_ATTEMPTS {
-            let verdict = decide(&found.entry);
+            let verdict = decide(&found.item);
             let patch = match &verdict {
                 Err(_) | Ok(Verdict::Leave) => None,
-                Ok(Verdict::Write { spec, done }) => merge_patch(&*found.entry, &**spec, done.as_deref()),
+                Ok(Verdict::Write { spec, done }) => merge_patch(&*found.item, &**spec, done.as_deref()),
             };
             let Some(patch) = patch else {
                 if found.fresh {
-                    return verdict.map(|_| found.entry);
+                    return verdict.map(|_| found.item);
                 }
                 found = self.refresh(&found).await?;
                 continue;
             };
-            match self.patch(&found.entry, &patch).await {
-                Ok(entry) => return Ok(Arc::new(entry)),
+            match self.patch(&found.item, &patch).await {
+                Ok(item) => return Ok(Arc::new(item)),
                 Err(error) if error.is_conflict() => {
-                    if turn.is_none() {
-                        turn = Some(self.turns().of(&(namespace, found.entry.id())).await);
+                    if lock.is_none() {
+                        lock = Some(self.locks.lock(&(namespace, found.item.id())).await);
                     } else {
                         pause(attempt).await;
                     }
@@ -119,7 +120,7 @@ impl<X: Index> Store<X> {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(contended(X::Entry::WORD))
+        Err(contended(X::Item::WORD))
     }
 
     /// Deletes an object once `check` has nothing against it. 404 for one that is not there.
@@ -128,18 +129,18 @@ impl<X: Index> Store<X> {
         namespace: &str,
         id: Option<IdOf<X>>,
         exactly: bool,
-        check: impl Fn(&X::Entry) -> Result<(), ApiError> + Send,
-    ) -> Result<(), ApiError> {
+        check: impl Fn(&X::Item) -> Result<(), Error> + Send,
+    ) -> Result<(), Error> {
         let mut found = self.look_up(namespace, id).await?;
         for _ in 0..MAX_ATTEMPTS {
-            if let Err(refusal) = check(&found.entry) {
+            if let Err(refusal) = check(&found.item) {
                 if found.fresh {
                     return Err(refusal);
                 }
                 found = self.refresh(&found).await?;
                 continue;
             }
-            match self.delete(&found.entry, exactly).await {
+            match self.delete(&found.item, exactly).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_conflict() => {
                     found = self.refresh(&found).await?;
@@ -147,27 +148,27 @@ impl<X: Index> Store<X> {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(contended(X::Entry::WORD))
+        Err(contended(X::Item::WORD))
     }
 }
 
 /// The pause after a lost race.
-pub(super) async fn pause(attempt: u32) {
+pub async fn pause(attempt: u32) {
     let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
     tokio::time::sleep(pause).await;
 }
 
 /// 409 after too many lost races.
-pub(super) fn contended(word: &str) -> ApiError {
-    ApiError::new(
-        ErrorCode::Conflict,
+pub fn contended(word: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
         format!("the {word} is changed by others all the time; read it and try again"),
     )
 }
 
 /// A JSON merge patch of what differs, for this version of the object only; `None` if nothing does.
-fn merge_patch<E: Entry>(entry: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
-    let before = to_map(entry.spec());
+fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
+    let before = to_map(item.spec());
     let after = to_map(spec);
     let mut changes = Map::new();
     for (field, value) in &after {
@@ -181,7 +182,7 @@ fn merge_patch<E: Entry>(entry: &E, spec: &E::Spec, done: Option<&str>) -> Optio
     if changes.is_empty() && done.is_none() {
         return None;
     }
-    let version = &entry.object().meta().resource_version;
+    let version = &item.object().meta().resource_version;
     let mut patch = json!({ "metadata": { "resourceVersion": version } });
     if let Some(done) = done {
         patch["metadata"]["annotations"] = json!({ IDEMPOTENCY_ANNOTATION: done });
@@ -199,36 +200,12 @@ fn to_map(spec: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// A nonce that is none of those in the spec.
-pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
-    nonce(
-        now,
-        &[
-            &spec.start_requested_at,
-            &spec.power_off_requested_at,
-            &spec.reboot_requested_at,
-            &spec.rebuild_requested_at,
-        ],
-    )
-}
-
-/// An RFC 3339 time in microseconds that is none of those taken.
-pub fn nonce(now: Timestamp, taken: &[&Option<String>]) -> String {
-    let mut time = now;
-    loop {
-        let text = format!("{time:.6}");
-        match time.checked_add(SignedDuration::from_micros(1)) {
-            Ok(next) if taken.iter().any(|nonce| nonce.as_ref() == Some(&text)) => time = next,
-            _ => return text,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{super::index::Shown, *};
+    use super::*;
+    use crate::service::instances::IndexedInstance;
 
-    fn shown() -> Shown {
+    fn shown() -> IndexedInstance {
         let object = json!({
             "metadata": { "name": "web", "namespace": "demo", "uid": "u", "resourceVersion": "7" },
             "spec": {
@@ -236,7 +213,7 @@ mod tests {
                 "rebootRequestedAt": "2026-11-21T10:00:00.000001Z",
             },
         });
-        Shown::of(Arc::new(serde_json::from_value(object).unwrap()))
+        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
     }
 
     #[test]
@@ -258,14 +235,5 @@ mod tests {
                 json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
             )
         );
-    }
-
-    #[test]
-    fn a_nonce_is_new_even_when_the_clock_stands_still() {
-        let now: jiff::Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
-        let mut spec = shown().instance.spec.clone();
-        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
-        spec.start_requested_at = Some("2026-11-21T10:00:00.000000Z".to_owned());
-        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
     }
 }

@@ -8,19 +8,19 @@ use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::me
 use kube::Resource as _;
 use serde_json::{Map, Value, json};
 
+use super::IndexedWebhook;
 use crate::{
-    facade::{
-        App,
-        entry::{Entry as _, Kept as _},
-        error::{ApiError, ErrorCode},
-        idempotency::{self, KeyedAction, REQUEST_HASH_ANNOTATION},
-        modify::{contended, pause},
-        webhooks::ShownWebhook,
-    },
     resources::{
         Webhook,
         instance::IDEMPOTENCY_ANNOTATION,
         webhook::{PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY, SECRET_CHANGED_ANNOTATION},
+    },
+    service::{
+        Service,
+        error::{Error, ErrorKind},
+        idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
+        index::{Indexed as _, Object as _},
+        store::{contended, pause},
     },
 };
 
@@ -139,7 +139,7 @@ impl Rotated {
     }
 }
 
-impl App {
+impl Service {
     /// The secret of a webhook that was created by this request, or `before` by the same one. Who makes the Secret first
     /// decides what is in it, and everybody answers that: of a random secret nobody was told before it was there, so that
     /// one that is missing can be any.
@@ -149,11 +149,11 @@ impl App {
         wanted: Option<&str>,
         hash: Option<String>,
         before: bool,
-    ) -> Result<String, ApiError> {
+    ) -> Result<String, Error> {
         let (namespace, name) = (webhook.namespace(), webhook.name());
         if webhook.spec.secret_ref.name != name {
-            return Err(ApiError::new(
-                ErrorCode::Conflict,
+            return Err(Error::new(
+                ErrorKind::Conflict,
                 "the webhook that was created with this Idempotency-Key takes its secret from elsewhere by now",
             ));
         }
@@ -211,7 +211,7 @@ impl App {
     }
 
     /// Makes a secret the only one.
-    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<(), ApiError> {
+    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<(), Error> {
         let change = Change {
             webhook,
             secret,
@@ -227,23 +227,23 @@ impl App {
         webhook: &Webhook,
         secret: &str,
         previous_until: Option<Timestamp>,
-        keyed: Option<&KeyedAction>,
-    ) -> Result<Rotated, ApiError> {
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Rotated, Error> {
         let change = Change {
             webhook,
             secret,
             previous_until,
             annotations: Vec::new(),
         };
-        self.write_secret(&change, keyed).await
+        self.write_secret(&change, request).await
     }
 
     /// One write, for the version that was read: a secret that somebody else made meanwhile is never lost unseen.
     async fn write_secret(
         &self,
         change: &Change<'_>,
-        keyed: Option<&KeyedAction>,
-    ) -> Result<Rotated, ApiError> {
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Rotated, Error> {
         let (namespace, name) = (
             change.webhook.namespace(),
             change.webhook.spec.secret_ref.name.as_str(),
@@ -254,11 +254,11 @@ impl App {
             let before: Option<Secret> = self.calls.get(namespace, name).await?;
             let known = before.as_ref().unwrap_or(&nothing);
             let mut annotations = change.annotations.clone();
-            if let Some(keyed) = keyed {
-                if keyed.was_done(known)? {
+            if let Some(request) = request {
+                if request.was_done(known)? {
                     return Rotated::of(known, change.webhook, true, self.clock.now()).ok_or_else(unusable);
                 }
-                annotations.push((IDEMPOTENCY_ANNOTATION, keyed.remember(known, "")));
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(known, "")));
             }
             let change = Change {
                 annotations,
@@ -283,7 +283,7 @@ impl App {
     }
 }
 
-impl App {
+impl Service {
     /// Has the controller read a changed Secret at once, and waits until the watch shows it: what is asked for next is
     /// signed with the new one. Without that the controller reads it some seconds later.
     async fn announce_secret(&self, webhook: &Webhook, secret: &Secret) {
@@ -292,8 +292,8 @@ impl App {
             "uid": webhook.metadata.uid,
             "annotations": { SECRET_CHANGED_ANNOTATION: version },
         }});
-        let entry = ShownWebhook::of(Arc::new(webhook.clone()));
-        if let Err(error) = self.webhooks.patch(&entry, &patch).await {
+        let item = IndexedWebhook::of(Arc::new(webhook.clone()));
+        if let Err(error) = self.webhooks.patch(&item, &patch).await {
             let (namespace, name) = (webhook.namespace(), webhook.name());
             tracing::warn!(namespace, name, %error, "a webhook cannot be told of its new secret");
         }
@@ -316,23 +316,23 @@ fn is_left_over(secret: &Secret) -> bool {
     is_ours && owners.any(|owner| owner.kind == Webhook::kind(&()))
 }
 
-fn taken() -> ApiError {
-    ApiError::new(
-        ErrorCode::Conflict,
+fn taken() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
         "a Secret that is not the service's has the name that the webhook's would have; it has to go first",
     )
 }
 
-fn unusable() -> ApiError {
-    ApiError::new(
-        ErrorCode::Conflict,
+fn unusable() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
         "the webhook's Secret has been changed and holds no secret; rotate it",
     )
 }
 
-fn immutable(name: &str) -> ApiError {
-    ApiError::new(
-        ErrorCode::Conflict,
+fn immutable(name: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
         format!(
             "the webhook takes its secret from the Secret {name}, which is immutable; replace it with kubectl"
         ),

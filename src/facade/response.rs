@@ -1,18 +1,17 @@
 //! Successful answers.
 
-use std::{fmt::Display, sync::Arc};
+use std::fmt::Display;
 
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use super::{
-    entry::Kept,
     error::ApiError,
-    index::Shown,
     precondition,
-    view::{InstanceView, Pagination, Single},
+    view::{Pagination, Single},
 };
+use crate::service::index::Object;
 
 /// The type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -24,11 +23,11 @@ pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Re
         tracing::error!(%error, "an answer could not be written as JSON");
         ApiError::fault()
     })?;
-    Ok(bytes_of(status, bytes))
+    Ok(rendered(status, bytes))
 }
 
-/// A JSON answer that is written already.
-pub fn bytes_of(status: StatusCode, bytes: impl Into<Body>) -> Response {
+/// A JSON answer whose body is written already.
+pub fn rendered(status: StatusCode, bytes: impl Into<Body>) -> Response {
     let mut response = Response::new(bytes.into());
     *response.status_mut() = status;
     // One allocation for all that comes: ETag, RateLimit-*, X-Request-Id, Content-Length, Location.
@@ -37,12 +36,11 @@ pub fn bytes_of(status: StatusCode, bytes: impl Into<Body>) -> Response {
     response
 }
 
-/// A page of instances, whose items are JSON already.
-pub fn page(instances: &[Arc<Shown>], pagination: Pagination) -> Result<Response, ApiError> {
-    let items: Vec<&[u8]> = instances.iter().map(|shown| shown.item()).collect();
+/// A page of items that are JSON already.
+pub fn page(items: &[&[u8]], pagination: Pagination) -> Result<Response, ApiError> {
     let mut bytes = Vec::with_capacity(128 + items.iter().map(|item| item.len() + 1).sum::<usize>());
     bytes.extend_from_slice(b"{\"data\":[");
-    for (index, item) in items.into_iter().enumerate() {
+    for (index, item) in items.iter().enumerate() {
         if index > 0 {
             bytes.push(b',');
         }
@@ -51,13 +49,13 @@ pub fn page(instances: &[Arc<Shown>], pagination: Pagination) -> Result<Response
     bytes.extend_from_slice(b"],\"pagination\":");
     serde_json::to_writer(&mut bytes, &pagination).map_err(|_| ApiError::fault())?;
     bytes.push(b'}');
-    Ok(bytes_of(StatusCode::OK, bytes))
+    Ok(rendered(StatusCode::OK, bytes))
 }
 
 /// An answer that shows one object, with its `ETag`.
 pub fn single(
     status: StatusCode,
-    object: &impl Kept,
+    object: &impl Object,
     data: impl Serialize,
     message: Option<String>,
 ) -> Result<Response, ApiError> {
@@ -73,17 +71,4 @@ pub fn locate(response: &mut Response, collection: &str, id: impl Display) {
     if let Ok(location) = HeaderValue::try_from(format!("{collection}/{id}")) {
         response.headers_mut().insert(header::LOCATION, location);
     }
-}
-
-/// The plain detail of an instance.
-pub fn rendered(shown: &Shown) -> Response {
-    let rendered = shown.detail();
-    let mut response = bytes_of(StatusCode::OK, rendered.body.clone());
-    response.headers_mut().insert(header::ETAG, rendered.etag.clone());
-    response
-}
-
-/// An answer with all about one instance.
-pub fn detail(status: StatusCode, shown: &Shown, message: Option<String>) -> Result<Response, ApiError> {
-    single(status, &*shown.instance, InstanceView::of(shown, None), message)
 }

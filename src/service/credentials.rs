@@ -2,25 +2,17 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use governor::clock::DefaultClock;
-use http::{HeaderMap, header::AUTHORIZATION};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::{
-    error::{ApiError, ErrorCode},
-    limit::{Allowance, Bucket},
-};
+use super::error::{Error, ErrorKind};
 use crate::{
     resources::{Account, ApiKey, KeyScope},
     runtime::watch::{Change, Listener},
 };
-
-/// Longest key that is looked at; `stellage key create` makes much shorter ones.
-const MAX_KEY: usize = 512;
 
 type KeyDigest = [u8; 32];
 
@@ -36,17 +28,18 @@ pub struct Tenant {
     /// Webhooks that it may have.
     pub webhook_quota: u32,
     /// Whether the Account is being deleted: it serves what it has, and gets nothing new.
-    is_leaving: bool,
-    rate_limit: u32,
+    is_terminating: bool,
+    /// Requests an hour that each of its keys may make.
+    pub rate_limit: u32,
     age: Age,
 }
 
 impl Tenant {
-    /// 409 while the Account is being deleted: what is created then would hold it back further.
-    pub fn check_stays(&self) -> Result<(), ApiError> {
-        if self.is_leaving {
-            return Err(ApiError::new(
-                ErrorCode::Conflict,
+    /// `conflict` while the Account is being deleted: what is created then would hold it back further.
+    pub fn check_stays(&self) -> Result<(), Error> {
+        if self.is_terminating {
+            return Err(Error::new(
+                ErrorKind::Conflict,
                 "the account is being deleted; nothing can be created in it",
             ));
         }
@@ -68,14 +61,9 @@ impl Credential {
         self.key.scope == KeyScope::Write
     }
 
-    /// Counts a request against the key's limit.
-    pub fn spend(&self) -> Allowance {
-        let limit = self.tenant.rate_limit;
-        let mut bucket = self.key.bucket.lock();
-        match bucket.as_ref().filter(|bucket| bucket.has_limit(limit)) {
-            Some(bucket) => bucket.take(),
-            None => bucket.insert(Bucket::new(limit, DefaultClock::default())).take(),
-        }
+    /// UID of the key.
+    pub fn key_uid(&self) -> &str {
+        &self.key.age.1
     }
 }
 
@@ -96,13 +84,11 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
-    /// Made with the first request, and shared by all versions of the same object.
-    bucket: Arc<Mutex<Option<Bucket>>>,
 }
 
-/// Every key and account.
+/// The index of keys and accounts.
 #[derive(Default)]
-pub struct Keys(RwLock<Tables>);
+pub struct Credentials(RwLock<Tables>);
 
 #[derive(Default)]
 struct Tables {
@@ -118,7 +104,7 @@ struct Tables {
     by_namespace: HashMap<Box<str>, Vec<Arc<Tenant>>>,
 }
 
-impl Keys {
+impl Credentials {
     /// The listener for keys.
     pub fn key_listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
         let keys = self.clone();
@@ -131,21 +117,17 @@ impl Keys {
         Box::new(move |change: &Change<Account>| keys.accounts_changed(change))
     }
 
-    /// Whose request this is. 401 if the key is missing, malformed, unknown or expired; 503 until keys and accounts have
-    /// been read for the first time.
-    pub fn authenticate(
-        &self,
-        headers: &HeaderMap,
-        now: impl FnOnce() -> Timestamp,
-    ) -> Result<Credential, ApiError> {
-        let digest = KeyDigest::from(Sha256::digest(bearer(headers)?.as_bytes()));
+    /// Whose key this is. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` until keys and accounts have been
+    /// read for the first time.
+    pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
+        let digest = KeyDigest::from(Sha256::digest(key.as_bytes()));
         let tables = self.0.read();
         if !(tables.keys_listed && tables.accounts_listed) {
-            return Err(ApiError::unavailable("the service is starting; try again"));
+            return Err(Error::unavailable("the service is starting; try again"));
         }
         tables.find(&digest, now).ok_or_else(|| {
-            ApiError::new(
-                ErrorCode::Unauthorized,
+            Error::new(
+                ErrorKind::Unauthorized,
                 "the API key is not valid: it is unknown, expired or revoked",
             )
         })
@@ -155,17 +137,16 @@ impl Keys {
         let mut tables = self.0.write();
         match change {
             Change::Replaced(keys) => {
-                let before = std::mem::take(&mut tables.keys);
+                tables.keys.clear();
                 tables.by_digest.clear();
                 tables.keys_listed = true;
                 for key in keys {
-                    let old = before.get(&name_of(&key.metadata));
-                    tables.insert_key(key, old);
+                    tables.insert_key(key);
                 }
             }
             Change::Applied(key) => {
-                let old = tables.remove_key(&name_of(&key.metadata));
-                tables.insert_key(key, old.as_ref());
+                tables.remove_key(&name_of(&key.metadata));
+                tables.insert_key(key);
             }
             Change::Deleted(key) => {
                 tables.remove_key(&name_of(&key.metadata));
@@ -208,7 +189,7 @@ impl Tables {
         })
     }
 
-    fn insert_key(&mut self, object: &ApiKey, old: Option<&Arc<Key>>) {
+    fn insert_key(&mut self, object: &ApiKey) {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, whatever holds it back.
         if object.metadata.deletion_timestamp.is_some()
@@ -217,17 +198,12 @@ impl Tables {
             return;
         }
         let name = name_of(&object.metadata);
-        let age = age(&object.metadata);
-        let bucket = old
-            .filter(|old| old.age == age)
-            .map_or_else(Arc::default, |old| old.bucket.clone());
         let key = Arc::new(Key {
             digest,
             namespace: name.0.clone(),
-            age,
+            age: age(&object.metadata),
             scope: object.spec.scope,
             expires_at: object.spec.expires_at,
-            bucket,
         });
         let same = self.by_digest.entry(digest).or_default();
         same.push(key.clone());
@@ -235,15 +211,16 @@ impl Tables {
         self.keys.insert(name, key);
     }
 
-    fn remove_key(&mut self, name: &(Box<str>, Box<str>)) -> Option<Arc<Key>> {
-        let key = self.keys.remove(name)?;
+    fn remove_key(&mut self, name: &(Box<str>, Box<str>)) {
+        let Some(key) = self.keys.remove(name) else {
+            return;
+        };
         if let Some(same) = self.by_digest.get_mut(&key.digest) {
             same.retain(|other| !Arc::ptr_eq(other, &key));
             if same.is_empty() {
                 self.by_digest.remove(&key.digest);
             }
         }
-        Some(key)
     }
 
     fn insert_tenant(&mut self, account: &Account) {
@@ -256,7 +233,7 @@ impl Tables {
             uid: account.metadata.uid.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
             webhook_quota: account.webhook_quota(),
-            is_leaving: account.metadata.deletion_timestamp.is_some(),
+            is_terminating: account.metadata.deletion_timestamp.is_some(),
             rate_limit: account.rate_limit_per_hour(),
             age: age(&account.metadata),
         });
@@ -286,38 +263,6 @@ fn name_of(metadata: &ObjectMeta) -> (Box<str>, Box<str>) {
     )
 }
 
-/// The key in `Authorization: Bearer <API_KEY>` (specification, section 5).
-fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    let (header, another) = (values.next(), values.next());
-    let Some(header) = header else {
-        return Err(ApiError::new(
-            ErrorCode::Unauthorized,
-            "the API key is missing; send the header Authorization: Bearer <API_KEY>",
-        ));
-    };
-    // Which one counts is what a proxy and we could see differently.
-    if another.is_some() {
-        return Err(ApiError::new(
-            ErrorCode::Unauthorized,
-            "there are several Authorization headers; send one",
-        ));
-    }
-    header
-        .to_str()
-        .ok()
-        .and_then(|text| text.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, key)| key.trim_ascii())
-        .filter(|key| !key.is_empty() && key.len() <= MAX_KEY && !key.contains(' '))
-        .ok_or_else(|| {
-            ApiError::new(
-                ErrorCode::Unauthorized,
-                "the Authorization header is malformed; it must be Authorization: Bearer <API_KEY>",
-            )
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -345,44 +290,25 @@ mod tests {
         .unwrap()
     }
 
-    fn table(keys: Vec<ApiKey>, accounts: Vec<Account>) -> Keys {
-        let table = Keys::default();
+    fn table(keys: Vec<ApiKey>, accounts: Vec<Account>) -> Credentials {
+        let table = Credentials::default();
         table.keys_changed(&Change::Replaced(keys.into_iter().map(Arc::new).collect()));
         table.accounts_changed(&Change::Replaced(accounts.into_iter().map(Arc::new).collect()));
         table
     }
 
-    fn ask(keys: &Keys, authorization: &str) -> Result<Credential, ApiError> {
-        ask_at(keys, authorization, NOW)
+    fn ask(keys: &Credentials, key: &str) -> Result<Credential, Error> {
+        ask_at(keys, key, NOW)
     }
 
-    fn ask_at(keys: &Keys, authorization: &str, now: &str) -> Result<Credential, ApiError> {
-        let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, authorization.parse().unwrap());
-        keys.authenticate(&headers, || now.parse().unwrap())
+    fn ask_at(keys: &Credentials, key: &str, now: &str) -> Result<Credential, Error> {
+        keys.authenticate(key, || now.parse().unwrap())
     }
 
-    fn refusal(answer: Result<Credential, ApiError>) -> String {
+    fn refusal(answer: Result<Credential, Error>) -> String {
         let error = answer.err().unwrap();
-        assert_eq!(error.code, ErrorCode::Unauthorized);
+        assert_eq!(error.kind, ErrorKind::Unauthorized);
         error.message.into_owned()
-    }
-
-    #[test]
-    fn two_authorization_headers_open_nothing() {
-        let keys = table(
-            vec![key("demo", "a", "secret", NOW)],
-            vec![account("acme", "demo", NOW)],
-        );
-        let mut headers = HeaderMap::new();
-        for _ in 0..2 {
-            headers.append(AUTHORIZATION, "Bearer secret".parse().unwrap());
-        }
-        let answer = keys.authenticate(&headers, || NOW.parse().unwrap());
-        assert_eq!(
-            refusal(answer),
-            "there are several Authorization headers; send one"
-        );
     }
 
     #[test]
@@ -391,20 +317,8 @@ mod tests {
             vec![key("demo", "a", "secret", NOW)],
             vec![account("acme", "demo", NOW)],
         );
-        for form in ["Bearer secret", "bearer secret", "BEARER  secret "] {
-            assert_eq!(
-                &*ask(&keys, form).ok().unwrap().tenant.namespace,
-                "demo",
-                "{form}"
-            );
-        }
-        for form in ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer a b"] {
-            assert!(refusal(ask(&keys, form)).contains("malformed"), "{form}");
-        }
-        assert!(refusal(ask(&keys, &format!("Bearer {}", "x".repeat(600)))).contains("malformed"));
-        assert!(refusal(ask(&keys, "Bearer other")).contains("not valid"));
-        let missing = keys.authenticate(&HeaderMap::new(), || NOW.parse().unwrap());
-        assert!(refusal(missing).contains("missing"));
+        assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
+        assert!(refusal(ask(&keys, "other")).contains("not valid"));
     }
 
     #[test]
@@ -414,30 +328,21 @@ mod tests {
         let accounts = vec![account("acme", "demo", NOW), account("evil", "evil", NOW)];
         for order in [vec![original.clone(), copy.clone()], vec![copy, original]] {
             let keys = table(order, accounts.clone());
-            assert_eq!(
-                &*ask(&keys, "Bearer secret").ok().unwrap().tenant.namespace,
-                "demo"
-            );
+            assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
         }
     }
 
     #[test]
     fn a_namespace_without_an_account_and_a_later_claim_on_one_open_nothing() {
         let keys = table(vec![key("demo", "a", "secret", NOW)], vec![]);
-        refusal(ask(&keys, "Bearer secret"));
+        refusal(ask(&keys, "secret"));
         let later = account("later", "demo", "2026-11-02T00:00:00Z");
         let older = account("older", "demo", "2026-11-01T00:00:00Z");
         keys.accounts_changed(&Change::Applied(Arc::new(later)));
         keys.accounts_changed(&Change::Applied(Arc::new(older.clone())));
-        assert_eq!(
-            &*ask(&keys, "Bearer secret").ok().unwrap().tenant.account,
-            "older"
-        );
+        assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.account, "older");
         keys.accounts_changed(&Change::Deleted(Arc::new(older)));
-        assert_eq!(
-            &*ask(&keys, "Bearer secret").ok().unwrap().tenant.account,
-            "later"
-        );
+        assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.account, "later");
     }
 
     #[test]
@@ -445,11 +350,11 @@ mod tests {
         let mut waiting = account("acme", "demo", NOW);
         waiting.status = None;
         let keys = table(vec![key("demo", "a", "secret", NOW)], vec![waiting]);
-        refusal(ask(&keys, "Bearer secret"));
+        refusal(ask(&keys, "secret"));
         let mut leaving = account("acme", "demo", NOW);
         leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
         keys.accounts_changed(&Change::Applied(Arc::new(leaving)));
-        let tenant = ask(&keys, "Bearer secret").ok().unwrap().tenant;
+        let tenant = ask(&keys, "secret").ok().unwrap().tenant;
         assert!(tenant.check_stays().is_err(), "but nothing new");
     }
 
@@ -458,55 +363,26 @@ mod tests {
         let mut expiring = key("demo", "a", "secret", NOW);
         expiring.spec.expires_at = Some("2026-11-21T12:00:00Z".parse().unwrap());
         let keys = table(vec![expiring.clone()], vec![account("acme", "demo", NOW)]);
-        assert!(ask_at(&keys, "Bearer secret", "2026-11-21T11:59:59Z").is_ok());
-        refusal(ask_at(&keys, "Bearer secret", "2026-11-21T12:00:00Z"));
+        assert!(ask_at(&keys, "secret", "2026-11-21T11:59:59Z").is_ok());
+        refusal(ask_at(&keys, "secret", "2026-11-21T12:00:00Z"));
         let mut ending = expiring.clone();
         ending.metadata.deletion_timestamp = ending.metadata.creation_timestamp.clone();
         keys.keys_changed(&Change::Applied(Arc::new(ending)));
-        refusal(ask(&keys, "Bearer secret"));
+        refusal(ask(&keys, "secret"));
         keys.keys_changed(&Change::Applied(Arc::new(expiring.clone())));
-        assert!(ask(&keys, "Bearer secret").is_ok());
+        assert!(ask(&keys, "secret").is_ok());
         keys.keys_changed(&Change::Deleted(Arc::new(expiring)));
-        refusal(ask(&keys, "Bearer secret"));
+        refusal(ask(&keys, "secret"));
         assert!(keys.0.read().by_digest.is_empty());
     }
 
     #[test]
     fn nothing_is_said_before_keys_and_accounts_are_known() {
-        let keys = Keys::default();
-        assert_eq!(
-            ask(&keys, "Bearer secret").err().unwrap().code,
-            ErrorCode::ServiceUnavailable
-        );
+        let keys = Credentials::default();
+        assert_eq!(ask(&keys, "secret").err().unwrap().kind, ErrorKind::Unavailable);
         keys.keys_changed(&Change::Replaced(Vec::new()));
-        assert_eq!(
-            ask(&keys, "Bearer secret").err().unwrap().code,
-            ErrorCode::ServiceUnavailable
-        );
+        assert_eq!(ask(&keys, "secret").err().unwrap().kind, ErrorKind::Unavailable);
         keys.accounts_changed(&Change::Replaced(Vec::new()));
-        refusal(ask(&keys, "Bearer secret"));
-    }
-
-    #[test]
-    fn a_limit_survives_other_changes_and_is_replaced_by_another_limit() {
-        let object = key("demo", "a", "secret", NOW);
-        let keys = table(vec![object.clone()], vec![account("acme", "demo", NOW)]);
-        let spend = || ask(&keys, "Bearer secret").ok().unwrap().spend();
-        assert_eq!(spend().remaining, 3599);
-        keys.keys_changed(&Change::Applied(Arc::new(object.clone())));
-        keys.keys_changed(&Change::Replaced(vec![Arc::new(object.clone())]));
-        keys.accounts_changed(&Change::Applied(Arc::new(account("acme", "demo", NOW))));
-        assert_eq!(spend().remaining, 3598);
-        let mut other = account("acme", "demo", NOW);
-        other.spec.rate_limit_per_hour = Some(2);
-        keys.accounts_changed(&Change::Applied(Arc::new(other)));
-        assert_eq!(
-            (
-                spend().remaining,
-                spend().remaining,
-                spend().retry_after.is_some()
-            ),
-            (1, 0, true)
-        );
+        refusal(ask(&keys, "secret"));
     }
 }

@@ -1,24 +1,27 @@
-//! What handlers take from a request.
+//! Extractors: what handlers take from a request.
 
 use std::convert::Infallible;
 
 use axum::{body::Body, extract::FromRequestParts};
 use http::{Request, Uri, request::Parts};
 
-use super::{
-    body::{self, Input},
-    error::ApiError,
+use super::{body, error::ApiError, fields::Fields, idempotency, precondition, query::Parameters};
+use crate::service::{
+    credentials::{Credential, Tenant},
     id::PublicId,
-    idempotency::{self, KeyedAction},
-    keys::Credential,
-    precondition::IfMatch,
-    query::Parameters,
+    idempotency::IdempotentRequest,
+    precondition::Precondition,
 };
 
-/// Whose request it is, as [`super::front`] found out.
+/// Whose request it is, as [`super::middleware`] found out.
 pub struct Caller(pub Credential);
 
 impl Caller {
+    /// The caller's account.
+    pub fn tenant(&self) -> &Tenant {
+        &self.0.tenant
+    }
+
     /// The namespace of the caller's account: nothing outside of it is ever looked at.
     pub fn namespace(&self) -> &str {
         &self.0.tenant.namespace
@@ -68,44 +71,35 @@ impl<S: Sync, I: PublicId> FromRequestParts<S> for Inner<I> {
     }
 }
 
-/// What every POST says: its path, its body, and maybe an `Idempotency-Key`.
-pub struct Asked {
-    key: Option<String>,
-    path: String,
-    /// The body.
-    pub input: Input,
+/// What every POST says: its body, and maybe an `Idempotency-Key`.
+pub struct Post {
+    /// The fields of the body.
+    pub fields: Fields,
+    /// What makes it one request, however often it is sent, if it has a key.
+    pub idempotent: Option<IdempotentRequest>,
 }
 
-impl Asked {
+impl Post {
     /// Reads a request whose body must be there.
     pub async fn with_body(request: Request<Body>) -> Result<Self, ApiError> {
-        let (key, path) = Self::head(&request)?;
-        let input = body::required(request).await?;
-        Ok(Self { key, path, input })
+        let key = idempotency::key(request.headers())?.map(str::to_owned);
+        let path = request.uri().path().to_owned();
+        Ok(Self::new(&path, key, body::required(request).await?))
     }
 
     /// Reads a request whose body may be left out.
-    pub async fn maybe_with_body(request: Request<Body>) -> Result<Self, ApiError> {
-        let (key, path) = Self::head(&request)?;
-        let input = body::optional(request).await?;
-        Ok(Self { key, path, input })
-    }
-
-    fn head(request: &Request<Body>) -> Result<(Option<String>, String), ApiError> {
+    pub async fn with_optional_body(request: Request<Body>) -> Result<Self, ApiError> {
         let key = idempotency::key(request.headers())?.map(str::to_owned);
-        Ok((key, request.uri().path().to_owned()))
+        let path = request.uri().path().to_owned();
+        Ok(Self::new(&path, key, body::optional(request).await?))
     }
 
-    /// What the names of the objects that it makes end with, if it has a key.
-    pub fn suffix(&self, account_uid: &str) -> Option<String> {
-        let key = self.key.as_deref()?;
-        Some(idempotency::name_suffix(account_uid, &self.path, key))
-    }
-
-    /// The action, if it has a key.
-    pub fn keyed_action(&self) -> Option<KeyedAction> {
-        let key = self.key.as_deref()?;
-        Some(KeyedAction::new(&self.path, key, &self.input.canonical))
+    fn new(path: &str, key: Option<String>, fields: Fields) -> Self {
+        let idempotent = key.map(|key| {
+            let (body, visible) = (fields.canonical(None), fields.canonical(Some("secret")));
+            IdempotentRequest::new(path, &key, &body, &visible)
+        });
+        Self { fields, idempotent }
     }
 }
 
@@ -117,17 +111,21 @@ impl<S: Sync> FromRequestParts<S> for Parameters {
     }
 }
 
+/// The versions that a request is for.
+pub struct IfMatch(pub Precondition);
+
 impl<S: Sync> FromRequestParts<S> for IfMatch {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.headers))
+        Ok(Self(precondition::if_match(&parts.headers)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::id::InstanceId, *};
+    use super::*;
+    use crate::service::id::InstanceId;
 
     #[test]
     fn the_third_segment_is_the_id() {

@@ -1,5 +1,13 @@
-//! What all kinds that REST shows have in common: an object with what is derived from it, and an index of them that a watch
-//! feeds.
+//! In-memory indexes of what the account holders see, fed by the program's watches.
+//!
+//! - `progress`: read-your-writes, or how far a watch has come;
+//! - `ordered`: an index in the order of lists, for kinds without filters.
+
+mod ordered;
+mod progress;
+
+pub use ordered::OrderedIndex;
+pub use progress::Progress;
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -7,11 +15,11 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{id::PublicId, progress::Progress};
+use super::id::PublicId;
 use crate::runtime::watch::{self, Change, Listener};
 
-/// What the API server needs to know of a kind in namespaces.
-pub trait Kept:
+/// A namespaced object of the API server.
+pub trait Object:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug
@@ -36,8 +44,8 @@ pub trait Kept:
         self.meta().uid.as_deref().unwrap_or_default()
     }
 
-    /// Whether the object is being deleted: REST shows it no more.
-    fn is_leaving(&self) -> bool {
+    /// Whether the object is being deleted: account holders no longer see it.
+    fn is_terminating(&self) -> bool {
         self.meta().deletion_timestamp.is_some()
     }
 
@@ -47,7 +55,7 @@ pub trait Kept:
     }
 }
 
-impl<K> Kept for K where
+impl<K> Object for K where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + Debug
@@ -59,19 +67,19 @@ impl<K> Kept for K where
 {
 }
 
-/// An object as REST shows it.
-pub trait Entry: Send + Sync + 'static {
+/// An object with what is derived from it, as an index holds it.
+pub trait Indexed: Send + Sync + 'static {
     /// The object's type.
-    type Object: Kept;
+    type Object: Object;
     /// Its public id's.
     type Id: PublicId;
     /// Its spec's.
     type Spec: Serialize + Send + Sync;
 
-    /// The kind as messages call it.
+    /// The kind as messages to account holders call it.
     const WORD: &'static str;
 
-    /// What REST shows of an object.
+    /// Derives what lists and answers need from an object.
     fn of(object: Arc<Self::Object>) -> Self;
 
     /// The public id.
@@ -84,16 +92,16 @@ pub trait Entry: Send + Sync + 'static {
     fn spec(&self) -> &Self::Spec;
 }
 
-/// The objects of a kind that REST shows, as the watch has them: those that are not being deleted.
+/// The objects of a kind as the watch has them, without those that are being deleted.
 pub trait Index: Send + Sync + 'static {
     /// What is in it.
-    type Entry: Entry;
+    type Item: Indexed;
 
     /// How far the watch has come.
     fn progress(&self) -> &Progress;
 
-    /// The entry with this id. Of two, the one whose name it is.
-    fn get(&self, namespace: &str, id: <Self::Entry as Entry>::Id) -> Option<Arc<Self::Entry>>;
+    /// The object with this id. Of two, the one whose name it is.
+    fn get(&self, namespace: &str, id: <Self::Item as Indexed>::Id) -> Option<Arc<Self::Item>>;
 
     /// These are all there are.
     fn replace(&self, objects: &[Arc<ObjectOf<Self>>]);
@@ -102,17 +110,17 @@ pub trait Index: Send + Sync + 'static {
     fn apply(&self, object: &Arc<ObjectOf<Self>>);
 
     /// This one is gone.
-    fn take_out(&self, object: &ObjectOf<Self>);
+    fn remove(&self, object: &ObjectOf<Self>);
 
     /// Whether this very object is no longer shown under its id.
-    fn is_gone(&self, entry: &Self::Entry) -> bool {
-        self.get(entry.object().namespace(), entry.id())
-            .is_none_or(|found| found.object().uid() != entry.object().uid())
+    fn is_gone(&self, item: &Self::Item) -> bool {
+        self.get(item.object().namespace(), item.id())
+            .is_none_or(|found| found.object().uid() != item.object().uid())
     }
 }
 
 /// The type of the objects in an index.
-pub type ObjectOf<X> = <<X as Index>::Entry as Entry>::Object;
+pub type ObjectOf<X> = <<X as Index>::Item as Indexed>::Object;
 
 /// The listener that feeds an index.
 pub fn listener<X: Index>(index: &Arc<X>) -> Box<dyn Listener<ObjectOf<X>>> {
@@ -121,10 +129,10 @@ pub fn listener<X: Index>(index: &Arc<X>) -> Box<dyn Listener<ObjectOf<X>>> {
 }
 
 /// Brings an index up to date, and then wakes who waits for that.
-pub(super) fn changed<X: Index>(index: &X, change: &Change<ObjectOf<X>>) {
+pub(in crate::service) fn changed<X: Index>(index: &X, change: &Change<ObjectOf<X>>) {
     let progress = index.progress();
     let gone = |object: &ObjectOf<X>| {
-        index.take_out(object);
+        index.remove(object);
         progress.removed(object.uid());
     };
     match change {
@@ -134,7 +142,7 @@ pub(super) fn changed<X: Index>(index: &X, change: &Change<ObjectOf<X>>) {
             progress.listed(newest.unwrap_or(0));
         }
         Change::Applied(object) => {
-            if object.is_leaving() {
+            if object.is_terminating() {
                 gone(object);
             } else {
                 index.apply(object);

@@ -1,5 +1,5 @@
-//! The instances that REST shows, fed by the watch and ordered for pages: any page of any filter costs the same at 100 and
-//! at 100,000 instances.
+//! The instances that account holders see, fed by the watch and ordered for pages: any page of a filter by status or region
+//! costs the same at 100 and at 100,000 instances.
 
 use std::{
     cmp::Reverse,
@@ -8,25 +8,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderValue;
 use jiff::Timestamp;
 use parking_lot::RwLock;
 
-use super::{
-    entry::{Entry, Index, Kept as _},
-    id::{InstanceId, PublicId as _},
-    precondition,
-    progress::Progress,
-    view::{InstanceView, ListItem, Single},
-};
 use crate::{
     lifecycle::project,
     resources::{Instance, InstanceSpec, InstanceState, Plan},
+    service::{
+        id::{InstanceId, PublicId as _},
+        index::{Index, Indexed, Object as _, Progress},
+        precondition,
+    },
 };
 
-/// An instance as REST shows it: the object, with what is derived from it.
+/// An instance with what is derived from it.
 #[derive(Debug)]
-pub struct Shown {
+pub struct IndexedInstance {
     /// The object, the same that the watch's store has.
     pub instance: Arc<Instance>,
     /// Its public id.
@@ -35,26 +32,24 @@ pub struct Shown {
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
-    /// How a list shows it, once one has.
-    item: OnceLock<Box<[u8]>>,
-    /// How its detail is answered, once it was asked for: clients that wait poll it.
-    detail: OnceLock<Box<Rendered>>,
+    list_item: OnceLock<Box<[u8]>>,
+    detail: OnceLock<Box<CachedDetail>>,
 }
 
-/// An answer that is made once for each version of an object.
+/// How one version of an instance is shown.
 #[derive(Debug)]
-pub struct Rendered {
-    /// The body.
+pub struct CachedDetail {
+    /// What is shown.
     pub body: Bytes,
-    /// Its `ETag`.
-    pub etag: HeaderValue,
+    /// Which version that is, as preconditions name it.
+    pub version: Box<str>,
 }
 
 /// Oldest first, and among those of one second the greater id first: read backwards, newest first, then id. The last part
 /// keeps apart an id that is a name from the same one derived from a UID.
-type Order = (i64, Reverse<InstanceId>, bool);
+type SortKey = (i64, Reverse<InstanceId>, bool);
 
-impl Entry for Shown {
+impl Indexed for IndexedInstance {
     type Object = Instance;
     type Id = InstanceId;
     type Spec = InstanceSpec;
@@ -62,14 +57,14 @@ impl Entry for Shown {
     const WORD: &'static str = "instance";
 
     fn of(instance: Arc<Instance>) -> Self {
-        // The time goes into the operation that begins only, which REST does not show.
+        // The time goes into the operation that begins only, which is not shown.
         let status = project(&instance, Timestamp::UNIX_EPOCH);
         Self {
             id: InstanceId::of(&instance),
             state: status.state.unwrap_or(InstanceState::Provisioning),
             plan: status.plan.unwrap_or(instance.spec.plan),
             instance,
-            item: OnceLock::new(),
+            list_item: OnceLock::new(),
             detail: OnceLock::new(),
         }
     }
@@ -87,28 +82,20 @@ impl Entry for Shown {
     }
 }
 
-impl Shown {
-    /// How its detail is answered, without metrics and message.
-    pub fn detail(&self) -> &Rendered {
+impl IndexedInstance {
+    /// Its detail as `render` shows it: rendered once for each version, since clients that wait poll it.
+    pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &CachedDetail {
         self.detail.get_or_init(|| {
-            let body = Single {
-                data: InstanceView::of(self, None),
-                message: None,
-            };
-            Box::new(Rendered {
-                body: serde_json::to_vec(&body).unwrap_or_default().into(),
-                etag: precondition::etag(&*self.instance),
+            Box::new(CachedDetail {
+                body: render(self).into(),
+                version: precondition::version(&*self.instance).into(),
             })
         })
     }
 
-    /// How a list shows it, as JSON: made once for each version of the object that is listed at all.
-    pub fn item(&self) -> &[u8] {
-        self.item.get_or_init(|| {
-            serde_json::to_vec(&ListItem::of(self))
-                .unwrap_or_default()
-                .into_boxed_slice()
-        })
+    /// How `render` shows it in a list: rendered once for each version that is listed at all.
+    pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &[u8] {
+        self.list_item.get_or_init(|| render(self).into_boxed_slice())
     }
 
     fn namespace(&self) -> &str {
@@ -124,7 +111,7 @@ impl Shown {
         InstanceId::parse(self.instance.name()).is_none()
     }
 
-    fn order(&self) -> Order {
+    fn sort_key(&self) -> SortKey {
         (
             self.instance.created_at().as_second(),
             Reverse(self.id),
@@ -157,7 +144,7 @@ impl InstanceIndex {
         filter: Filter<'_>,
         page: u64,
         limit: usize,
-    ) -> (Vec<Arc<Shown>>, usize) {
+    ) -> (Vec<Arc<IndexedInstance>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
@@ -179,13 +166,13 @@ impl InstanceIndex {
 }
 
 impl Index for InstanceIndex {
-    type Entry = Shown;
+    type Item = IndexedInstance;
 
     fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    fn get(&self, namespace: &str, id: InstanceId) -> Option<Arc<Shown>> {
+    fn get(&self, namespace: &str, id: InstanceId) -> Option<Arc<IndexedInstance>> {
         let namespaces = self.namespaces.read();
         let namespace = namespaces.get(namespace)?;
         let slot = namespace.named.get(&id).or_else(|| namespace.derived.get(&id))?;
@@ -198,7 +185,7 @@ impl Index for InstanceIndex {
     }
 
     fn apply(&self, instance: &Arc<Instance>) {
-        let shown = Shown::of(instance.clone());
+        let shown = IndexedInstance::of(instance.clone());
         let mut namespaces = self.namespaces.write();
         match namespaces.get_mut(shown.namespace()) {
             Some(namespace) => namespace.apply(shown),
@@ -209,7 +196,7 @@ impl Index for InstanceIndex {
         }
     }
 
-    fn take_out(&self, instance: &Instance) {
+    fn remove(&self, instance: &Instance) {
         let key = instance.namespace();
         let mut namespaces = self.namespaces.write();
         if let Some(namespace) = namespaces.get_mut(key) {
@@ -222,13 +209,13 @@ impl Index for InstanceIndex {
 }
 
 fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
-    let mut shown: Vec<Shown> = instances
+    let mut shown: Vec<IndexedInstance> = instances
         .iter()
         .filter(|i| !i.is_deleting())
-        .map(|i| Shown::of(i.clone()))
+        .map(|i| IndexedInstance::of(i.clone()))
         .collect();
     // In order, every insertion goes to the end of its lists.
-    shown.sort_by_cached_key(Shown::order);
+    shown.sort_by_cached_key(IndexedInstance::sort_key);
     let mut namespaces: HashMap<Box<str>, Namespace> = HashMap::new();
     for one in shown {
         match namespaces.get_mut(one.namespace()) {
@@ -242,7 +229,7 @@ fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
 /// The instances of one namespace, each in a slot; the lists are of slots' numbers, which are small.
 #[derive(Debug, Default)]
 struct Namespace {
-    slots: Vec<Option<Arc<Shown>>>,
+    slots: Vec<Option<Arc<IndexedInstance>>>,
     free: Vec<u32>,
     named: HashMap<InstanceId, u32>,
     derived: HashMap<InstanceId, u32>,
@@ -250,7 +237,7 @@ struct Namespace {
     regions: HashMap<Box<str>, Lists>,
 }
 
-/// In [`Order`]: all, and those of each state.
+/// In the order of [`SortKey`]: all, and those of each state.
 #[derive(Debug, Default)]
 struct Lists {
     all: Vec<u32>,
@@ -258,7 +245,7 @@ struct Lists {
 }
 
 impl Namespace {
-    fn at(&self, slot: u32) -> Option<&Arc<Shown>> {
+    fn at(&self, slot: u32) -> Option<&Arc<IndexedInstance>> {
         self.slots.get(slot as usize)?.as_ref()
     }
 
@@ -276,7 +263,7 @@ impl Namespace {
         })
     }
 
-    fn apply(&mut self, shown: Shown) {
+    fn apply(&mut self, shown: IndexedInstance) {
         let ids = if shown.is_derived() {
             &self.derived
         } else {
@@ -289,13 +276,13 @@ impl Namespace {
         let Some(before) = self.at(slot).cloned() else {
             return;
         };
-        if before.order() != shown.order() || before.region() != shown.region() {
+        if before.sort_key() != shown.sort_key() || before.region() != shown.region() {
             self.take_out(&before, slot);
             self.insert(shown);
             return;
         }
         if before.state != shown.state {
-            let order = shown.order();
+            let order = shown.sort_key();
             let lists = self.regions.get_mut(shown.region());
             for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
                 remove(&mut lists.by_state[before.state as usize], &self.slots, &order);
@@ -310,8 +297,8 @@ impl Namespace {
         self.slots[slot as usize] = Some(Arc::new(shown));
     }
 
-    fn insert(&mut self, shown: Shown) {
-        let (order, state) = (shown.order(), shown.state);
+    fn insert(&mut self, shown: IndexedInstance) {
+        let (order, state) = (shown.sort_key(), shown.state);
         if !self.regions.contains_key(shown.region()) {
             self.regions.insert(shown.region().into(), Lists::default());
         }
@@ -348,8 +335,8 @@ impl Namespace {
         }
     }
 
-    fn take_out(&mut self, shown: &Shown, slot: u32) {
-        let order = shown.order();
+    fn take_out(&mut self, shown: &IndexedInstance, slot: u32) {
+        let order = shown.sort_key();
         let lists = self.regions.get_mut(shown.region());
         for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
             remove(&mut lists.all, &self.slots, &order);
@@ -373,23 +360,23 @@ impl Namespace {
     }
 }
 
-fn position(list: &[u32], slots: &[Option<Arc<Shown>>], order: &Order) -> Result<usize, usize> {
+fn position(list: &[u32], slots: &[Option<Arc<IndexedInstance>>], order: &SortKey) -> Result<usize, usize> {
     list.binary_search_by(|slot| {
         slots
             .get(*slot as usize)
             .and_then(Option::as_ref)
-            .map(|shown| shown.order())
+            .map(|shown| shown.sort_key())
             .cmp(&Some(*order))
     })
 }
 
-fn insert(list: &mut Vec<u32>, slots: &[Option<Arc<Shown>>], order: &Order, slot: u32) {
+fn insert(list: &mut Vec<u32>, slots: &[Option<Arc<IndexedInstance>>], order: &SortKey, slot: u32) {
     // The newest, which is the usual one, goes to the end.
     let (Ok(at) | Err(at)) = position(list, slots, order);
     list.insert(at, slot);
 }
 
-fn remove(list: &mut Vec<u32>, slots: &[Option<Arc<Shown>>], order: &Order) {
+fn remove(list: &mut Vec<u32>, slots: &[Option<Arc<IndexedInstance>>], order: &SortKey) {
     if let Ok(at) = position(list, slots, order) {
         list.remove(at);
     }
@@ -400,8 +387,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::{super::entry::changed, *};
-    use crate::runtime::watch::Change;
+    use super::*;
+    use crate::{runtime::watch::Change, service::index::changed};
 
     const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];
     const STATES: [&str; 3] = ["running", "stopped", "error"];
@@ -454,7 +441,7 @@ mod tests {
             .filter(|i| {
                 filter
                     .status
-                    .is_none_or(|s| Shown::of((*i).clone()).state.as_str() == s)
+                    .is_none_or(|s| IndexedInstance::of((*i).clone()).state.as_str() == s)
             })
             .map(|i| (-i.created_at().as_second(), i.id()))
             .collect();

@@ -1,33 +1,39 @@
 //! `/v1/instances`: list, create, detail, change, delete.
+//!
+//! - `actions`: start, stop, poweroff, reboot, rebuild;
+//! - `body`: the bodies of requests;
+//! - `view`: how answers show instances.
 
-use std::{sync::Arc, time::Duration};
+pub mod actions;
+pub mod body;
+pub mod view;
+
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::StatusCode;
-use jiff::Timestamp;
+use http::{HeaderValue, StatusCode, header};
 
-use super::{
-    App, answer, body,
-    change::Change,
-    create::KeyedCreate,
-    error::{ApiError, protected},
-    id::InstanceId,
-    idempotency,
-    index::{Filter, Shown},
-    modify::Verdict,
-    order::Order,
-    precondition::IfMatch,
-    query::Parameters,
-    request::{Asked, Caller, Target},
-    view::{InstanceMetrics, InstanceView, List, ListItem, NewInstance, Pagination, Single},
+use self::{
+    body::{ChangeInstance, CreateInstance},
+    view::{InstanceView, ListItem, NewInstance},
 };
-use crate::providers::Usage;
-
-/// How long an answer waits for metrics before they are unknown.
-const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
+use super::{
+    App,
+    body::required,
+    error::ApiError,
+    extract::{Caller, IfMatch, Post, Target},
+    idempotency, precondition,
+    query::Parameters,
+    response,
+    view::{List, Pagination, Single},
+};
+use crate::service::{
+    id::InstanceId,
+    instances::{Filter, IndexedInstance},
+};
 
 /// Lists instances
 ///
@@ -57,10 +63,13 @@ pub async fn list(
         region: parameters.get("region"),
     };
     let (page, total) = app
-        .instances
-        .index()
-        .page(caller.namespace(), filter, paging.page, paging.limit);
-    answer::page(&page, Pagination::new(paging.page, paging.limit, total))
+        .service
+        .list_instances(caller.namespace(), filter, paging.page, paging.limit);
+    let items: Vec<&[u8]> = page
+        .iter()
+        .map(|item| item.cached_list_item(|item| to_json(&ListItem::of(item))))
+        .collect();
+    response::page(&items, Pagination::new(paging.page, paging.limit, total))
 }
 
 /// Creates an instance
@@ -72,7 +81,7 @@ pub async fn list(
     path = "/v1/instances",
     operation_id = "createInstance",
     tag = "instances",
-    request_body = Order,
+    request_body = CreateInstance,
     responses((status = 201, description = "The instance is being made", body = Single<NewInstance<'static>>)),
 )]
 pub async fn create(
@@ -80,33 +89,26 @@ pub async fn create(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let tenant = &caller.0.tenant;
-    let asked = Asked::with_body(request).await?;
-    let keyed = KeyedCreate::of(asked.suffix(&tenant.uid), &asked.input.canonical)?;
-    let order = Order::read(asked.input.fields, &app.catalogue)?;
-    let build = |name: &str, hash: Option<String>| order.clone().into_instance(name, hash);
-    let made = app
-        .instances
-        .create_once(&tenant.namespace, keyed.as_ref(), || tenant.check_stays(), build)
+    let post = Post::with_body(request).await?;
+    let body = CreateInstance::read(post.fields, app.service.catalogue())?;
+    let created = app
+        .service
+        .create_instance(caller.tenant(), body.into_spec(), post.idempotent.as_ref())
         .await?;
-    let response = created(&app, &made.entry)?;
-    Ok(idempotency::replayed_if(made.before, response))
-}
-
-fn created(app: &App, shown: &Shown) -> Result<Response, ApiError> {
+    let item = &*created.item;
     let message = format!(
         "Instance {} is being created; this takes about {}.",
-        shown.instance.display_name(),
+        item.instance.display_name(),
         app.provisioning
     );
-    let mut response = answer::single(
+    let mut response = response::single(
         StatusCode::CREATED,
-        &*shown.instance,
-        NewInstance::of(shown),
+        &*item.instance,
+        NewInstance::of(item),
         Some(message),
     )?;
-    answer::locate(&mut response, "/v1/instances", shown.id);
-    Ok(response)
+    response::locate(&mut response, "/v1/instances", item.id);
+    Ok(idempotency::replayed_if(created.before, response))
 }
 
 /// Shows an instance
@@ -125,17 +127,40 @@ pub async fn detail(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     let include_metrics = parameters.include_metrics()?;
-    let shown = app.instances.find(caller.namespace(), id).await?;
+    let item = app.service.instance(caller.namespace(), id).await?;
     if !include_metrics {
-        return Ok(answer::rendered(&shown));
+        return Ok(plain_detail(&item));
     }
-    let metrics = app.metrics_of(&shown).await;
-    answer::single(
-        StatusCode::OK,
-        &*shown.instance,
-        InstanceView::of(&shown, Some(metrics)),
-        None,
-    )
+    let usage = app.service.usage_of(&item).await;
+    let view = InstanceView::of(&item, Some(usage.into()));
+    response::single(StatusCode::OK, &*item.instance, view, None)
+}
+
+/// The detail without metrics and message: rendered once for each version, since clients that wait poll it.
+fn plain_detail(item: &IndexedInstance) -> Response {
+    let cached = item.cached_detail(|item| {
+        to_json(&Single {
+            data: InstanceView::of(item, None),
+            message: None,
+        })
+    });
+    let mut response = response::rendered(StatusCode::OK, cached.body.clone());
+    let etag: HeaderValue = precondition::quoted(&cached.version);
+    response.headers_mut().insert(header::ETAG, etag);
+    response
+}
+
+fn to_json(view: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(view).unwrap_or_default()
+}
+
+/// An answer with all about one instance.
+fn detail_of(
+    status: StatusCode,
+    item: &IndexedInstance,
+    message: Option<String>,
+) -> Result<Response, ApiError> {
+    response::single(status, &*item.instance, InstanceView::of(item, None), message)
 }
 
 /// Changes an instance
@@ -147,26 +172,22 @@ pub async fn detail(
     path = "/v1/instances/{id}",
     operation_id = "changeInstance",
     tag = "instances",
-    request_body = Change,
+    request_body = ChangeInstance,
     responses((status = 200, description = "The instance as it is now", body = Single<InstanceView<'static>>)),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<InstanceId>,
-    if_match: IfMatch,
+    IfMatch(precondition): IfMatch,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let change = Change::read(body::required(request).await?.fields)?;
-    let decide = |shown: &Shown| {
-        if_match.check(&*shown.instance)?;
-        Ok(Verdict::Write {
-            spec: Box::new(change.apply(shown)?),
-            done: None,
-        })
-    };
-    let shown = app.instances.modify(caller.namespace(), id, decide).await?;
-    answer::detail(StatusCode::OK, &shown, None)
+    let change = ChangeInstance::read(required(request).await?)?.into();
+    let item = app
+        .service
+        .change_instance(caller.namespace(), id, &change, &precondition)
+        .await?;
+    detail_of(StatusCode::OK, &item, None)
 }
 
 /// Deletes an instance
@@ -183,33 +204,10 @@ pub async fn delete(
     State(app): State<Arc<App>>,
     caller: Caller,
     Target(id): Target<InstanceId>,
-    if_match: IfMatch,
+    IfMatch(precondition): IfMatch,
 ) -> Result<StatusCode, ApiError> {
-    let check = |shown: &Shown| {
-        if_match.check(&*shown.instance)?;
-        if shown.instance.spec.deletion_protection {
-            return Err(protected());
-        }
-        Ok(())
-    };
-    app.instances
-        .remove(caller.namespace(), id, if_match.is_present(), check)
+    app.service
+        .delete_instance(caller.namespace(), id, &precondition)
         .await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-impl App {
-    async fn metrics_of(&self, shown: &Shown) -> InstanceMetrics {
-        let now: Timestamp = self.clock.now();
-        let asked = self.usage.usage_of(&shown.instance, now);
-        let usage = match tokio::time::timeout(USAGE_TIMEOUT, asked).await {
-            Ok(Ok(usage)) => usage,
-            Ok(Err(error)) => {
-                tracing::debug!(instance = %shown.id, %error, "no metrics");
-                Usage::default()
-            }
-            Err(_) => Usage::default(),
-        };
-        usage.into()
-    }
 }

@@ -1,12 +1,24 @@
 //! Rate limits: a bucket for each key (GCRA), refilled evenly over the hour.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    num::NonZeroU32,
+    sync::Arc,
+    time::Duration,
+};
 
 use governor::{
     Quota, RateLimiter,
     clock::{Clock, DefaultClock},
     middleware::StateInformationMiddleware,
     state::{InMemoryState, NotKeyed},
+};
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    resources::ApiKey,
+    runtime::watch::{Change, Listener},
+    service::credentials::Credential,
 };
 
 /// How a key stands after a request.
@@ -22,8 +34,54 @@ pub struct Allowance {
     pub retry_after: Option<u64>,
 }
 
+/// The buckets of all keys that have been used, by the key's UID.
+#[derive(Default)]
+pub struct RateLimits(RwLock<HashMap<Box<str>, Arc<Mutex<Bucket>>>>);
+
+impl RateLimits {
+    /// Counts a request against its key's limit.
+    pub fn spend(&self, credential: &Credential) -> Allowance {
+        let (uid, limit) = (credential.key_uid(), credential.tenant.rate_limit);
+        let bucket = self.0.read().get(uid).cloned();
+        let bucket = bucket.unwrap_or_else(|| {
+            let mut buckets = self.0.write();
+            let fresh = || Arc::new(Mutex::new(Bucket::new(limit, DefaultClock::default())));
+            buckets.entry(uid.into()).or_insert_with(fresh).clone()
+        });
+        let mut bucket = bucket.lock();
+        if !bucket.has_limit(limit) {
+            *bucket = Bucket::new(limit, DefaultClock::default());
+        }
+        bucket.take()
+    }
+
+    /// The listener that forgets keys which are gone.
+    pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
+        let limits = self.clone();
+        Box::new(move |change: &Change<ApiKey>| limits.keys_changed(change))
+    }
+
+    fn keys_changed(&self, change: &Change<ApiKey>) {
+        match change {
+            Change::Replaced(keys) => {
+                let there: HashSet<&str> = keys
+                    .iter()
+                    .filter_map(|key| key.metadata.uid.as_deref())
+                    .collect();
+                self.0.write().retain(|uid, _| there.contains(&**uid));
+            }
+            Change::Deleted(key) => {
+                self.0
+                    .write()
+                    .remove(key.metadata.uid.as_deref().unwrap_or_default());
+            }
+            Change::Applied(_) | Change::Unreadable(_) => {}
+        }
+    }
+}
+
 /// The bucket of one key.
-pub struct Bucket<C: Clock = DefaultClock> {
+struct Bucket<C: Clock = DefaultClock> {
     limit: NonZeroU32,
     clock: C,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
@@ -31,7 +89,7 @@ pub struct Bucket<C: Clock = DefaultClock> {
 
 impl<C: Clock + Clone> Bucket<C> {
     /// A full bucket of `limit` requests an hour; 0 counts as 1.
-    pub fn new(limit: u32, clock: C) -> Self {
+    fn new(limit: u32, clock: C) -> Self {
         let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
         Self {
             limit,
@@ -41,12 +99,12 @@ impl<C: Clock + Clone> Bucket<C> {
     }
 
     /// Whether this is a bucket of that many requests an hour.
-    pub fn has_limit(&self, limit: u32) -> bool {
+    fn has_limit(&self, limit: u32) -> bool {
         self.limit.get() == limit.max(1)
     }
 
     /// Takes one request out, if there is one.
-    pub fn take(&self) -> Allowance {
+    fn take(&self) -> Allowance {
         let limit = self.limit.get();
         match self.limiter.check() {
             Ok(state) => {

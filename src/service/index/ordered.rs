@@ -1,4 +1,4 @@
-//! An index for kinds of which an account has few: in the order of lists, without filters.
+//! An index in the order of lists, newest first. It has no filters: for kinds of which an account has tens, not thousands.
 
 use std::{
     cmp::Reverse,
@@ -9,28 +9,25 @@ use std::{
 use kube::Resource as _;
 use parking_lot::RwLock;
 
-use super::{
-    entry::{Entry, Index, Kept as _},
-    id::PublicId as _,
-    progress::Progress,
-};
+use super::{Index, Indexed, Object as _, Progress};
+use crate::service::id::PublicId as _;
 
 /// Newest first, then by id. The last part keeps apart an id that is a name from the same one derived from a UID.
-type Order<I> = (Reverse<i64>, I, bool);
+type SortKey<I> = (Reverse<i64>, I, bool);
 
 /// Every object of the kind that is not being deleted, by namespace.
-pub struct Few<E: Entry> {
-    namespaces: RwLock<HashMap<Box<str>, Namespace<E>>>,
+pub struct OrderedIndex<T: Indexed> {
+    namespaces: RwLock<HashMap<Box<str>, Namespace<T>>>,
     progress: Progress,
 }
 
-struct Namespace<E: Entry> {
-    ordered: BTreeMap<Order<E::Id>, Arc<E>>,
+struct Namespace<T: Indexed> {
+    ordered: BTreeMap<SortKey<T::Id>, Arc<T>>,
     /// Seconds of creation, by id and whether that is derived.
-    created: HashMap<(E::Id, bool), Reverse<i64>>,
+    created: HashMap<(T::Id, bool), Reverse<i64>>,
 }
 
-impl<E: Entry> Default for Few<E> {
+impl<T: Indexed> Default for OrderedIndex<T> {
     fn default() -> Self {
         Self {
             namespaces: RwLock::default(),
@@ -39,7 +36,7 @@ impl<E: Entry> Default for Few<E> {
     }
 }
 
-impl<E: Entry> Default for Namespace<E> {
+impl<T: Indexed> Default for Namespace<T> {
     fn default() -> Self {
         Self {
             ordered: BTreeMap::new(),
@@ -48,7 +45,7 @@ impl<E: Entry> Default for Namespace<E> {
     }
 }
 
-impl<E: Entry> Few<E> {
+impl<T: Indexed> OrderedIndex<T> {
     /// How many there are in a namespace.
     pub fn count(&self, namespace: &str) -> usize {
         let namespaces = self.namespaces.read();
@@ -58,7 +55,7 @@ impl<E: Entry> Few<E> {
     }
 
     /// One page, newest first, and how many there are in all. `page` counts from 1.
-    pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<E>>, usize) {
+    pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<T>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
             return (Vec::new(), 0);
@@ -71,29 +68,29 @@ impl<E: Entry> Few<E> {
     }
 }
 
-impl<E: Entry> Namespace<E> {
-    fn apply(&mut self, entry: E) {
-        self.remove(&entry);
-        let (created, id, derived) = order(&entry);
+impl<T: Indexed> Namespace<T> {
+    fn apply(&mut self, item: T) {
+        self.remove(&item);
+        let (created, id, derived) = sort_key(&item);
         self.created.insert((id, derived), created);
-        self.ordered.insert((created, id, derived), Arc::new(entry));
+        self.ordered.insert((created, id, derived), Arc::new(item));
     }
 
-    fn remove(&mut self, entry: &E) {
-        let (_, id, derived) = order(entry);
+    fn remove(&mut self, item: &T) {
+        let (_, id, derived) = sort_key(item);
         if let Some(created) = self.created.remove(&(id, derived)) {
             self.ordered.remove(&(created, id, derived));
         }
     }
 
-    fn get(&self, id: E::Id, derived: bool) -> Option<&Arc<E>> {
+    fn get(&self, id: T::Id, derived: bool) -> Option<&Arc<T>> {
         let created = *self.created.get(&(id, derived))?;
         self.ordered.get(&(created, id, derived))
     }
 }
 
-fn order<E: Entry>(entry: &E) -> Order<E::Id> {
-    let (object, id) = (entry.object(), entry.id());
+fn sort_key<T: Indexed>(item: &T) -> SortKey<T::Id> {
+    let (object, id) = (item.object(), item.id());
     let created = object.meta().creation_timestamp.as_ref();
     (
         Reverse(created.map_or(0, |time| time.0.as_second())),
@@ -102,14 +99,14 @@ fn order<E: Entry>(entry: &E) -> Order<E::Id> {
     )
 }
 
-impl<E: Entry> Index for Few<E> {
-    type Entry = E;
+impl<T: Indexed> Index for OrderedIndex<T> {
+    type Item = T;
 
     fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    fn get(&self, namespace: &str, id: E::Id) -> Option<Arc<E>> {
+    fn get(&self, namespace: &str, id: T::Id) -> Option<Arc<T>> {
         let namespaces = self.namespaces.read();
         let namespace = namespaces.get(namespace)?;
         namespace
@@ -118,25 +115,25 @@ impl<E: Entry> Index for Few<E> {
             .cloned()
     }
 
-    fn replace(&self, objects: &[Arc<E::Object>]) {
-        let mut all: HashMap<Box<str>, Namespace<E>> = HashMap::new();
-        for object in objects.iter().filter(|object| !object.is_leaving()) {
+    fn replace(&self, objects: &[Arc<T::Object>]) {
+        let mut all: HashMap<Box<str>, Namespace<T>> = HashMap::new();
+        for object in objects.iter().filter(|object| !object.is_terminating()) {
             let namespace = all.entry(object.namespace().into()).or_default();
-            namespace.apply(E::of(object.clone()));
+            namespace.apply(T::of(object.clone()));
         }
         *self.namespaces.write() = all;
     }
 
-    fn apply(&self, object: &Arc<E::Object>) {
+    fn apply(&self, object: &Arc<T::Object>) {
         let mut namespaces = self.namespaces.write();
         let namespace = namespaces.entry(object.namespace().into()).or_default();
-        namespace.apply(E::of(object.clone()));
+        namespace.apply(T::of(object.clone()));
     }
 
-    fn take_out(&self, object: &E::Object) {
+    fn remove(&self, object: &T::Object) {
         let mut namespaces = self.namespaces.write();
         if let Some(namespace) = namespaces.get_mut(object.namespace()) {
-            namespace.remove(&E::of(Arc::new(object.clone())));
+            namespace.remove(&T::of(Arc::new(object.clone())));
             if namespace.ordered.is_empty() {
                 namespaces.remove(object.namespace());
             }
@@ -148,11 +145,8 @@ impl<E: Entry> Index for Few<E> {
 mod tests {
     use serde_json::json;
 
-    use super::{
-        super::{entry::changed, webhooks::ShownWebhook},
-        *,
-    };
-    use crate::{resources::Webhook, runtime::watch::Change};
+    use super::{super::changed, *};
+    use crate::{resources::Webhook, runtime::watch::Change, service::webhooks::IndexedWebhook};
 
     fn webhook(name: &str, second: u8, deleting: bool) -> Arc<Webhook> {
         let mut object = json!({
@@ -170,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_newest_comes_first_and_what_goes_is_shown_no_more() {
-        let index = Few::<ShownWebhook>::default();
+        let index = OrderedIndex::<IndexedWebhook>::default();
         let (a, b, c) = ("wh-aaaaaaaaaaaaaaaa", "wh-bbbbbbbbbbbbbbbb", "orders");
         changed(
             &index,
@@ -186,7 +180,7 @@ mod tests {
         assert_eq!(names(2, 2), (vec![b.to_owned()], 3));
         assert_eq!(names(u64::MAX, 100), (vec![], 3));
         assert_eq!(index.page("other", 1, 9).1, 0);
-        let derived = ShownWebhook::of(webhook(c, 2, false));
+        let derived = IndexedWebhook::of(webhook(c, 2, false));
         assert!(!index.is_gone(&derived));
         // Made anew a second later under the same name.
         changed(&index, &Change::Applied(webhook(a, 3, false)));
@@ -199,12 +193,14 @@ mod tests {
 
     #[test]
     fn of_two_with_one_id_the_one_that_has_it_as_its_name_is_found() {
-        let index = Few::<ShownWebhook>::default();
+        let index = OrderedIndex::<IndexedWebhook>::default();
         let derived = webhook("orders", 1, false);
-        let id = crate::facade::id::WebhookId::of(&derived);
+        let id = crate::service::id::WebhookId::of(&derived);
         let copy = webhook(&id.name(), 2, false);
         changed(&index, &Change::Replaced(vec![copy.clone(), derived.clone()]));
-        let found = |index: &Few<ShownWebhook>| index.get("demo", id).map(|s| s.object().name().to_owned());
+        let found = |index: &OrderedIndex<IndexedWebhook>| {
+            index.get("demo", id).map(|s| s.object().name().to_owned())
+        };
         assert_eq!(found(&index).as_deref(), copy.metadata.name.as_deref());
         changed(&index, &Change::Deleted(copy));
         assert_eq!(found(&index).as_deref(), Some("orders"));

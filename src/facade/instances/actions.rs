@@ -1,39 +1,25 @@
 //! `/v1/instances/{id}/…`: start, stop, poweroff, reboot, rebuild.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 use http::StatusCode;
-use utoipa::ToSchema;
 
-use super::{
-    App, answer,
-    change::check_state,
-    error::ApiError,
-    id::InstanceId,
-    idempotency,
-    index::Shown,
-    modify::{Verdict, instance_nonce},
-    precondition::IfMatch,
-    request::{Asked, Caller, Target},
-    view::{InstanceView, Single},
+use super::{body::RebuildInstance, detail_of, view::InstanceView};
+use crate::{
+    facade::{
+        App,
+        error::ApiError,
+        extract::{Caller, IfMatch, Post, Target},
+        idempotency,
+        view::Single,
+    },
+    lifecycle::Action,
+    service::id::InstanceId,
 };
-use crate::{lifecycle::Action, resources::validation};
-
-/// What to reinstall a server from.
-#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
-#[schema(as = RebuildInstance, example = json!({"image": "debian-13"}))]
-pub struct Rebuild {
-    /// Operating-system image; GET /v1/images lists them.
-    #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 63)]
-    pub image: String,
-}
 
 /// Starts an instance
 ///
@@ -108,7 +94,7 @@ pub async fn reboot(
 /// What is on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards it is as before.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
-    request_body = Rebuild,
+    request_body = RebuildInstance,
     responses((status = 202, description = "The server is being reinstalled", body = Single<InstanceView<'static>>)),
 )]
 pub async fn rebuild(
@@ -125,58 +111,34 @@ async fn act(
     State(app): State<Arc<App>>,
     caller: &Caller,
     Target(id): Target<InstanceId>,
-    if_match: IfMatch,
+    IfMatch(precondition): IfMatch,
     request: Request,
     action: Action,
 ) -> Result<Response, ApiError> {
-    let asked = match action {
-        Action::Rebuild => Asked::with_body(request).await?,
-        _ => Asked::maybe_with_body(request).await?,
-    };
-    let keyed = asked.keyed_action();
-    let mut fields = asked.input.fields;
-    let image = if action == Action::Rebuild {
-        let image = fields.string("image", &|text| {
-            validation::image(text)?;
-            if app.catalogue.serves_image(text) {
-                Ok(())
-            } else {
-                Err("is not on offer; GET /v1/images lists the images")
-            }
-        });
-        fields.missing("image", image)
+    let (image, idempotent) = if action == Action::Rebuild {
+        let post = Post::with_body(request).await?;
+        let body = RebuildInstance::read(post.fields, app.service.catalogue())?;
+        (Some(body.image), post.idempotent)
     } else {
-        None
+        let post = Post::with_optional_body(request).await?;
+        post.fields.finish()?;
+        (None, post.idempotent)
     };
-    fields.finish()?;
-    let replayed = AtomicBool::new(false);
-    let decide = |shown: &Shown| {
-        if let Some(keyed) = &keyed {
-            let was_done = keyed.was_done(&*shown.instance)?;
-            replayed.store(was_done, Ordering::Relaxed);
-            if was_done {
-                return Ok(Verdict::Leave);
-            }
-        }
-        if_match.check(&*shown.instance)?;
-        check_state(action, shown)?;
-        let mut spec = Box::new(shown.instance.spec.clone());
-        let nonce = instance_nonce(app.clock.now(), &spec);
-        if let Some(image) = &image {
-            spec.image.clone_from(image);
-        }
-        action.request(&mut spec, &nonce);
-        Ok(Verdict::Write {
-            spec,
-            done: keyed
-                .as_ref()
-                .map(|keyed| keyed.remember(&*shown.instance, &nonce)),
-        })
-    };
-    let shown = app.instances.modify(caller.namespace(), id, decide).await?;
-    let message = message(action, shown.instance.display_name(), image.as_deref());
-    let response = answer::detail(StatusCode::ACCEPTED, &shown, Some(message))?;
-    Ok(idempotency::replayed_if(replayed.into_inner(), response))
+    let acted = app
+        .service
+        .act_on_instance(
+            caller.namespace(),
+            id,
+            action,
+            image.as_deref(),
+            idempotent.as_ref(),
+            &precondition,
+        )
+        .await?;
+    let name = acted.item.instance.display_name();
+    let message = message(action, name, image.as_deref());
+    let response = detail_of(StatusCode::ACCEPTED, &acted.item, Some(message))?;
+    Ok(idempotency::replayed_if(acted.before, response))
 }
 
 fn message(action: Action, name: &str, image: Option<&str>) -> String {

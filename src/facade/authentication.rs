@@ -1,0 +1,75 @@
+//! `Authorization: Bearer <API_KEY>` (specification, section 5).
+
+use http::{HeaderMap, header::AUTHORIZATION};
+
+use super::error::{ApiError, ErrorCode};
+
+/// Longest key that is looked at; `stellage key create` makes much shorter ones.
+const MAX_KEY: usize = 512;
+
+/// The API key of a request; 401 if it is missing, malformed, or there are several.
+pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (header, another) = (values.next(), values.next());
+    let Some(header) = header else {
+        return Err(ApiError::new(
+            ErrorCode::Unauthorized,
+            "the API key is missing; send the header Authorization: Bearer <API_KEY>",
+        ));
+    };
+    // Which one counts is what a proxy and we could see differently.
+    if another.is_some() {
+        return Err(ApiError::new(
+            ErrorCode::Unauthorized,
+            "there are several Authorization headers; send one",
+        ));
+    }
+    header
+        .to_str()
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim_ascii())
+        .filter(|key| !key.is_empty() && key.len() <= MAX_KEY && !key.contains(' '))
+        .ok_or_else(|| {
+            ApiError::new(
+                ErrorCode::Unauthorized,
+                "the Authorization header is malformed; it must be Authorization: Bearer <API_KEY>",
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(values: &[&str]) -> Result<String, String> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(AUTHORIZATION, value.parse().unwrap());
+        }
+        bearer(&headers).map(str::to_owned).map_err(|error| {
+            assert_eq!(error.code, ErrorCode::Unauthorized);
+            error.message.into_owned()
+        })
+    }
+
+    #[test]
+    fn the_key_is_what_follows_bearer() {
+        for form in ["Bearer secret", "bearer secret", "BEARER  secret "] {
+            assert_eq!(key(&[form]).as_deref(), Ok("secret"), "{form}");
+        }
+        for form in ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer a b"] {
+            assert!(key(&[form]).unwrap_err().contains("malformed"), "{form}");
+        }
+        let long = format!("Bearer {}", "x".repeat(600));
+        assert!(key(&[&long]).unwrap_err().contains("malformed"));
+        assert!(key(&[]).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn two_authorization_headers_open_nothing() {
+        let refusal = key(&["Bearer secret", "Bearer secret"]).unwrap_err();
+        assert_eq!(refusal, "there are several Authorization headers; send one");
+    }
+}

@@ -1,0 +1,175 @@
+//! `/v1/webhooks/{id}/deliveries`: what was sent to a webhook, is being sent, or is held.
+//!
+//! - `view`: how answers show deliveries.
+
+pub mod view;
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use http::StatusCode;
+
+use self::view::DeliveryView;
+use super::{
+    App,
+    error::ApiError,
+    extract::{Caller, IfMatch, Inner, Post, Target},
+    idempotency,
+    query::Parameters,
+    response,
+    view::{List, Pagination, Single},
+};
+use crate::{
+    events::EventType,
+    resources::DeliveryPhase,
+    service::{
+        deliveries::Selection,
+        id::{DeliveryId, WebhookId},
+    },
+};
+
+/// The selection of a request; `None` if a value does not exist, so that nothing is selected.
+fn selection(parameters: &Parameters) -> Option<Selection> {
+    let status = match parameters.get("status") {
+        Some(text) => Some(
+            DeliveryPhase::ALL
+                .into_iter()
+                .find(|phase| phase.as_str() == text)?,
+        ),
+        None => None,
+    };
+    let event_type = match parameters.get("event_type") {
+        Some(text) => Some(EventType::parse(text)?),
+        None => None,
+    };
+    Some(Selection { status, event_type })
+}
+
+/// Lists the deliveries of a webhook
+///
+/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator is set otherwise. Filters can be
+/// combined with each other and with paging; a value that does not exist gives an empty list.
+#[utoipa::path(
+    get,
+    path = "/v1/webhooks/{id}/deliveries",
+    operation_id = "listDeliveries",
+    tag = "deliveries",
+    params(
+        ("page" = Option<u64>, Query, description = "Page, counted from 1. Past the end: an empty list.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
+        ("limit" = Option<u64>, Query, description = "Most deliveries on a page; 20 if it is left out.", minimum = 1, maximum = 100, example = 20),
+        ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
+        ("event_type" = Option<String>, Query, description = "Only deliveries of this type of events.", example = "instance.created"),
+    ),
+    responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>)),
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<WebhookId>,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let (page, total) = app
+        .service
+        .list_deliveries(
+            caller.namespace(),
+            id,
+            selection(&parameters),
+            paging.page,
+            paging.limit,
+        )
+        .await?;
+    let data: Vec<_> = page.iter().map(DeliveryView::of).collect();
+    let pagination = Pagination::new(paging.page, paging.limit, total);
+    response::json(StatusCode::OK, &List { data, pagination }, 4096)
+}
+
+/// Shows a delivery
+///
+/// With every attempt.
+#[utoipa::path(
+    get,
+    path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
+    operation_id = "getDelivery",
+    tag = "deliveries",
+    responses((status = 200, description = "The delivery", body = Single<DeliveryView<'static>>)),
+)]
+pub async fn detail(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<WebhookId>,
+    Inner(delivery): Inner<DeliveryId>,
+) -> Result<Response, ApiError> {
+    let delivery = app.service.delivery(caller.namespace(), id, delivery).await?;
+    response::single(StatusCode::OK, &delivery, DeliveryView::of(&delivery), None)
+}
+
+/// Sends a delivery again
+///
+/// The same event, byte for byte, with a fresh ladder of retries. Allowed from `delivered` and `exhausted`; 409 for one that
+/// is `pending` or `held`, which goes out by itself.
+#[utoipa::path(
+    post,
+    path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
+    operation_id = "redeliver",
+    tag = "deliveries",
+    responses((status = 202, description = "The delivery is being sent again", body = Single<DeliveryView<'static>>)),
+)]
+pub async fn redeliver(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<WebhookId>,
+    Inner(delivery_id): Inner<DeliveryId>,
+    IfMatch(precondition): IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let post = Post::with_optional_body(request).await?;
+    post.fields.finish()?;
+    let redelivered = app
+        .service
+        .redeliver(
+            caller.namespace(),
+            id,
+            delivery_id,
+            post.idempotent.as_ref(),
+            &precondition,
+        )
+        .await?;
+    let again = if redelivered.webhook.webhook.is_active() {
+        "is being sent again"
+    } else {
+        "is sent again once the webhook is active"
+    };
+    let delivery = &redelivered.delivery;
+    let message = format!("Delivery {} {again}.", delivery.id());
+    let view = DeliveryView::of(delivery);
+    let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
+    Ok(idempotency::replayed_if(redelivered.before, response))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_with_an_unknown_value_selects_nothing() {
+        let selected = |query: &str| {
+            let uri = format!("/v1/webhooks/x/deliveries?{query}").parse().unwrap();
+            selection(&Parameters::of(&uri))
+        };
+        assert_eq!(selected(""), Some(Selection::default()));
+        assert_eq!(
+            selected("status=pending&event_type=backup.failed"),
+            Some(Selection {
+                status: Some(DeliveryPhase::Pending),
+                event_type: Some(EventType::BackupFailed),
+            })
+        );
+        for unknown in ["status=Held", "status=", "event_type=instance"] {
+            assert_eq!(selected(unknown), None, "{unknown}");
+        }
+    }
+}

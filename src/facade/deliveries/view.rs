@@ -1,0 +1,184 @@
+//! How answers show deliveries, field by field (decisions, section 6).
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use utoipa::{
+    ToSchema,
+    openapi::{Ref, RefOr, schema::Schema},
+};
+
+use crate::{
+    events::EventType,
+    facade::view::Seconds,
+    resources::{Attempt, Delivery, DeliveryPhase, delivery::MAX_ATTEMPTS_KEPT},
+    service::{
+        deliveries::{created_at, shown_phase},
+        id::{DeliveryId, PublicId as _},
+    },
+};
+
+/// One event for one webhook, and every attempt to send it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Delivery)]
+pub struct DeliveryView<'a> {
+    /// Identifier.
+    #[schema(schema_with = delivery_id)]
+    id: String,
+    /// Identifier of the event, the same in every attempt.
+    #[schema(pattern = "^evt_", example = "evt_5m2k8x1ta4q7hz0c")]
+    event_id: &'a str,
+    /// Type of the event.
+    event_type: EventType,
+    /// `pending`: waits for its next attempt; `held`: until the webhook can be sent to again; `delivered`: answered with 2xx;
+    /// `exhausted`: its last retry failed, the receiver said 410, or it is a test that could not be sent.
+    #[schema(schema_with = delivery_status)]
+    status: &'static str,
+    /// When it was recorded.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
+    created_at: Seconds,
+    /// When the next attempt is due, while it is pending; else `null`, and so in the moment before one that is to be sent
+    /// again is taken up.
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
+    next_attempt_at: Option<Seconds>,
+    /// The attempts, oldest first; of many the last 21.
+    #[schema(max_items = 21)]
+    attempts: Vec<AttemptView<'a>>,
+}
+
+/// One attempt to send it, and what came of it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeliveryAttempt)]
+pub struct AttemptView<'a> {
+    /// When it began.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31.250Z")]
+    at: Milliseconds,
+    /// How long it took.
+    #[schema(minimum = 0, example = 42)]
+    duration_ms: i64,
+    /// Status code of the answer; `null` if there was none.
+    #[schema(required, minimum = 100, maximum = 999, example = 503)]
+    status_code: Option<i32>,
+    /// Why it failed; `null` for a success.
+    #[schema(required, example = "the receiver answered 503")]
+    error: Option<&'a str>,
+    /// The beginning of the answer's body, at most 4 KiB; `null` if there was none.
+    #[schema(required, example = "try later")]
+    response: Option<&'a str>,
+}
+
+/// A time in UTC, cut to milliseconds.
+struct Milliseconds(Timestamp);
+
+impl fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3}", self.0)
+    }
+}
+
+impl Serialize for Milliseconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'a> AttemptView<'a> {
+    fn of(attempt: &'a Attempt) -> Self {
+        Self {
+            at: Milliseconds(attempt.at),
+            duration_ms: attempt.duration_ms,
+            status_code: attempt.status_code,
+            error: attempt.error.as_deref(),
+            response: attempt.response.as_deref(),
+        }
+    }
+}
+
+impl<'a> DeliveryView<'a> {
+    /// How lists and answers show a delivery.
+    pub fn of(delivery: &'a Delivery) -> Self {
+        let phase = shown_phase(delivery);
+        let status = delivery.status.as_ref();
+        let attempts = status
+            .map(|status| status.attempts.as_slice())
+            .unwrap_or_default();
+        let first = attempts.len().saturating_sub(MAX_ATTEMPTS_KEPT);
+        Self {
+            id: delivery.id(),
+            event_id: &delivery.spec.event_id,
+            event_type: delivery.spec.event_type,
+            status: phase.as_str(),
+            created_at: Seconds(created_at(delivery)),
+            next_attempt_at: status
+                .filter(|_| phase == DeliveryPhase::Pending)
+                .and_then(|status| status.next_attempt_at)
+                .map(Seconds),
+            attempts: attempts[first..].iter().map(AttemptView::of).collect(),
+        }
+    }
+}
+
+pub(in crate::facade) fn delivery_id() -> RefOr<Schema> {
+    Ref::from_schema_name("DeliveryId").into()
+}
+
+fn delivery_status() -> RefOr<Schema> {
+    Ref::from_schema_name("DeliveryStatus").into()
+}
+
+/// The schemas that several answers share and no type of this crate has, by name.
+pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
+    let prefix = DeliveryId::PREFIX;
+    json!({
+        "DeliveryId": {
+            "type": "string", "pattern": format!("^{prefix}[a-z0-9]{{16}}$"), "description": "Identifier of a delivery.",
+            "examples": [format!("{prefix}4q7hz0c9k2m8x1ta")],
+        },
+        "DeliveryStatus": {
+            "type": "string", "enum": DeliveryPhase::ALL.map(DeliveryPhase::as_str), "description": "Where a delivery is.",
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(phase: &str, finished: bool) -> Delivery {
+        let mut object = json!({
+            "metadata": {
+                "name": "dlv-abcdefgh01234567", "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z",
+                "labels": {},
+            },
+            "spec": {
+                "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T09:59:59Z", "body": "{}",
+            },
+            "status": {
+                "phase": phase, "nextAttemptAt": "2026-11-21T10:05:00.9Z", "attemptCount": 1,
+                "attempts": [{ "at": "2026-11-21T10:00:00.1234Z", "durationMs": 7, "statusCode": 500, "error": "no", "response": "oops" }],
+            },
+        });
+        if finished {
+            object["metadata"]["labels"] = json!({ "stellage.dev/finished": "true" });
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_delivery_has_the_decided_fields() {
+        let shown = serde_json::to_value(DeliveryView::of(&delivery("Pending", false))).unwrap();
+        assert_eq!(
+            shown,
+            json!({
+                "id": "dlv_abcdefgh01234567", "event_id": "evt_1", "event_type": "instance.created", "status": "pending",
+                "created_at": "2026-11-21T10:00:00Z", "next_attempt_at": "2026-11-21T10:05:00Z",
+                "attempts": [{
+                    "at": "2026-11-21T10:00:00.123Z", "duration_ms": 7, "status_code": 500, "error": "no", "response": "oops",
+                }],
+            })
+        );
+    }
+}

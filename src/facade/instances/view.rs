@@ -1,0 +1,342 @@
+//! How answers show instances, field by field (specification, section 2.2).
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::{
+    ToSchema,
+    openapi::{Ref, RefOr, schema::Schema},
+};
+
+use crate::{
+    facade::view::Seconds,
+    providers::Usage,
+    resources::{Instance, InstanceState, Plan},
+    runtime::watch,
+    service::{id::InstanceId, instances::IndexedInstance},
+};
+
+/// An instance in a list.
+#[derive(Serialize, ToSchema)]
+#[schema(as = InstanceSummary)]
+pub struct ListItem<'a> {
+    /// Identifier, for all other requests.
+    #[schema(schema_with = id_schema)]
+    id: InstanceId,
+    /// What people call it; need not be unique.
+    #[schema(example = "web-1")]
+    name: &'a str,
+    /// Where it is in its lifecycle.
+    #[schema(schema_with = status_schema)]
+    status: InstanceState,
+    /// The plan in effect.
+    plan: Plan,
+    /// Region code.
+    #[schema(example = "fr-par-1")]
+    region: &'a str,
+    /// IPv4 address; `null` until it is known.
+    #[schema(required, format = Ipv4, example = "198.18.0.7")]
+    ip_address: Option<&'a str>,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
+    created_at: Seconds,
+    /// When it last changed in a way that is shown.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
+    updated_at: Seconds,
+}
+
+impl<'a> ListItem<'a> {
+    /// How a list shows an instance.
+    pub fn of(shown: &'a IndexedInstance) -> Self {
+        let instance = &*shown.instance;
+        Self {
+            id: shown.id,
+            name: instance.display_name(),
+            status: shown.state,
+            plan: shown.plan,
+            region: &instance.spec.region,
+            ip_address: instance.status.as_ref().and_then(|s| s.ip_address.as_deref()),
+            created_at: Seconds(instance.created_at()),
+            updated_at: Seconds(updated_at(instance)),
+        }
+    }
+}
+
+/// The last change of spec or status that a client can see.
+fn updated_at(instance: &Instance) -> Timestamp {
+    let status = instance.status.as_ref().and_then(|status| status.updated_at);
+    instance
+        .created_at()
+        .max(status.unwrap_or(Timestamp::MIN))
+        .max(watch::spec_written_at(instance).unwrap_or(Timestamp::MIN))
+}
+
+/// An instance that has just been asked for.
+#[derive(Serialize, ToSchema)]
+#[schema(as = NewInstance)]
+pub struct NewInstance<'a> {
+    /// Identifier, for all other requests.
+    #[schema(schema_with = id_schema)]
+    id: InstanceId,
+    /// What people call it.
+    #[schema(example = "web-1")]
+    name: &'a str,
+    /// `provisioning` at first.
+    #[schema(schema_with = status_schema)]
+    status: InstanceState,
+    /// The plan.
+    plan: Plan,
+    /// Region code.
+    #[schema(example = "fr-par-1")]
+    region: &'a str,
+    /// Operating-system image.
+    #[schema(example = "debian-13")]
+    image: &'a str,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
+    created_at: Seconds,
+}
+
+impl<'a> NewInstance<'a> {
+    /// How the answer to a create shows an instance.
+    pub fn of(shown: &'a IndexedInstance) -> Self {
+        let instance = &*shown.instance;
+        Self {
+            id: shown.id,
+            name: instance.display_name(),
+            status: shown.state,
+            plan: shown.plan,
+            region: &instance.spec.region,
+            image: image(instance),
+            created_at: Seconds(instance.created_at()),
+        }
+    }
+}
+
+/// Everything about an instance.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Instance)]
+pub struct InstanceView<'a> {
+    /// Identifier.
+    #[schema(schema_with = id_schema)]
+    id: InstanceId,
+    /// What people call it; need not be unique.
+    #[schema(example = "web-1")]
+    name: &'a str,
+    /// Where it is in its lifecycle.
+    #[schema(schema_with = status_schema)]
+    status: InstanceState,
+    /// The plan in effect.
+    plan: Plan,
+    /// The plan that takes effect with the next reboot, or stop and start; there only while one is awaited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pending_plan: Option<Plan>,
+    /// Region code.
+    #[schema(example = "fr-par-1")]
+    region: &'a str,
+    /// The image that is installed.
+    #[schema(example = "debian-13")]
+    image: &'a str,
+    /// IPv4 address; `null` until it is known.
+    #[schema(required, format = Ipv4, example = "198.18.0.7")]
+    ip_address: Option<&'a str>,
+    /// IPv6 address; `null` until it is known.
+    #[schema(required, format = Ipv6, example = "2001:db8::7")]
+    ipv6_address: Option<&'a str>,
+    /// Disk in GB. It never shrinks.
+    #[schema(example = 40)]
+    disk_size: i32,
+    /// Memory in GB, of the plan in effect.
+    #[schema(example = 2)]
+    memory: i32,
+    /// Virtual CPUs, of the plan in effect.
+    #[schema(example = 1)]
+    vcpu: i32,
+    /// Whether a backup is made every day.
+    backup_enabled: bool,
+    /// Whether usage is watched and alerts fire.
+    monitoring_enabled: bool,
+    /// Tags.
+    #[schema(example = json!(["env:prod"]))]
+    tags: &'a [String],
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
+    created_at: Seconds,
+    /// Usage now; there only with `include=metrics`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    metrics: Option<InstanceMetrics>,
+}
+
+impl<'a> InstanceView<'a> {
+    /// How a detail shows an instance.
+    pub fn of(shown: &'a IndexedInstance, metrics: Option<InstanceMetrics>) -> Self {
+        let instance = &*shown.instance;
+        let (spec, status) = (&instance.spec, instance.status.as_ref());
+        let size = shown.plan.size();
+        Self {
+            id: shown.id,
+            name: instance.display_name(),
+            status: shown.state,
+            plan: shown.plan,
+            pending_plan: (spec.plan != shown.plan).then_some(spec.plan),
+            region: &spec.region,
+            image: image(instance),
+            ip_address: status.and_then(|s| s.ip_address.as_deref()),
+            ipv6_address: status.and_then(|s| s.ipv6_address.as_deref()),
+            disk_size: status.and_then(|s| s.disk_size_gb).unwrap_or(size.disk_gb),
+            memory: size.memory_gb,
+            vcpu: size.vcpu,
+            backup_enabled: spec.backup_enabled,
+            monitoring_enabled: spec.monitoring_enabled,
+            tags: &spec.tags,
+            created_at: Seconds(instance.created_at()),
+            metrics,
+        }
+    }
+}
+
+/// The image that is installed; before there is one, the one that will be.
+fn image(instance: &Instance) -> &str {
+    let installed = instance.status.as_ref().and_then(|s| s.image.as_deref());
+    installed.unwrap_or(&instance.spec.image)
+}
+
+/// A snapshot of a server's usage; what is not known is `null`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct InstanceMetrics {
+    /// CPU usage in percent.
+    #[schema(required, minimum = 0, maximum = 100, example = 12.5)]
+    cpu_usage: Option<f64>,
+    /// Memory usage in percent.
+    #[schema(required, minimum = 0, maximum = 100, example = 41.0)]
+    memory_usage: Option<f64>,
+    /// Disk usage in percent.
+    #[schema(required, minimum = 0, maximum = 100, example = 23.9)]
+    disk_usage: Option<f64>,
+    /// Bytes received since the last start.
+    #[schema(required, minimum = 0, example = 1_048_576)]
+    network_in: Option<i64>,
+    /// Bytes sent since the last start.
+    #[schema(required, minimum = 0, example = 524_288)]
+    network_out: Option<i64>,
+}
+
+impl From<Usage> for InstanceMetrics {
+    fn from(usage: Usage) -> Self {
+        Self {
+            cpu_usage: usage.cpu_usage,
+            memory_usage: usage.memory_usage,
+            disk_usage: usage.disk_usage,
+            network_in: usage.network_in,
+            network_out: usage.network_out,
+        }
+    }
+}
+
+fn id_schema() -> RefOr<Schema> {
+    Ref::from_schema_name("InstanceId").into()
+}
+
+fn status_schema() -> RefOr<Schema> {
+    Ref::from_schema_name("InstanceStatus").into()
+}
+
+/// The schemas that several answers share and no type of this crate has, by name.
+pub(in crate::facade) fn shared_schemas() -> Value {
+    // REST never shows `deleting`.
+    let states: Vec<_> = InstanceState::ALL
+        .into_iter()
+        .filter(|state| *state != InstanceState::Deleting)
+        .map(InstanceState::as_str)
+        .collect();
+    json!({
+        "InstanceId": {
+            "type": "string", "pattern": "^i-[a-z0-9]{16}$", "description": "Identifier of an instance.",
+            "examples": ["i-4q7hz0c9k2m8x1ta"],
+        },
+        "InstanceStatus": {
+            "type": "string", "enum": states, "description": "Where an instance is in its lifecycle.",
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::service::index::Indexed as _;
+
+    fn shown(status: Value, plan: &str) -> IndexedInstance {
+        let mut object = json!({
+            "metadata": {
+                "name": "i-abcdefgh01234567", "namespace": "demo", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z",
+                "managedFields": [{ "time": "2026-11-21T10:05:00Z" }],
+            },
+            "spec": { "name": "web-1", "plan": plan, "planChange": "OnReboot", "region": "fr-par-1", "image": "debian-13" },
+        });
+        if !status.is_null() {
+            object["status"] = status;
+        }
+        IndexedInstance::of(Arc::new(serde_json::from_value(object).unwrap()))
+    }
+
+    fn running() -> Value {
+        json!({
+            "state": "running", "power": "Running", "powerState": "Running", "plan": "business", "image": "debian-13",
+            "ipAddress": "198.18.0.7", "diskSizeGB": 160, "updatedAt": "2026-11-21T10:04:59.999Z",
+        })
+    }
+
+    #[test]
+    fn a_new_instance_shows_what_it_will_be() {
+        let shown = shown(Value::Null, "starter");
+        let created = serde_json::to_value(NewInstance::of(&shown)).unwrap();
+        assert_eq!(
+            created,
+            json!({
+                "id": "i-abcdefgh01234567", "name": "web-1", "status": "provisioning", "plan": "starter",
+                "region": "fr-par-1", "image": "debian-13", "created_at": "2026-11-21T10:00:00Z",
+            })
+        );
+        let detail = serde_json::to_value(InstanceView::of(&shown, None)).unwrap();
+        assert_eq!(
+            detail,
+            json!({
+                "id": "i-abcdefgh01234567", "name": "web-1", "status": "provisioning", "plan": "starter",
+                "region": "fr-par-1", "image": "debian-13", "ip_address": null, "ipv6_address": null, "disk_size": 40,
+                "memory": 2, "vcpu": 1, "backup_enabled": false, "monitoring_enabled": false, "tags": [],
+                "created_at": "2026-11-21T10:00:00Z",
+            })
+        );
+    }
+
+    #[test]
+    fn a_pending_plan_is_shown_beside_the_one_in_effect() {
+        let shown = shown(running(), "enterprise");
+        let detail = serde_json::to_value(InstanceView::of(&shown, Some(Usage::default().into()))).unwrap();
+        assert_eq!(
+            (&detail["plan"], &detail["pending_plan"], &detail["image"]),
+            (&json!("business"), &json!("enterprise"), &json!("debian-13"))
+        );
+        assert_eq!((&detail["vcpu"], &detail["disk_size"]), (&json!(2), &json!(160)));
+        assert_eq!(
+            detail["metrics"],
+            json!({ "cpu_usage": null, "memory_usage": null, "disk_usage": null, "network_in": null, "network_out": null })
+        );
+    }
+
+    #[test]
+    fn a_list_item_has_its_fields_and_no_more() {
+        let shown = shown(running(), "business");
+        assert_eq!(
+            serde_json::to_value(ListItem::of(&shown)).unwrap(),
+            json!({
+                "id": "i-abcdefgh01234567", "name": "web-1", "status": "running", "plan": "business", "region": "fr-par-1",
+                "ip_address": "198.18.0.7", "created_at": "2026-11-21T10:00:00Z", "updated_at": "2026-11-21T10:05:00Z",
+            })
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! Which deliveries of a webhook a request is about, and where each is.
+
+use jiff::Timestamp;
+use kube::Resource as _;
+
+use crate::{
+    events::EventType,
+    resources::{
+        Delivery, DeliveryPhase, Webhook,
+        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+    },
+    service::{
+        id::{DeliveryId, PublicId as _},
+        index::Object as _,
+    },
+};
+
+/// What a list of deliveries is narrowed down to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Where they are.
+    pub status: Option<DeliveryPhase>,
+    /// The type of their events.
+    pub event_type: Option<EventType>,
+}
+
+impl Selection {
+    /// The label selector for the deliveries of a webhook. What is asked for again has the phase that it had, and no label
+    /// that says finished.
+    pub(super) fn labels(self, webhook: &Webhook) -> String {
+        let phase = match self.status {
+            Some(phase) if phase.is_finished() => {
+                format!(",{FINISHED_LABEL},{PHASE_LABEL}={}", phase.as_str())
+            }
+            Some(DeliveryPhase::Pending) => {
+                format!(
+                    ",!{FINISHED_LABEL},{PHASE_LABEL}!={}",
+                    DeliveryPhase::Held.as_str()
+                )
+            }
+            Some(held) => format!(",{PHASE_LABEL}={}", held.as_str()),
+            None => String::new(),
+        };
+        let event_type = self.event_type.map_or_else(String::new, |event_type| {
+            format!(",{EVENT_TYPE_LABEL}={event_type}")
+        });
+        format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
+    }
+
+    /// Whether it is one of those that are selected, and of this very webhook.
+    pub(super) fn has(self, delivery: &Delivery, webhook: &Webhook) -> bool {
+        self.status.is_none_or(|status| status == shown_phase(delivery))
+            && self
+                .event_type
+                .is_none_or(|wanted| wanted == delivery.spec.event_type)
+            && is_of(delivery, webhook)
+    }
+}
+
+/// Whether a delivery is of this webhook, and not of an earlier one that had its name.
+pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
+    let mut owners = delivery.metadata.owner_references.iter().flatten();
+    delivery.spec.webhook == webhook.name()
+        && DeliveryId::parse(&delivery.id()).is_some()
+        && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
+}
+
+/// Where a delivery is, as it is shown: one that is to be sent again is pending from that request on.
+pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
+    match &delivery.status {
+        Some(status) if !status.phase.is_finished() || delivery.is_finished() => status.phase,
+        _ => DeliveryPhase::Pending,
+    }
+}
+
+/// When a delivery was recorded.
+pub fn created_at(delivery: &Delivery) -> Timestamp {
+    let created = delivery.metadata.creation_timestamp.as_ref();
+    created.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn webhook() -> Webhook {
+        serde_json::from_value(json!({
+            "metadata": { "name": "orders", "namespace": "demo", "uid": "u" },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_selection_becomes_labels() {
+        let pending = Some(DeliveryPhase::Pending);
+        for (status, event_type, expected) in [
+            (None, None, "stellage.dev/webhook=orders"),
+            (
+                Some(DeliveryPhase::Exhausted),
+                None,
+                "stellage.dev/webhook=orders,stellage.dev/finished,stellage.dev/phase=exhausted",
+            ),
+            (
+                pending,
+                Some(EventType::BackupFailed),
+                "stellage.dev/webhook=orders,!stellage.dev/finished,stellage.dev/phase!=held,stellage.dev/event-type=backup.failed",
+            ),
+            (
+                Some(DeliveryPhase::Held),
+                None,
+                "stellage.dev/webhook=orders,stellage.dev/phase=held",
+            ),
+        ] {
+            let selection = Selection { status, event_type };
+            assert_eq!(selection.labels(&webhook()), expected);
+        }
+    }
+
+    #[test]
+    fn a_delivery_of_an_earlier_webhook_of_the_same_name_is_not_this_ones() {
+        let delivery = |webhook: &str, owner: &str| -> Delivery {
+            serde_json::from_value(json!({
+                "metadata": {
+                    "name": "dlv-abcdefgh01234567",
+                    "ownerReferences": [{ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": webhook, "uid": owner }],
+                },
+                "spec": {
+                    "webhook": webhook, "eventId": "evt_1", "eventType": "instance.created",
+                    "eventCreatedAt": "2026-11-21T10:00:00Z", "body": "{}",
+                },
+            }))
+            .unwrap()
+        };
+        assert!(is_of(&delivery("orders", "u"), &webhook()));
+        assert!(!is_of(&delivery("orders", "other"), &webhook()));
+        assert!(!is_of(&delivery("others", "u"), &webhook()));
+    }
+
+    fn delivery(phase: &str, finished: bool) -> Delivery {
+        let mut object = json!({
+            "metadata": {
+                "name": "dlv-abcdefgh01234567", "namespace": "demo", "creationTimestamp": "2026-11-21T10:00:00Z",
+                "labels": {},
+            },
+            "spec": {
+                "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T09:59:59Z", "body": "{}",
+            },
+            "status": {
+                "phase": phase, "nextAttemptAt": "2026-11-21T10:05:00.9Z", "attemptCount": 1,
+                "attempts": [{ "at": "2026-11-21T10:00:00.1234Z", "durationMs": 7, "statusCode": 500, "error": "no", "response": "oops" }],
+            },
+        });
+        if finished {
+            object["metadata"]["labels"] = json!({ "stellage.dev/finished": "true" });
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn what_is_asked_for_again_is_pending_before_the_controller_has_seen_it() {
+        for (is, finished, expected) in [
+            ("Pending", false, DeliveryPhase::Pending),
+            ("Held", false, DeliveryPhase::Held),
+            ("Delivered", true, DeliveryPhase::Delivered),
+            ("Exhausted", true, DeliveryPhase::Exhausted),
+            ("Delivered", false, DeliveryPhase::Pending),
+            ("Exhausted", false, DeliveryPhase::Pending),
+        ] {
+            assert_eq!(shown_phase(&delivery(is, finished)), expected, "{is} {finished}");
+        }
+        let mut without = delivery("Held", false);
+        without.status = None;
+        assert_eq!(shown_phase(&without), DeliveryPhase::Pending);
+    }
+}

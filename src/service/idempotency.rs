@@ -1,0 +1,175 @@
+//! Idempotency: the same request twice is done once. A create finds its own object again by its name; an action finds its
+//! key in an annotation that was written together with what it asked for.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    error::{Detail, Error, ErrorKind},
+    index::Object,
+};
+use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
+
+/// Annotation with the digest of the body that an object was created with, if it came with a key.
+pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
+
+/// Actions remembered for each object; the oldest are forgotten first.
+const MAX_REMEMBERED: usize = 256;
+
+/// A request that its client wants done once, however often it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdempotentRequest {
+    /// What the key is for: the same key for another operation is another key.
+    scope: String,
+    key: String,
+    body_hash: String,
+    visible_hash: String,
+}
+
+impl IdempotentRequest {
+    /// The request for `scope` (such as the path of a POST) with this key. `body` are the same bytes for bodies that say the
+    /// same; in `visible_body` the values of secrets are left out.
+    pub fn new(scope: &str, key: &str, body: &[u8], visible_body: &[u8]) -> Self {
+        Self {
+            scope: scope.to_owned(),
+            key: key.to_owned(),
+            body_hash: ids::derived_suffix(body),
+            visible_hash: ids::derived_suffix(visible_body),
+        }
+    }
+
+    /// What the name of the object that this request creates ends with. The key is the account's own.
+    pub fn name_suffix(&self, account_uid: &str) -> String {
+        // None of the parts can contain a line feed.
+        ids::derived_suffix(format!("{account_uid}\n{}\n{}", self.scope, self.key).as_bytes())
+    }
+
+    /// Digest of the body.
+    pub fn body_hash(&self) -> &str {
+        &self.body_hash
+    }
+
+    /// Digest of the body without the values of secrets: in an annotation that tenants can read it gives no secret away.
+    pub fn visible_hash(&self) -> &str {
+        &self.visible_hash
+    }
+
+    /// Whether this very request was done to the object; `idempotency_key_reused` if it was another one with the same key.
+    pub fn was_done(&self, object: &impl Object) -> Result<bool, Error> {
+        Ok(self.note(object)?.is_some())
+    }
+
+    /// What was remembered of this very request, if it was done; `idempotency_key_reused` if it was another one with the same
+    /// key.
+    pub fn note(&self, object: &impl Object) -> Result<Option<String>, Error> {
+        let key_hash = self.key_hash();
+        match remembered(object).into_iter().find(|done| done.k == key_hash) {
+            Some(done) if done.b == self.body_hash => Ok(Some(done.n)),
+            Some(_) => Err(reused()),
+            None => Ok(None),
+        }
+    }
+
+    /// The annotation's value once this request is done too.
+    pub fn remember(&self, object: &impl Object, note: &str) -> String {
+        let mut list = remembered(object);
+        list.push(Remembered {
+            k: self.key_hash(),
+            b: self.body_hash.clone(),
+            n: note.to_owned(),
+        });
+        let forgotten = list.len().saturating_sub(MAX_REMEMBERED);
+        serde_json::to_string(&list[forgotten..]).unwrap_or_default()
+    }
+
+    fn key_hash(&self) -> String {
+        ids::derived_suffix(format!("{}\n{}", self.scope, self.key).as_bytes())
+    }
+}
+
+/// The refusal of a key that comes with another body than before.
+pub fn reused() -> Error {
+    Error {
+        details: vec![Detail::new(
+            "Idempotency-Key",
+            "invalid_value",
+            "was used with another body; take a new key for a new request",
+        )],
+        ..Error::new(
+            ErrorKind::IdempotencyKeyReused,
+            "the Idempotency-Key was used with another body",
+        )
+    }
+}
+
+/// An action that was done, as the annotation remembers it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+struct Remembered {
+    /// Digest of scope and key.
+    k: String,
+    /// Digest of the body.
+    b: String,
+    /// The request's nonce, or what else has to be told again.
+    n: String,
+}
+
+/// What somebody else wrote into the annotation is as good as nothing.
+fn remembered(object: &impl Object) -> Vec<Remembered> {
+    object
+        .annotation_of(IDEMPOTENCY_ANNOTATION)
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::resources::Instance;
+
+    fn instance(annotation: &str) -> Instance {
+        serde_json::from_value(json!({
+            "metadata": { "name": "a", "annotations": { IDEMPOTENCY_ANNOTATION: annotation } },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap()
+    }
+
+    fn request(scope: &str, key: &str, body: &[u8]) -> IdempotentRequest {
+        IdempotentRequest::new(scope, key, body, body)
+    }
+
+    #[test]
+    fn a_creates_name_depends_on_account_path_and_key() {
+        let suffix = |uid: &str, path: &str, key: &str| request(path, key, b"{}").name_suffix(uid);
+        let name = suffix("uid-a", "/v1/instances", "k");
+        assert!(ids::is_instance_id(&format!("i-{name}")));
+        assert_eq!(name, suffix("uid-a", "/v1/instances", "k"));
+        assert_ne!(name, suffix("uid-b", "/v1/instances", "k"));
+        assert_ne!(name, suffix("uid-a", "/v1/webhooks", "k"));
+        assert_ne!(name, suffix("uid-a", "/v1/instances", "l"));
+    }
+
+    #[test]
+    fn an_action_is_found_again_and_the_oldest_are_forgotten() {
+        let path = "/v1/instances/i-1/reboot";
+        let first = request(path, "first", b"[]");
+        let mut object = instance("nonsense");
+        assert_eq!(first.was_done(&object), Ok(false));
+        object = instance(&first.remember(&object, "n"));
+        assert_eq!(first.was_done(&object), Ok(true));
+        assert_eq!(
+            request("/v1/instances/i-1/start", "first", b"[]").was_done(&object),
+            Ok(false)
+        );
+        let other_body = request(path, "first", b"[1]").was_done(&object).unwrap_err();
+        assert_eq!(other_body.kind, ErrorKind::IdempotencyKeyReused);
+        for number in 0..MAX_REMEMBERED {
+            let next = request(path, &format!("k{number}"), b"[]");
+            object = instance(&next.remember(&object, "n"));
+            assert_eq!(next.was_done(&object), Ok(true));
+        }
+        assert_eq!(first.was_done(&object), Ok(false));
+        assert_eq!(remembered(&object).len(), MAX_REMEMBERED);
+    }
+}

@@ -1,0 +1,81 @@
+//! The object that a create makes, and how long it takes.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kube::ResourceExt as _;
+
+use crate::{
+    resources::{Instance, InstanceSpec, instance::FINALIZER},
+    service::idempotency::REQUEST_HASH_ANNOTATION,
+};
+
+/// The object, under the name that is its id. With the finalizer already on it, which saves the controller a write.
+pub(super) fn instance(name: &str, spec: InstanceSpec, request_hash: Option<String>) -> Instance {
+    let mut instance = Instance::new(name, spec);
+    instance.finalizers_mut().push(FINALIZER.to_owned());
+    instance.metadata.annotations =
+        request_hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
+    instance
+}
+
+/// How long provisioning takes, in words; for the 150 s of the specification "2 to 3 minutes".
+pub fn duration_in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 1.0 {
+        return "a moment".to_owned();
+    }
+    let (unit, length) = match seconds {
+        s if s < 60.0 => ("second", 1.0),
+        s if s < 7200.0 => ("minute", 60.0),
+        _ => ("hour", 3600.0),
+    };
+    let (least, most) = match (seconds / length).floor() {
+        // Nobody counts half seconds.
+        _ if unit == "second" => (seconds.ceil(), seconds.ceil()),
+        floor => (floor, (seconds / length).ceil()),
+    };
+    let plural = if most > 1.0 { "s" } else { "" };
+    if least < most {
+        format!("{least} to {most} {unit}{plural}")
+    } else {
+        format!("{most} {unit}{plural}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_object_has_its_id_as_name_the_finalizer_and_the_digest_of_the_request() {
+        let spec = serde_json::from_value(json!({
+            "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13",
+        }));
+        let object = instance("i-abcdefgh01234567", spec.unwrap(), Some("hash".to_owned()));
+        assert_eq!(object.id(), "i-abcdefgh01234567");
+        assert_eq!(object.display_name(), "web-1");
+        assert!(object.has_finalizer());
+        assert_eq!(object.annotation(REQUEST_HASH_ANNOTATION), Some("hash"));
+    }
+
+    #[test]
+    fn durations_are_told_in_words() {
+        for (seconds, words) in [
+            (0.0, "a moment"),
+            (0.4, "a moment"),
+            (1.0, "1 second"),
+            (2.5, "3 seconds"),
+            (45.0, "45 seconds"),
+            (60.0, "1 minute"),
+            (90.0, "1 to 2 minutes"),
+            (150.0, "2 to 3 minutes"),
+            (180.0, "3 minutes"),
+            (7200.0, "2 hours"),
+            (9000.0, "2 to 3 hours"),
+        ] {
+            assert_eq!(duration_in_words(Duration::from_secs_f64(seconds)), words);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Instances: list, find, create, change, operate, delete.
+//!
+//! - `index`: the instances in memory, ordered for pages;
+//! - `create`: the object that a create makes;
+//! - `change`: what a change makes of a spec.
+
+mod change;
+mod create;
+mod index;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+pub use self::{
+    change::{InstanceChange, check_state},
+    create::duration_in_words,
+    index::{CachedDetail, Filter, IndexedInstance, InstanceIndex},
+};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::{Error, protected},
+    id::InstanceId,
+    idempotency::IdempotentRequest,
+    nonce::instance_nonce,
+    precondition::Precondition,
+    store::{Created, KeyedCreate, Verdict},
+};
+use crate::{lifecycle::Action, providers::Usage, resources::InstanceSpec};
+
+/// How long the provider is asked for usage before that is unknown.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What an action was asked for, and the instance as it is then.
+pub struct Acted {
+    /// The instance, already in the status that the action leads to.
+    pub item: Arc<IndexedInstance>,
+    /// Whether an earlier request with the same key did it.
+    pub before: bool,
+}
+
+impl Service {
+    /// One page of an account's instances, newest first, and how many there are in all. `page` counts from 1.
+    pub fn list_instances(
+        &self,
+        namespace: &str,
+        filter: Filter<'_>,
+        page: u64,
+        limit: usize,
+    ) -> (Vec<Arc<IndexedInstance>>, usize) {
+        self.instances.index().page(namespace, filter, page, limit)
+    }
+
+    /// The instance with this id; `not_found` for one that is not in the namespace.
+    pub async fn instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+    ) -> Result<Arc<IndexedInstance>, Error> {
+        self.instances.find(namespace, id).await
+    }
+
+    /// Its usage now; what the provider does not tell within two seconds is unknown.
+    pub async fn usage_of(&self, item: &IndexedInstance) -> Usage {
+        let asked = self.usage.usage_of(&item.instance, self.clock.now());
+        match tokio::time::timeout(USAGE_TIMEOUT, asked).await {
+            Ok(Ok(usage)) => usage,
+            Ok(Err(error)) => {
+                tracing::debug!(instance = %item.id, %error, "no metrics");
+                Usage::default()
+            }
+            Err(_) => Usage::default(),
+        }
+    }
+
+    /// Creates an instance, once for each key.
+    pub async fn create_instance(
+        &self,
+        tenant: &Tenant,
+        spec: InstanceSpec,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<Created<IndexedInstance>, Error> {
+        let keyed = KeyedCreate::of(request, &tenant.uid)?;
+        let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
+        self.instances
+            .create_once(&tenant.namespace, keyed.as_ref(), || tenant.check_stays(), build)
+            .await
+    }
+
+    /// Changes an instance.
+    pub async fn change_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        change: &InstanceChange,
+        precondition: &Precondition,
+    ) -> Result<Arc<IndexedInstance>, Error> {
+        let decide = |item: &IndexedInstance| {
+            precondition.check(&*item.instance)?;
+            Ok(Verdict::Write {
+                spec: Box::new(change.apply(item)?),
+                done: None,
+            })
+        };
+        self.instances.modify(namespace, id, decide).await
+    }
+
+    /// Asks for an operation, once for each key; `invalid_state` where the instance's status does not allow it. A rebuild
+    /// comes with the `image` to install.
+    pub async fn act_on_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        action: Action,
+        image: Option<&str>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<Acted, Error> {
+        let before = AtomicBool::new(false);
+        let decide = |item: &IndexedInstance| {
+            if let Some(request) = request {
+                let was_done = request.was_done(&*item.instance)?;
+                before.store(was_done, Ordering::Relaxed);
+                if was_done {
+                    return Ok(Verdict::Leave);
+                }
+            }
+            precondition.check(&*item.instance)?;
+            check_state(action, item)?;
+            let mut spec = Box::new(item.instance.spec.clone());
+            let nonce = instance_nonce(self.clock.now(), &spec);
+            if let Some(image) = image {
+                image.clone_into(&mut spec.image);
+            }
+            action.request(&mut spec, &nonce);
+            Ok(Verdict::Write {
+                spec,
+                done: request.map(|request| request.remember(&*item.instance, &nonce)),
+            })
+        };
+        let item = self.instances.modify(namespace, id, decide).await?;
+        Ok(Acted {
+            item,
+            before: before.into_inner(),
+        })
+    }
+
+    /// Deletes an instance; `protected` while its deletion protection is on.
+    pub async fn delete_instance(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        precondition: &Precondition,
+    ) -> Result<(), Error> {
+        let check = |item: &IndexedInstance| {
+            precondition.check(&*item.instance)?;
+            if item.instance.spec.deletion_protection {
+                return Err(protected());
+            }
+            Ok(())
+        };
+        self.instances
+            .remove(namespace, id, precondition.is_some(), check)
+            .await
+    }
+}

@@ -1,0 +1,48 @@
+//! Nonces: the RFC 3339 times that ask for something to be done once (`startRequestedAt`, `rebootRequestedAt`, …).
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::resources::InstanceSpec;
+
+/// A nonce that differs from all of an instance's.
+pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
+    nonce(
+        now,
+        &[
+            &spec.start_requested_at,
+            &spec.power_off_requested_at,
+            &spec.reboot_requested_at,
+            &spec.rebuild_requested_at,
+        ],
+    )
+}
+
+/// The time with microseconds, moved on until it differs from all that are taken.
+pub fn nonce(now: Timestamp, taken: &[&Option<String>]) -> String {
+    let mut time = now;
+    loop {
+        let text = format!("{time:.6}");
+        match time.checked_add(SignedDuration::from_micros(1)) {
+            Ok(next) if taken.iter().any(|nonce| nonce.as_ref() == Some(&text)) => time = next,
+            _ => return text,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nonce_is_new_even_when_the_clock_stands_still() {
+        let now: jiff::Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
+        let mut spec: InstanceSpec = serde_json::from_value(serde_json::json!({
+            "plan": "starter", "region": "fr-par-1", "image": "debian-13",
+            "rebootRequestedAt": "2026-11-21T10:00:00.000001Z",
+        }))
+        .unwrap();
+        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000000Z");
+        spec.start_requested_at = Some("2026-11-21T10:00:00.000000Z".to_owned());
+        assert_eq!(instance_nonce(now, &spec), "2026-11-21T10:00:00.000002Z");
+    }
+}

@@ -1,0 +1,290 @@
+//! Webhooks: list, find, create, change, delete, test, rotate their secret.
+//!
+//! A webhook is two objects: the Webhook, which the watch shows, and the Secret with its signing secret, which is read from the
+//! API server where it is needed and nowhere kept.
+//!
+//! - `spec`: the objects that requests make and change;
+//! - `secret`: the Secret with the signing secret;
+//! - `example`: the deliveries that tests send.
+
+mod example;
+mod secret;
+mod spec;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+pub use self::{
+    example::{example, example_type, not_active},
+    secret::{Rotated, random_secret},
+    spec::{NewWebhook, WebhookChange},
+};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::{Error, quota_used_up},
+    id::WebhookId,
+    idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
+    index::{Indexed, Object as _},
+    precondition::Precondition,
+    store::{KeyedCreate, Verdict},
+};
+use crate::{
+    events::EventType,
+    resources::{Delivery, Webhook, WebhookSpec, ids},
+};
+
+/// A webhook with what is derived from it.
+#[derive(Debug)]
+pub struct IndexedWebhook {
+    /// The object, the same that the watch's store has.
+    pub webhook: Arc<Webhook>,
+    /// Its public id.
+    pub id: WebhookId,
+}
+
+impl Indexed for IndexedWebhook {
+    type Object = Webhook;
+    type Id = WebhookId;
+    type Spec = WebhookSpec;
+
+    const WORD: &'static str = "webhook";
+
+    fn of(webhook: Arc<Webhook>) -> Self {
+        Self {
+            id: WebhookId::of(&webhook),
+            webhook,
+        }
+    }
+
+    fn id(&self) -> WebhookId {
+        self.id
+    }
+
+    fn object(&self) -> &Webhook {
+        &self.webhook
+    }
+
+    fn spec(&self) -> &WebhookSpec {
+        &self.webhook.spec
+    }
+}
+
+/// A webhook that was created, with its secret: nobody is shown it again.
+pub struct CreatedWebhook {
+    /// The webhook as it is now.
+    pub item: Arc<IndexedWebhook>,
+    /// Its signing secret.
+    pub secret: String,
+    /// Whether an earlier request with the same key made it.
+    pub before: bool,
+}
+
+/// An example that is being sent.
+pub struct Tested {
+    /// The webhook.
+    pub item: Arc<IndexedWebhook>,
+    /// The example's delivery.
+    pub delivery: Delivery,
+    /// Whether an earlier request with the same key had it sent.
+    pub before: bool,
+}
+
+impl Service {
+    /// One page of an account's webhooks, newest first, and how many there are in all. `page` counts from 1.
+    pub fn list_webhooks(
+        &self,
+        namespace: &str,
+        page: u64,
+        limit: usize,
+    ) -> (Vec<Arc<IndexedWebhook>>, usize) {
+        self.webhooks.index().page(namespace, page, limit)
+    }
+
+    /// The webhook with this id; `not_found` for one that is not in the namespace.
+    pub async fn webhook(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+    ) -> Result<Arc<IndexedWebhook>, Error> {
+        self.webhooks.find(namespace, id).await
+    }
+
+    /// Creates a webhook and its Secret, once for each key.
+    pub async fn create_webhook(
+        &self,
+        tenant: &Tenant,
+        new: &NewWebhook,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<CreatedWebhook, Error> {
+        // The digest beside the Webhook does not help to guess the secret: that of the whole body is beside the secret itself.
+        let keyed = KeyedCreate::of(request, &tenant.uid)?;
+        let hash = request.map(|request| request.body_hash().to_owned());
+        // The native quota is what holds. This spares it attempts that it would count, and is there before it.
+        let has_room = || {
+            tenant.check_stays()?;
+            let count = self.webhooks.index().count(&tenant.namespace);
+            if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
+                Ok(())
+            } else {
+                Err(quota_used_up("webhooks"))
+            }
+        };
+        let build = |name: &str, hash: Option<String>| new.object(name, hash);
+        let created = self
+            .webhooks
+            .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
+            .await?;
+        let item = created.item;
+        let ensured = self
+            .secret_of_create(&item.webhook, new.secret.as_deref(), hash, created.before)
+            .await;
+        match ensured {
+            Ok(secret) => Ok(CreatedWebhook {
+                item,
+                secret,
+                before: created.before,
+            }),
+            Err(error) => {
+                if !created.before {
+                    // Nobody could ever verify what it sends.
+                    if let Err(error) = self.webhooks.delete(&item, false).await {
+                        tracing::warn!(webhook = %item.id, %error, "a webhook without a secret could not be deleted");
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes a webhook, and its secret.
+    pub async fn change_webhook(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+        change: &WebhookChange,
+        precondition: &Precondition,
+    ) -> Result<Arc<IndexedWebhook>, Error> {
+        let decide = |item: &IndexedWebhook| {
+            precondition.check(&*item.webhook)?;
+            Ok(Verdict::Write {
+                spec: Box::new(change.apply(&item.webhook, self.clock.now())),
+                done: None,
+            })
+        };
+        let item = self.webhooks.modify(namespace, id, decide).await?;
+        // After the spec, which admission may still refuse: then nothing has changed. The same request again finishes it.
+        if let Some(secret) = &change.secret {
+            self.replace_secret(&item.webhook, secret).await?;
+        }
+        Ok(item)
+    }
+
+    /// Deletes a webhook. Its deliveries go with it, and the Secret that was made for it.
+    pub async fn delete_webhook(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+        precondition: &Precondition,
+    ) -> Result<(), Error> {
+        let check = |item: &IndexedWebhook| precondition.check(&*item.webhook);
+        self.webhooks
+            .remove(namespace, id, precondition.is_some(), check)
+            .await
+    }
+
+    /// Has an example sent, once for each key; of the webhook's first type of events if none is wanted.
+    pub async fn test_webhook(
+        &self,
+        tenant: &Tenant,
+        id: Option<WebhookId>,
+        event_type: Option<EventType>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<Tested, Error> {
+        let namespace = &tenant.namespace;
+        let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
+        let event_id = format!("evt_test_{suffix}");
+        let item = self.webhooks.find(namespace, id).await?;
+        let name = ids::delivery_name(item.webhook.uid(), &event_id);
+        if let Some(request) = request
+            && let Some(delivery) = self.calls.get(namespace, &name).await?
+        {
+            return tested_before(item, delivery, request);
+        }
+        let item = self.check_webhook(namespace, id, precondition, |item| {
+            example_type(&item.webhook, event_type).map(drop)
+        });
+        let item = item.await?;
+        let event_type = example_type(&item.webhook, event_type)?;
+        let hash = request.map(|request| request.body_hash().to_owned());
+        let delivery = example(&item.webhook, &event_id, event_type, hash, self.clock.now());
+        match (self.calls.create(namespace, &delivery).await, request) {
+            (Ok(delivery), _) => Ok(Tested {
+                item,
+                delivery,
+                before: false,
+            }),
+            (Err(error), Some(request)) if error.is_conflict() => {
+                match self.calls.get(namespace, &name).await? {
+                    Some(delivery) => tested_before(item, delivery, request),
+                    None => Err(error.into()),
+                }
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Makes a new secret the one that signs, once for each key; until `previous_until` the one before it signs too.
+    pub async fn rotate_webhook_secret(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+        secret: Option<String>,
+        previous_until: Option<Timestamp>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<(Arc<IndexedWebhook>, Rotated), Error> {
+        let item = self
+            .check_webhook(namespace, id, precondition, |_| Ok(()))
+            .await?;
+        let secret = secret.unwrap_or_else(random_secret);
+        let rotated = self
+            .rotate_secret(&item.webhook, &secret, previous_until, request)
+            .await?;
+        Ok((item, rotated))
+    }
+
+    /// The webhook, once nothing speaks against what is asked for; a refusal holds only for what the API server has.
+    async fn check_webhook(
+        &self,
+        namespace: &str,
+        id: Option<WebhookId>,
+        precondition: &Precondition,
+        check: impl Fn(&IndexedWebhook) -> Result<(), Error> + Send + Sync,
+    ) -> Result<Arc<IndexedWebhook>, Error> {
+        let decide = |item: &IndexedWebhook| {
+            precondition.check(&*item.webhook)?;
+            check(item)?;
+            Ok(Verdict::Leave)
+        };
+        self.webhooks.modify(namespace, id, decide).await
+    }
+}
+
+fn tested_before(
+    item: Arc<IndexedWebhook>,
+    delivery: Delivery,
+    request: &IdempotentRequest,
+) -> Result<Tested, Error> {
+    if delivery.annotation_of(REQUEST_HASH_ANNOTATION) != Some(request.body_hash()) {
+        return Err(idempotency::reused());
+    }
+    Ok(Tested {
+        item,
+        delivery,
+        before: true,
+    })
+}
