@@ -1,5 +1,5 @@
 //! The commands, against the cluster of the current kubeconfig: for administrators accounts, keys and CRDs, for everybody who
-//! has kubectl instances.
+//! has kubectl instances, webhooks and deliveries.
 //!
 //! A command acts as its user, on the objects themselves: what it may do is what kubectl may do. [`objects`] finds them by name
 //! or id, [`wait`] waits until an operation is done, [`output`] prints for people and for scripts.
@@ -8,6 +8,7 @@ mod account;
 pub mod completions;
 mod connect;
 mod crds;
+mod delivery;
 mod duration;
 mod instance;
 mod key;
@@ -16,6 +17,7 @@ mod objects;
 mod output;
 mod program;
 mod wait;
+mod webhook;
 
 use std::path::PathBuf;
 
@@ -34,6 +36,12 @@ pub enum Command {
     /// List, show and operate instances
     #[command(subcommand, visible_alias = "instances", alias = "inst")]
     Instance(instance::InstanceCommand),
+    /// List, show, test and enable webhooks, and rotate their secrets
+    #[command(subcommand, visible_alias = "webhooks", alias = "wh")]
+    Webhook(webhook::WebhookCommand),
+    /// List and show what was sent to webhooks, and send it again
+    #[command(subcommand, visible_alias = "deliveries", alias = "dlv")]
+    Delivery(delivery::DeliveryCommand),
     /// Create, list and show accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
@@ -53,6 +61,8 @@ pub enum Command {
 pub async fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Instance(command) => instance::run(command).await,
+        Command::Webhook(command) => webhook::run(command).await,
+        Command::Delivery(command) => delivery::run(command).await,
         Command::Account(command) => account::run(command).await,
         Command::Key(command) => key::run(command).await,
         Command::Listen(args) => listen::run(args).await,
@@ -211,6 +221,24 @@ pub enum CliError {
     /// The HTTP client cannot be set up.
     #[error("cannot set up the HTTP client: {0}")]
     HttpClient(String),
+    /// A file that a flag names cannot be read.
+    #[error("{flag}: cannot read {path}: {source}", path = path.display())]
+    Unreadable {
+        /// The flag.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What a flag gives is not valid.
+    #[error("{flag}: {why}")]
+    Value {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A file cannot be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     File {

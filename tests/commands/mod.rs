@@ -2,6 +2,8 @@
 
 mod instances;
 mod plugin;
+mod rights;
+mod webhooks;
 
 use std::process::{Output, Stdio};
 

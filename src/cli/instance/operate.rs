@@ -18,11 +18,15 @@ use crate::{
         program::program,
         wait::{self, Progress, Waiting},
     },
-    facade::{change::Change, entry::Entry as _, index::Shown, modify::instance_nonce},
     lifecycle::Action,
     resources::{
         Instance, InstanceSpec, InstanceState, Plan,
         conditions::{self, READY, STALLED},
+    },
+    service::{
+        index::Indexed as _,
+        instances::{IndexedInstance, InstanceChange},
+        nonce::instance_nonce,
     },
 };
 
@@ -77,13 +81,13 @@ impl Operation {
     fn ask(&self, instance: &Instance, now: Timestamp) -> Result<InstanceSpec, CliError> {
         let unsuitable = || wrong_state(self, instance);
         if let Self::Resize { plan, on_reboot } = self {
-            let change = Change {
+            let change = InstanceChange {
                 plan: Some(*plan),
                 reboot: Some(!on_reboot),
-                ..Change::default()
+                ..InstanceChange::default()
             };
             return change
-                .apply(&Shown::of(Arc::new(instance.clone())))
+                .apply(&IndexedInstance::of(Arc::new(instance.clone())))
                 .map_err(|_| unsuitable());
         }
         let is_allowed = |state| self.action().allowed_from().contains(&state);
