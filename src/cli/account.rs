@@ -16,6 +16,7 @@ use super::{
     connect::Cluster,
     duration,
     output::{self, Output},
+    program::program,
 };
 use crate::resources::{
     Account, AccountSpec,
@@ -171,7 +172,10 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
         return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
     }
     if accounts.is_empty() {
-        output::note("There are no accounts. `stellage account create NAME --email E` makes one.");
+        output::note(&format!(
+            "There are no accounts. `{} account create NAME --email E` makes one.",
+            program()
+        ));
         return Ok(());
     }
     let now = Timestamp::now();

@@ -90,7 +90,8 @@ pub enum CliError {
     },
     /// The API server does not know the kind.
     #[error(
-        "this cluster does not know the kinds of stellage.dev\nInstall them: stellage crds --with-policies | kubectl apply --server-side -f -"
+        "this cluster does not know the kinds of stellage.dev\nInstall them: {stellage} crds --with-policies | kubectl apply --server-side -f -",
+        stellage = program()
     )]
     CrdsMissing,
     /// Not allowed.
@@ -113,12 +114,14 @@ pub enum CliError {
     },
     /// There is no such account.
     #[error(
-        "there is no account {0}\n`stellage account list` shows those that are there; `stellage account create {0} --email E` makes it."
+        "there is no account {0}\n`{stellage} account list` shows those that are there; `{stellage} account create {0} --email E` makes it.",
+        stellage = program()
     )]
     NoAccount(String),
     /// The account is there already.
     #[error(
-        "account {0} already exists\n`stellage account show {0}` shows it; `kubectl edit account {0}` changes it; or choose another name."
+        "account {0} already exists\n`{stellage} account show {0}` shows it; `kubectl edit account {0}` changes it; or choose another name.",
+        stellage = program()
     )]
     AccountExists(String),
     /// The account is not ready, and why.
@@ -131,7 +134,8 @@ pub enum CliError {
     },
     /// There is no such key.
     #[error(
-        "account {account} has no key {name}; maybe it is revoked already\n`stellage key list --account {account}` shows those that are there."
+        "account {account} has no key {name}; maybe it is revoked already\n`{stellage} key list --account {account}` shows those that are there.",
+        stellage = program()
     )]
     NoKey {
         /// The account.
@@ -141,7 +145,8 @@ pub enum CliError {
     },
     /// There is a key of that name.
     #[error(
-        "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one; a key is never shown twice, so to replace this one: stellage key revoke {name} --account {account}"
+        "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one; a key is never shown twice, so to replace this one: {stellage} key revoke {name} --account {account}",
+        stellage = program()
     )]
     KeyExists {
         /// The account.

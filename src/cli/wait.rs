@@ -74,7 +74,9 @@ pub(super) async fn until_done<K: Named>(
         Ok(Ok(object)) => Ok(object),
         Ok(Err(End::Failed(why))) => Err(CliError::Failed { what, why, look }),
         Ok(Err(End::Forbidden(reason))) => Err(CliError::Forbidden {
-            doing: format!("watch {what} in namespace {namespace}, as --wait does"),
+            doing: format!(
+                "watch {what} in namespace {namespace}, as --wait does; what was asked for goes on"
+            ),
             reason,
         }),
         Ok(Err(End::Interrupted)) => Err(CliError::Interrupted { what, look }),

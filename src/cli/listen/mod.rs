@@ -28,6 +28,7 @@ use super::{
     CliError, account,
     connect::{Cluster, innermost},
     output::{self, Output},
+    program::program,
 };
 use crate::{
     delivery::signature,
@@ -93,7 +94,8 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
     let namespace = account.owned_namespace().ok_or_else(|| CliError::NotReady {
         name: args.account.clone(),
         what: format!(
-            "has no namespace, and so no events\n`stellage account show {}` shows why.",
+            "has no namespace, and so no events\n`{} account show {}` shows why.",
+            program(),
             args.account
         ),
     })?;
