@@ -1,10 +1,10 @@
-# What people and CI run. `make` alone lists it.
+# The targets for people and for CI. `make` alone lists them.
 
 CARGO_DENY_VERSION := 0.20.2
 CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 TARGET = $${CARGO_TARGET_DIR:-target}
-# Most tests wait for something most of the time.
+# Most tests spend most of their time waiting, so one more than there are cores.
 TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))}
 
 .DEFAULT_GOAL := help
@@ -13,11 +13,11 @@ TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))}
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-run: tools ## Run everything on this machine until Ctrl-C (PORT, PROVISIONING, RETRY_SCHEDULE, RECEIVER_CA, SMTP_URL: control-plane/src/run/settings.rs)
+run: tools ## Run everything on this machine until Ctrl-C (variables: docs/settings.md)
 	@cargo build --release --locked --package stellage --package control-plane
 	@exec "$(TARGET)/release/control-plane" run --stop-with-parent --parent $$PPID
 
-# Everything is compiled first, in one go: built alone, control-plane would have other features, and be built twice.
+# Compile the whole workspace first: alone, control-plane would get other features and be built a second time.
 test: tools ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
@@ -31,20 +31,20 @@ lint: tools cargo-deny ## Check format, clippy, licences, duplicate versions, so
 	@if [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then \
 	    "$(CARGO_DENY)/bin/cargo-deny" --offline --locked check advisories; \
 	else \
-	    echo "Advisories were NOT checked: there is no database on this machine; '$(CARGO_DENY)/bin/cargo-deny fetch db' gets it."; \
+	    echo "Advisories were NOT checked: this machine has no advisory database; run '$(CARGO_DENY)/bin/cargo-deny fetch db' to get it."; \
 	fi
 
-bench: tools ## Measure the facade, the controllers and webhooks (ARGS: --quick, parts; benches/side_by_side/main.rs)
+bench: tools ## Measure the facade, the controllers and webhooks (ARGS: docs/benchmarks.md)
 	@cargo bench --locked --bench side_by_side -- $(ARGS)
 
-crds: tools ## Write crds/ anew from the Rust types
+crds: tools ## Generate crds/ from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds
 
 tools:
-	@command -v cargo >/dev/null || { echo "Rust is needed, and cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }
-	@command -v cc >/dev/null || { echo "A C compiler is needed, and cc is not in PATH: install gcc or clang (Debian: apt-get install gcc)" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "cc is not in PATH: install a C compiler (Debian: apt-get install gcc)" >&2; exit 1; }
 
 cargo-deny: tools
 	@[ -x "$(CARGO_DENY)/bin/cargo-deny" ] || { \
-	    echo "Installing cargo-deny $(CARGO_DENY_VERSION) into $(CARGO_DENY): some minutes, once."; \
+	    echo "Installing cargo-deny $(CARGO_DENY_VERSION) into $(CARGO_DENY), once; this takes some minutes."; \
 	    cargo install --quiet --locked cargo-deny@$(CARGO_DENY_VERSION) --root "$(CARGO_DENY)"; }

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Creates an instance over REST and waits until it is running, polling every 5 seconds as the reference client does.
-# Needs curl and jq. `source .run/env` sets the two variables for the local run.
+# Creates an instance over REST and waits until it is running, polling every 5 seconds. Needs curl and jq. For the local run,
+# `source .run/env` sets STELLAGE_URL and STELLAGE_API_KEY.
 #
 #   examples/create-and-wait.sh [NAME [PLAN [REGION [IMAGE]]]]
 set -euo pipefail
 : "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
 : "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
 
-# Prints the answer's body; on an error answer, its message, and ends.
+# Prints the body of the answer, or the error message, in which case the script ends.
 request() {
     local method=$1 path=$2 body=${3:-} answer status
     answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \
@@ -33,7 +33,7 @@ while :; do
     echo "$id: $status" >&2
     case $status in
         running) break ;;
-        error) echo "$id could not be made; kubectl describe instance tells why" >&2; exit 1 ;;
+        error) echo "$id could not be created; kubectl describe instance says why" >&2; exit 1 ;;
     esac
     sleep 5
 done

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Creates a webhook over REST, has an example event sent to it, and lists what was sent. Needs curl and jq. `source .run/env`
-# sets the first two variables for the local run.
+# Creates a webhook over REST, has a test event sent to it, and lists its deliveries. Needs curl and jq. For the local run,
+# `source .run/env` sets STELLAGE_URL and STELLAGE_API_KEY.
 #
 #   examples/webhook.sh https://hooks.example.com/stellage [EVENT…]
 #
-# The secret is that in WEBHOOK_SECRET, as the receivers under examples/receivers/ have it; without one the service makes it.
+# WEBHOOK_SECRET is the webhook's secret, as for the receivers in examples/receivers/; without it the service makes one.
 set -euo pipefail
 : "${STELLAGE_URL:?set it to the URL of the API, without /v1}"
 : "${STELLAGE_API_KEY:?set it to an API key (stellage key create)}"
@@ -12,7 +12,7 @@ url=${1:?the HTTPS URL of the receiver}
 shift
 [ $# -gt 0 ] || set -- instance.created instance.started instance.stopped instance.deleted
 
-# Prints the answer's body; on an error answer, its message, and ends.
+# Prints the body of the answer, or the error message, in which case the script ends.
 request() {
     local method=$1 path=$2 body=${3:-} answer status
     answer=$(curl --silent --show-error --request "$method" --write-out '\n%{http_code}' \
@@ -31,12 +31,12 @@ body=$(jq -n --arg url "$url" '{url: $url, events: $ARGS.positional} + if env.WE
 webhook=$(request POST /v1/webhooks "$body")
 id=$(jq -r .data.id <<<"$webhook")
 echo "$id: $url" >&2
-[ -n "${WEBHOOK_SECRET:-}" ] || echo "$id: its secret, shown this once: $(jq -r .data.secret <<<"$webhook")" >&2
+[ -n "${WEBHOOK_SECRET:-}" ] || echo "$id: its secret, shown only this once: $(jq -r .data.secret <<<"$webhook")" >&2
 
 delivery=$(request POST "/v1/webhooks/$id/test")
 delivery_id=$(jq -r .data.id <<<"$delivery")
 echo "$id: $(jq -r .message <<<"$delivery")" >&2
-# An attempt takes 30 seconds at most.
+# An attempt takes at most 30 seconds.
 for _ in {1..35}; do
     delivery=$(request GET "/v1/webhooks/$id/deliveries/$delivery_id")
     [ "$(jq '.data.attempts | length' <<<"$delivery")" = 0 ] || break

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     controllers::{
         account::{self, AccountController, AccountDirectory},
-        instance::{InstanceController, InstanceQueue},
+        instance::InstanceController,
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, ReceiverClient, ReceiverUrl},
@@ -23,7 +23,7 @@ use crate::{
     providers::simulator::{Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
-        Clock, Health, Metrics, SystemClock, client,
+        Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
         events::Events,
         lease::{self, LeaderElection},
         ops, telemetry,
@@ -232,7 +232,7 @@ struct Controllers {
     identity: String,
     accounts: AccountController,
     directory: AccountDirectory,
-    queue: InstanceQueue,
+    queue: ReconcileQueue<Instance>,
     webhooks: WebhookController,
     watches: Watches,
     clock: Arc<dyn Clock>,
@@ -246,7 +246,7 @@ impl Controllers {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
         let identity = lease::identity(settings.identity.as_deref());
-        let (directory, queue) = (AccountDirectory::default(), InstanceQueue::default());
+        let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let rules = common.receivers.rules();
         let webhooks = WebhookController::new(
             webhook::Deps {

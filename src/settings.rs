@@ -6,8 +6,11 @@ use clap::Args;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use crate::{
-    catalogue::Catalogue, controllers::webhook::DeliverySettings, delivery::ReceiverSettings,
-    lifecycle::Timings, mail::MailSettings, providers::simulator::Pools, resources::validation,
+    catalogue::Catalogue,
+    delivery::{DeliverySettings, ReceiverSettings},
+    mail::MailSettings,
+    providers::{Timings, simulator::Pools},
+    resources::validation,
     runtime::lease::LeaseTimes,
 };
 

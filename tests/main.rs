@@ -10,10 +10,13 @@
 )]
 
 mod accounts;
+mod clients;
 mod commands;
 mod delivery;
+mod docs;
 mod examples;
 mod facade;
+mod imports;
 mod instances;
 mod kinds;
 mod leader;

@@ -20,12 +20,12 @@ use tokio::{
 
 use crate::{
     Result,
-    census::Writes,
     cluster::Cluster,
     load::{Extent, Load, Requests},
     objects, say,
     sizes::Sizes,
     wire::Target,
+    writes::Writes,
 };
 
 /// Connections that create instances, here and in (d).

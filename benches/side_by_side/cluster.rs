@@ -4,23 +4,14 @@ use std::{
     io::Write as _,
     path::Path,
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use control_plane::{ControlPlane, Identity};
-use serde_json::{Value, json};
 
-use crate::{
-    Result,
-    product::{Product, STELLAGE},
-    say,
-    wire::Target,
-};
+use crate::{Result, say, wire::Target};
 
-const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
-const ACCOUNT: &str = "bench";
-/// How long an account may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The binary under test.
+pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 
 /// The API server, and the identities that talk to it.
 pub struct Cluster {
@@ -30,14 +21,6 @@ pub struct Cluster {
     pub admin: Target,
     /// Who Stellage is.
     pub operator: Target,
-}
-
-/// Whose instances are measured.
-pub struct Account {
-    /// Where they are.
-    pub namespace: String,
-    /// A key that may write.
-    pub key: String,
 }
 
 impl Cluster {
@@ -61,52 +44,6 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Makes the account; `product` gives it its namespace. Its rate limit is there, and counted, but never reached; so is its
-    /// webhook quota.
-    pub async fn account(&self, product: &Product) -> Result<Account> {
-        let object = json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
-            "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
-        });
-        let body = object.to_string();
-        self.admin
-            .call("POST", ACCOUNTS, Some(("application/json", &body)))
-            .await?;
-        let namespace = product
-            .until(PATIENCE, "the account's namespace", async || {
-                let account = self
-                    .admin
-                    .call("GET", &format!("{ACCOUNTS}/{ACCOUNT}"), None)
-                    .await?;
-                let account: Value = account.json()?;
-                let conditions = account["status"]["conditions"].as_array();
-                let ready = conditions
-                    .into_iter()
-                    .flatten()
-                    .any(|condition| condition["type"] == "NamespaceReady" && condition["status"] == "True");
-                let namespace = account["status"]["namespace"].as_str().filter(|_| ready);
-                Ok(namespace.map(str::to_owned))
-            })
-            .await?;
-        let create = [
-            "key",
-            "create",
-            "--account",
-            ACCOUNT,
-            "--scope",
-            "write",
-            "--output",
-            "json",
-        ];
-        let admin = self.plane.kubeconfig(Identity::Admin);
-        let printed = run(Command::new(STELLAGE).args(create).env("KUBECONFIG", admin), "")?;
-        let printed: Value = serde_json::from_str(&printed)?;
-        Ok(Account {
-            namespace,
-            key: printed["key"].as_str().ok_or("no key was printed")?.to_owned(),
-        })
-    }
-
     fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let kubeconfig = self.plane.kubeconfig(Identity::Admin);
         let mut command = Command::new(self.plane.assets().kubectl());
@@ -128,7 +65,8 @@ impl Cluster {
     }
 }
 
-fn run(command: &mut Command, input: &str) -> Result<String> {
+/// Runs a command to its end. Returns what it prints; an error with its complaint if it fails.
+pub fn run(command: &mut Command, input: &str) -> Result<String> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

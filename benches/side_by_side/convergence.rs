@@ -11,15 +11,16 @@ use serde_json::Value;
 
 use crate::{
     Result,
+    account::Account,
     bare_client::{self, CREATORS},
-    census::Writes,
-    cluster::{Account, Cluster},
+    cluster::Cluster,
     load::{Extent, Load, as_f64},
     objects,
     processes::{processor_time, processor_time_of},
     product::Product,
     say,
     table::{Aim, Table},
+    writes::Writes,
 };
 
 /// How long all of them may take.

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{
     Result,
-    cluster::{Account, Cluster},
+    account::Account,
+    cluster::Cluster,
     load::{self, CONNECTIONS, Extent, Load, Measured, Requests},
     objects,
     product::Product,

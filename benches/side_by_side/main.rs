@@ -10,6 +10,10 @@
 //! - (e) memory and processor time of `stellage run` (`footprint`);
 //! - `webhooks` has (a) to (e) of its own.
 //!
+//! What they use: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
+//! `wire` (the load generator and its HTTP), `bare_client` and `bare_handler` (what is measured beside), `writes` (what the
+//! API server was asked to write), `processes` (memory and processor time), `sizes` (how much of everything), `table`.
+//!
 //! The program under test is the shipped one with its shipped settings, but for ports, a provisioning time of 0, and an
 //! account whose rate limit is counted and never reached. The API server keeps no audit log; etcd does not sync to disk,
 //! which makes the API server faster and so the comparisons harder.
@@ -18,9 +22,9 @@
 //! nothing. Parts can be named: `instances`, `webhooks`, or one of `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`,
 //! `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`.
 
+mod account;
 mod bare_client;
 mod bare_handler;
-mod census;
 mod cluster;
 mod convergence;
 mod creates;
@@ -34,9 +38,11 @@ mod sizes;
 mod table;
 mod webhooks;
 mod wire;
+mod writes;
 
 use std::time::Duration;
 
+use account::Account;
 use cluster::Cluster;
 use product::Product;
 use sizes::Sizes;
@@ -120,7 +126,7 @@ async fn measure(sizes: &Sizes) -> Result<Table> {
 
     // A cluster without instances, then the first thousand.
     let mut product = Product::run(&cluster).await?;
-    let account = cluster.account(&product).await?;
+    let account = Account::create(&cluster, &product).await?;
     let empty = footprint::settled(&product, sizes).await?;
     let first = convergence::converge(&cluster, &product, &account, "first", sizes.small).await?;
     let small_after = footprint::settled(&product, sizes).await?;

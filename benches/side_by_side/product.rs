@@ -9,10 +9,11 @@ use std::{
 use control_plane::{Daemon, Identity};
 use serde_json::Value;
 
-use crate::{Result, cluster::Cluster, wire::Target};
-
-/// The binary under test.
-pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+use crate::{
+    Result,
+    cluster::{Cluster, STELLAGE},
+    wire::Target,
+};
 
 /// How long it may take to serve: it lists everything first.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::{
     Result,
+    account::Account,
     bare_handler::{BareHandler, Canned},
-    cluster::{Account, Cluster},
+    cluster::Cluster,
     load::{self, CONNECTIONS, Extent, Load, Measured, as_f64},
     objects,
     processes::processor_time_of,

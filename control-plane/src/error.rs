@@ -1,3 +1,5 @@
+//! What can go wrong with a control plane.
+
 use std::{io, path::PathBuf, process::ExitStatus};
 
 /// What can go wrong between wanting a control plane and having one.

@@ -1,4 +1,4 @@
-//! Nothing stays: a process group that dies with the process that made it, also by `kill -9`.
+//! A process group that dies with the process that made it, even by `kill -9`: nothing is left running.
 //!
 //! Two small helpers make it so, without signal handlers and without `unsafe`:
 //!

@@ -14,6 +14,13 @@
 //! ```
 //!
 //! Tests that do not kill anything share one: [`shared`].
+//!
+//! - `plane`: starts the servers in order, kills and restarts them on request, stops them; `options`: what can be chosen;
+//! - `servers`: their command lines, and how each shows that it is ready; `assets`: their binaries;
+//! - `credentials`: who may talk to the API server; [`audit`]: its audit log;
+//! - `daemon`: one long-running child with its log; `group`: the processes that end with this one;
+//! - [`loopback`]: a small HTTP client for readiness checks; `ports`: free ports; `random`: tokens and names;
+//! - `error`: what can go wrong.
 
 mod assets;
 pub mod audit;
@@ -28,7 +35,7 @@ mod ports;
 mod random;
 mod servers;
 
-pub use assets::{Assets, KUBEBUILDER_ASSETS};
+pub use assets::{Assets, KUBEBUILDER_ASSETS, cache_folder};
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;
 pub use error::Error;

@@ -1,9 +1,9 @@
 //! What can be chosen about a control plane.
 
-use crate::{Assets, ControlPlane, Error};
+use crate::Assets;
 use std::{fs::File, path::PathBuf};
 
-/// Options for a [`ControlPlane`]; made by [`ControlPlane::options`].
+/// Options for a [`ControlPlane`](crate::ControlPlane); made by [`ControlPlane::options`](crate::ControlPlane::options).
 #[derive(Debug, Default)]
 pub struct Options {
     pub(crate) assets: Option<Assets>,
@@ -46,7 +46,7 @@ impl Options {
         self
     }
 
-    /// Has the API server log every request's metadata; read it with [`ControlPlane::requests`].
+    /// Has the API server log every request's metadata; read it with [`ControlPlane::requests`](crate::ControlPlane::requests).
     #[must_use]
     pub fn audit_log(mut self) -> Self {
         self.audit_log = true;
@@ -72,10 +72,5 @@ impl Options {
     pub fn controller_manager_arg(mut self, arg: impl Into<String>) -> Self {
         self.controller_manager_args.push(arg.into());
         self
-    }
-
-    /// Starts it, and returns when the API server is ready.
-    pub async fn start(self) -> Result<ControlPlane, Error> {
-        ControlPlane::start_with(self).await
     }
 }

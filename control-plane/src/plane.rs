@@ -98,6 +98,13 @@ impl Slot {
     }
 }
 
+impl Options {
+    /// Starts a control plane with them, and returns when the API server is ready.
+    pub async fn start(self) -> Result<ControlPlane, Error> {
+        ControlPlane::start_with(self).await
+    }
+}
+
 impl ControlPlane {
     /// Options for a control plane; [`Options::start`] starts it.
     pub fn options() -> Options {
@@ -109,7 +116,7 @@ impl ControlPlane {
         Self::options().start().await
     }
 
-    pub(crate) async fn start_with(mut options: Options) -> Result<Self, Error> {
+    async fn start_with(mut options: Options) -> Result<Self, Error> {
         let assets = match options.assets.take() {
             Some(assets) => assets,
             None => find_assets().await?,

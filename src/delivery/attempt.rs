@@ -6,7 +6,7 @@ use http::HeaderValue;
 use jiff::Timestamp;
 use thiserror::Error;
 
-use super::{UrlError, connector::ConnectError};
+use super::{UrlError, connect_error::ConnectError};
 
 /// Most of an answer's body that is kept, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;

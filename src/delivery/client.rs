@@ -1,7 +1,13 @@
 //! The HTTP client of the deliveries: one attempt is one POST, whatever the receiver does.
 //!
-//! It is built on hyper-util's client rather than on reqwest, which has no bound for an HTTP/1.1 answer's head below 400 KiB
-//! and no place to meter a connection. There are no redirects, proxies, cookies or decoding to switch off here.
+//! It is built on hyper-util's client rather than on reqwest, because a receiver may be hostile, and reqwest bounds neither
+//!
+//! - the head of an HTTP/1.1 answer: hyper buffers some 400 KiB of it unless told otherwise, and reqwest has no setting for that
+//!   (here: 32 KiB and 100 headers), nor
+//! - the bytes that come on a connection, since it has no place for a stream that counts them (here: an allowance for each
+//!   request, whatever they are: 1xx answers or HTTP/2 frames without end).
+//!
+//! There are no redirects, proxies, cookies or decoding to switch off here, either.
 //!
 //! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
 //! and what it takes to read some 200 KiB.
@@ -42,7 +48,8 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
     attempt::MAX_RESPONSE,
-    connector::{Allowance, ConnectError, Connector, find},
+    connect_error::{ConnectError, find},
+    connector::{Allowance, Connector},
     resolver::GuardedResolver,
 };
 

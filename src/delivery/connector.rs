@@ -20,7 +20,6 @@ use hyper_util::{
     rt::TokioIo,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
-use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -29,7 +28,10 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::Service;
 
-use super::resolver::GuardedResolver;
+use super::{
+    connect_error::{ConnectError, find},
+    resolver::GuardedResolver,
+};
 
 /// What the kernel holds back for us on a connection, in bytes; all that is ever read at a time is smaller.
 const RECEIVE_BUFFER: usize = 64 * 1024;
@@ -40,54 +42,6 @@ const FIRST_ALLOWANCE: u64 = 128 * 1024;
 const ALLOWANCE_PER_REQUEST: u64 = 64 * 1024;
 /// The most that it may have left, in bytes, after however many requests.
 const LARGEST_ALLOWANCE: u64 = 2 * 1024 * 1024;
-
-/// Why there is no connection.
-#[derive(Clone, Debug, Error)]
-pub enum ConnectError {
-    /// The name leads to forbidden addresses alone.
-    #[error("no address of the name is allowed")]
-    Forbidden,
-    /// The name has no address.
-    #[error("the name has no address")]
-    NoAddress,
-    /// The name could not be looked up.
-    #[error("the name could not be looked up")]
-    Lookup,
-    /// No address could be dialled.
-    #[error("{0}")]
-    Tcp(&'static str),
-    /// No address was reached in time.
-    #[error("no connection in time")]
-    TcpTimeout(Duration),
-    /// The handshake did not end in time.
-    #[error("no TLS in time")]
-    TlsTimeout(Duration),
-    /// The handshake failed.
-    #[error(transparent)]
-    Tls(rustls::Error),
-    /// The connection was closed as soon as it stood, or in the handshake.
-    #[error("closed")]
-    Closed,
-    /// The receiver sent more than it may.
-    #[error("more was sent than is allowed")]
-    Flood,
-}
-
-/// The first error of type `E` in a chain of causes, looking into I/O errors too, which hide theirs.
-pub(super) fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        let hidden = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        next = match hidden {
-            Some(hidden) => Some(hidden),
-            None => error.source(),
-        };
-    }
-    None
-}
 
 /// Makes connections for the HTTP client. Cheap to clone.
 #[derive(Clone)]

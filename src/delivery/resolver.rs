@@ -23,7 +23,7 @@ use hickory_resolver::{
 use hyper_util::client::legacy::connect::dns;
 use tower::Service;
 
-use super::{TargetRules, connector::ConnectError};
+use super::{TargetRules, connect_error::ConnectError};
 
 /// How long a look-up may take, all its tries included. Within the connect deadline.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(6);

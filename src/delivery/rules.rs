@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use thiserror::Error;
 
-use super::{UrlError, addresses};
+use super::addresses;
 
 /// Names that lead into the network or the cluster that this runs in, with all below them (RFC 6762, RFC 8375, ICANN's
 /// reservation of `internal`, and Kubernetes' own). The cluster's domain comes on top.
@@ -60,6 +60,15 @@ pub enum Forbidden {
     Denied,
 }
 
+/// Why a receiver may not have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForbiddenName {
+    /// It is one of the machine, the cluster or the network that this runs in.
+    Internal,
+    /// The administrator has denied it.
+    Denied,
+}
+
 impl TargetRules {
     /// Whether a receiver may have this address. An IPv4-mapped one is forbidden, unless the administrator allows it or the
     /// IPv4 address in it; a NAT64 or 6to4 one needs to be allowed itself, and to hold an IPv4 address that is not forbidden.
@@ -101,7 +110,7 @@ impl TargetRules {
     }
 
     /// Whether a receiver may have this name: lower case, without the dot at its end.
-    pub(super) fn check_name(&self, name: &str) -> Result<(), UrlError> {
+    pub(super) fn check_name(&self, name: &str) -> Result<(), ForbiddenName> {
         let longest = |suffixes: &[String]| {
             suffixes
                 .iter()
@@ -110,7 +119,7 @@ impl TargetRules {
         };
         match narrower(longest(&self.allow_names), longest(&self.deny_names)) {
             Some(true) => return Ok(()),
-            Some(false) => return Err(UrlError::DeniedName(name.to_owned())),
+            Some(false) => return Err(ForbiddenName::Denied),
             None => {}
         }
         let internal = if Self::is_localhost(name) {
@@ -123,7 +132,7 @@ impl TargetRules {
                     .any(|suffix| depth_below(name, suffix).is_some())
         };
         if internal {
-            return Err(UrlError::InternalName(name.to_owned()));
+            return Err(ForbiddenName::Internal);
         }
         Ok(())
     }
@@ -150,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::delivery::ReceiverUrl;
+    use crate::delivery::{ReceiverUrl, UrlError};
 
     fn parse(url: &str, rules: &TargetRules) -> Result<String, UrlError> {
         ReceiverUrl::parse(url, rules).map(|url| url.as_str().to_owned())

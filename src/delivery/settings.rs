@@ -5,7 +5,54 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::Args;
 use ipnet::IpNet;
 
-use super::{ClientSettings, TargetRules};
+use super::{
+    ClientSettings, RetrySchedule, TargetRules,
+    dispatch::{DeliveryLog, Limits},
+};
+
+/// How deliveries are made and kept.
+#[derive(Args, Clone, Debug)]
+pub struct DeliverySettings {
+    /// Delays before the retries of a failed delivery, 1 to 20; after the last one has failed the webhook is disabled
+    #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
+    pub retry_schedule: RetrySchedule,
+
+    /// What is written down of deliveries that succeed at once: each (`all`), or nothing (`failures`)
+    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
+    pub delivery_log: DeliveryLog,
+
+    /// Attempts under way at the same time
+    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(2..=16384))]
+    pub delivery_concurrency: u16,
+
+    /// Attempts under way at the same time for one webhook
+    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub delivery_concurrency_per_webhook: u16,
+
+    /// Deliveries held for one webhook that is disabled; the oldest are given up and counted
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub held_deliveries: u32,
+
+    /// Hours that finished deliveries are kept
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    pub delivery_retention_hours: u32,
+
+    /// Finished deliveries of one webhook that are kept
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub delivery_retention: u32,
+}
+
+impl DeliverySettings {
+    /// The bounds that follow from it.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            in_flight: self.delivery_concurrency.into(),
+            in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
+            held_per_webhook: usize::try_from(self.held_deliveries).unwrap_or(usize::MAX),
+            ..Limits::default()
+        }
+    }
+}
 
 /// Whom webhooks may call, and how.
 #[derive(Args, Clone, Debug)]

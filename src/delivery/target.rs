@@ -9,7 +9,7 @@ use http::Uri;
 use thiserror::Error;
 use url::{Host, Url};
 
-use super::{Forbidden, TargetRules};
+use super::{Forbidden, TargetRules, rules::ForbiddenName};
 
 /// Longest URL, in characters: what is sure to work everywhere.
 pub const MAX_URL: usize = 2048;
@@ -123,7 +123,10 @@ impl ReceiverUrl {
             Some(Host::Domain(written)) => {
                 let name = written.strip_suffix('.').unwrap_or(written).to_owned();
                 check_form(&name)?;
-                rules.check_name(&name)?;
+                rules.check_name(&name).map_err(|why| match why {
+                    ForbiddenName::Internal => UrlError::InternalName(name.clone()),
+                    ForbiddenName::Denied => UrlError::DeniedName(name.clone()),
+                })?;
                 url.set_host(Some(&name))
                     .map_err(|error| UrlError::Malformed(error.to_string()))?;
             }

@@ -1,123 +1,16 @@
 //! Events: what happened to something of an account, as receivers are told (specification, section 6).
 //!
 //! - [`payload`]: the bodies, serialised once and never again;
-//! - [`catalogue`]: an example and a JSON Schema of every type.
+//! - [`catalogue`]: an example and a JSON Schema of every type;
+//! - [`outbox`]: where a controller hands over the events that it has recorded.
 //!
 //! An event is recorded in the outbox of the object that it is about, in the same status write as the change that it
 //! tells of (decisions, section 5).
 
 pub mod catalogue;
+pub mod outbox;
 pub mod payload;
 
-use jiff::Timestamp;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+pub use outbox::Outbox;
 
-/// What happened (specification, section 6.1).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Deserialize,
-    Serialize,
-    JsonSchema,
-    utoipa::ToSchema,
-    clap::ValueEnum,
-)]
-pub enum EventType {
-    /// An instance was created.
-    #[serde(rename = "instance.created")]
-    #[value(name = "instance.created")]
-    InstanceCreated,
-    /// An instance was deleted.
-    #[serde(rename = "instance.deleted")]
-    #[value(name = "instance.deleted")]
-    InstanceDeleted,
-    /// An instance started.
-    #[serde(rename = "instance.started")]
-    #[value(name = "instance.started")]
-    InstanceStarted,
-    /// An instance stopped.
-    #[serde(rename = "instance.stopped")]
-    #[value(name = "instance.stopped")]
-    InstanceStopped,
-    /// A backup finished.
-    #[serde(rename = "backup.completed")]
-    #[value(name = "backup.completed")]
-    BackupCompleted,
-    /// A backup failed.
-    #[serde(rename = "backup.failed")]
-    #[value(name = "backup.failed")]
-    BackupFailed,
-    /// An alert fired.
-    #[serde(rename = "alert.triggered")]
-    #[value(name = "alert.triggered")]
-    AlertTriggered,
-    /// An invoice was generated.
-    #[serde(rename = "invoice.created")]
-    #[value(name = "invoice.created")]
-    InvoiceCreated,
-}
-
-impl EventType {
-    /// Every type, in the order of the specification.
-    pub const ALL: [Self; 8] = [
-        Self::InstanceCreated,
-        Self::InstanceDeleted,
-        Self::InstanceStarted,
-        Self::InstanceStopped,
-        Self::BackupCompleted,
-        Self::BackupFailed,
-        Self::AlertTriggered,
-        Self::InvoiceCreated,
-    ];
-
-    /// The type as receivers see it, such as `instance.created`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InstanceCreated => "instance.created",
-            Self::InstanceDeleted => "instance.deleted",
-            Self::InstanceStarted => "instance.started",
-            Self::InstanceStopped => "instance.stopped",
-            Self::BackupCompleted => "backup.completed",
-            Self::BackupFailed => "backup.failed",
-            Self::AlertTriggered => "alert.triggered",
-            Self::InvoiceCreated => "invoice.created",
-        }
-    }
-
-    /// The type with this name.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.as_str() == text)
-    }
-}
-
-impl std::fmt::Display for EventType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// An event in the outbox of the object that it is about.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct OutboxEntry {
-    /// Event identifier, `evt_…`: a function of the object's UID and `sequence`.
-    pub id: String,
-    /// What happened.
-    #[serde(rename = "type")]
-    pub event_type: EventType,
-    /// Number of the transition, counted from 1 over the life of the object.
-    #[schemars(extend("format" = "int64"))]
-    pub sequence: i64,
-    /// When it happened.
-    #[schemars(schema_with = "crate::resources::times::time")]
-    pub created_at: Timestamp,
-    /// The body of the deliveries, byte for byte.
-    pub body: String,
-}
+pub use crate::resources::event::{EventType, OutboxEntry};

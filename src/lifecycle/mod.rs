@@ -4,17 +4,20 @@
 //! - [`requests`]: which operation a spec asks for next, given a status. The controller persists the answer, and the
 //!   facade shows it before the controller has seen the object, so both always tell the same;
 //! - [`decide()`]: the next status, given what the provider shows;
-//! - [`timings`]: how long things take.
+//! - `decision`: what goes into a decision, and what comes out of it;
+//! - `summary`: how a status is told, in conditions and Events.
 
 pub mod actions;
 mod decide;
+mod decision;
 pub mod requests;
 mod summary;
 #[cfg(test)]
 mod tests;
-pub mod timings;
 
 pub use actions::Action;
-pub use decide::{Audience, Decision, Gate, Note, Seen, decide};
+pub use decide::decide;
+pub use decision::{Audience, Decision, Gate, Note, Seen};
 pub use requests::{project, take_on};
-pub use timings::Timings;
+
+pub use crate::providers::Timings;

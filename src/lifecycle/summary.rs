@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::decide::{Gate, Note, Trouble};
+use super::decision::{Gate, Note, Trouble};
 use crate::{
     providers::OffCause,
     resources::{

@@ -1,4 +1,9 @@
-//! Notification e-mails: what they say ([`disabled`]), and how they get to a mail server or into a folder.
+//! Notification e-mails: what they say, and how they get to a mail server or into a folder.
+//!
+//! - `disabled`: what an account holder reads when a webhook was disabled;
+//! - `message`: a notification, and the message that it becomes on the wire;
+//! - `smtp`: one mail over one SMTP connection; `folder`: mails as `.eml` files;
+//! - `settings`: the flags; `error`: what can go wrong.
 //!
 //! A mail is sent at least once: when the connection breaks after its last byte, only the mail server knows whether it has
 //! it. The Message-ID is the same each time, so a repetition can be recognised.

@@ -1,12 +1,18 @@
 //! Providers make instances real. A provider is asked for one idempotent step at a time and shows what is; it never
 //! decides what shall be (decisions, section 4).
+//!
+//! - [`simulator`]: the embedded default, a pure function of spec, status and time;
+//! - [`timings`]: how long operations take and may take.
 
 pub mod simulator;
+pub mod timings;
 
 use std::{collections::BTreeMap, future::Future, time::Duration};
 
 use jiff::Timestamp;
 use thiserror::Error;
+
+pub use timings::Timings;
 
 use crate::resources::Instance;
 

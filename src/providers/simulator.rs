@@ -12,11 +12,10 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use super::{Addresses, Observation, OffCause, Power, Progress, Provider, ProviderError, Usage, UsageSource};
-use crate::{
-    lifecycle::Timings,
-    resources::{Instance, Operation, OperationKind, PowerState},
+use super::{
+    Addresses, Observation, OffCause, Power, Progress, Provider, ProviderError, Timings, Usage, UsageSource,
 };
+use crate::resources::{Instance, Operation, OperationKind, PowerState};
 
 /// Annotation that switches a fault on: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
 /// `shutdown` or `crash` happens once; it happens again when the annotation was removed and set anew.

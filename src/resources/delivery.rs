@@ -7,8 +7,7 @@ use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ids, times};
-use crate::events::EventType;
+use super::{event::EventType, ids, times};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";

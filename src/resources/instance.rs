@@ -8,8 +8,7 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, ids, times};
-use crate::events::OutboxEntry;
+use super::{conditions, event::OutboxEntry, ids, times};
 
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";

@@ -1,4 +1,11 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
+//!
+//! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`]: the kinds;
+//! - [`event`]: event types, and entries of outboxes;
+//! - [`ids`]: public identifiers, from names and UIDs;
+//! - [`conditions`]: schema of `metav1.Condition`s, and the one rule for changing them;
+//! - [`validation`]: rules for values of a spec, for REST and controllers alike;
+//! - `crd`: what is made better in derived schemas; `times`: schemas of times.
 
 #![expect(
     clippy::duplicated_attributes,
@@ -10,15 +17,17 @@ pub mod api_key;
 pub mod conditions;
 mod crd;
 pub mod delivery;
+pub mod event;
 pub mod ids;
 pub mod instance;
-pub(crate) mod times;
+mod times;
 pub mod validation;
 pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
+pub use event::{EventType, OutboxEntry};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
     PowerState,

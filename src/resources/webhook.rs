@@ -6,8 +6,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, ids, times};
-use crate::events::EventType;
+use super::{conditions, event::EventType, ids, times};
 
 /// Webhooks that an account may have unless it says otherwise (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;

@@ -1,4 +1,7 @@
 //! The control plane, the operator and an account of one's own for every test.
+//!
+//! - [`receivers`]: receivers on loopback, kind and hostile, and a DNS server;
+//! - [`smtp`]: a mail server on loopback.
 
 pub mod receivers;
 pub mod smtp;

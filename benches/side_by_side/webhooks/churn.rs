@@ -23,7 +23,8 @@ use tokio::{
 
 use crate::{
     Result,
-    cluster::{Account, Cluster},
+    account::Account,
+    cluster::Cluster,
     load::{Extent, Load, as_f64},
     objects,
     product::Product,

@@ -22,12 +22,12 @@ use super::{
 };
 use crate::{
     Result,
-    census::Writes,
     load::as_f64,
     processes::{load_average, processor_time, resident_mib},
     say,
     sizes::Sizes,
     table::{Aim, Table},
+    writes::Writes,
 };
 
 const HEALTHY: usize = 10;

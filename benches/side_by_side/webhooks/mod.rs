@@ -28,13 +28,7 @@ use serde_json::Value;
 
 use self::{kit::Authority, receivers::Receivers};
 use crate::{
-    Result,
-    cluster::{Account, Cluster},
-    objects,
-    product::Product,
-    say,
-    sizes::Sizes,
-    table::Table,
+    Result, account::Account, cluster::Cluster, objects, product::Product, say, sizes::Sizes, table::Table,
 };
 
 /// How long webhooks may take to be ready.
@@ -89,7 +83,7 @@ impl Stage {
     async fn start(arguments: &[&str]) -> Result<Self> {
         let cluster = Cluster::start().await?;
         let product = run(&cluster, arguments).await?;
-        let account = cluster.account(&product).await?;
+        let account = Account::create(&cluster, &product).await?;
         let path = format!("/api/v1/namespaces/{}/secrets", account.namespace);
         let secret = objects::secret();
         let body = Some(("application/json", secret.as_str()));

@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     Result,
-    census::Writes,
     load::as_f64,
     objects,
     processes::{load_average, processor_time, processor_time_of},
     say,
     sizes::Sizes,
     table::{Aim, Table},
+    writes::Writes,
 };
 
 /// Instances, and so transitions under way at most.

@@ -1,4 +1,7 @@
 //! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache that is filled once from Go modules.
+//!
+//! - `compile`: builds them;
+//! - `pins`: which versions, and how.
 
 mod compile;
 mod pins;
@@ -114,8 +117,9 @@ fn in_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
-fn cache_folder() -> Result<PathBuf, Error> {
+/// Where what is built or downloaded once is kept: `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`. An error if
+/// none of the three is set.
+pub fn cache_folder() -> Result<PathBuf, Error> {
     let variable = |name| {
         env::var_os(name)
             .filter(|value| !value.is_empty())

@@ -1,5 +1,9 @@
-//! `control-plane run`: the local run. Its contract with scripts and documents is in the README: what it prints, what is
-//! in `.run/`, that what is killed is started again, and that nothing stays when it ends.
+//! `control-plane run`: the local run. Scripts and documents rely on what docs/settings.md says of it: its variables, what is
+//! in `.run/`, that a process that dies is restarted at the same address, and that nothing but logs is left when it ends.
+//!
+//! - `settings`: from the environment or as options;
+//! - `folder`: `.run/`;
+//! - `product`: the `stellage` program.
 
 mod folder;
 mod product;

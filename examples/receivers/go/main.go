@@ -1,4 +1,4 @@
-// A receiver of webhooks in Go, with nothing but its standard library.
+// A webhook receiver in Go, using only its standard library.
 //
 //	WEBHOOK_SECRET=whsec_… PORT=8443 TLS_CERT=cert.pem TLS_KEY=key.pem go run main.go
 package main
@@ -25,8 +25,8 @@ import (
 
 const (
 	maxBody       = 256 << 10 // bytes; an event has a few hundred
-	maxWaiting    = 1_000     // events that are accepted, but not processed yet
-	maxRemembered = 10_000    // ids of events
+	maxWaiting    = 1_000     // events that are accepted but not yet processed
+	maxRemembered = 10_000    // event ids
 )
 
 type event struct {
@@ -44,22 +44,23 @@ type receiver struct {
 	waiting chan event
 
 	mutex sync.Mutex
-	// Lost with the process. The durable way: insert the id into a table where it is unique, in the transaction that does
-	// the work.
+	// In memory only. To survive a restart, insert the id into a table with a unique index, in the transaction that does the
+	// work.
 	seen  map[string]bool
-	order []string // of the ids in seen, a ring
+	order []string // the ids in seen, as a ring buffer
 	next  int      // the oldest, once the ring is full
 }
 
-// isAuthentic looks at the bytes as they came: parsed and written again they would be others. hmac.Equal takes as long for a
-// wrong signature as for a right one, so that nobody can find it byte by byte.
+// isAuthentic checks the raw bytes: JSON that is parsed and serialised again has other bytes. hmac.Equal compares in constant
+// time, so a signature cannot be guessed byte by byte.
 func (r *receiver) isAuthentic(body []byte, signature string) bool {
 	mac := hmac.New(sha256.New, r.secret)
 	mac.Write(body)
 	return hmac.Equal([]byte(hex.EncodeToString(mac.Sum(nil))), []byte(signature))
 }
 
-// accept puts an event into the queue, once; false if there is no room. Every event comes at least once, and sometimes again.
+// accept queues an event unless it has been seen before; false if the queue is full. Every event arrives at least once,
+// sometimes twice.
 func (r *receiver) accept(e event) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -82,7 +83,7 @@ func (r *receiver) accept(e event) bool {
 	return true
 }
 
-// work processes what was accepted, until the queue is closed.
+// work processes accepted events until the queue is closed.
 func (r *receiver) work() {
 	for e := range r.waiting {
 		fmt.Printf("received %s %s for %s\n", e.Type, e.ID, cmp.Or(e.Data.Instance.Name, "-"))
@@ -115,11 +116,11 @@ func (r *receiver) handle(w http.ResponseWriter, request *http.Request) int {
 	if json.Unmarshal(body, &e) != nil {
 		return http.StatusBadRequest
 	}
-	// The signature covers the body alone: with another id in the header an old event would pass for a new one.
+	// The signature covers only the body: without this check, an old event with another id in the header would pass as new.
 	if e.ID != request.Header.Get("X-Service-Event-ID") {
 		return http.StatusUnauthorized
 	}
-	// Full: any answer but 2xx makes the sender come again later.
+	// The queue is full. Any answer but 2xx makes the sender try again later.
 	if !r.accept(e) {
 		return http.StatusServiceUnavailable
 	}
@@ -137,7 +138,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// ReadTimeout: who is slow must not keep a connection.
+	// ReadTimeout: a slow client cannot hold a connection.
 	server := &http.Server{Handler: r, ReadTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	certificate, scheme := os.Getenv("TLS_CERT"), "http"
 	serve := func() error { return server.Serve(listener) }
@@ -161,12 +162,12 @@ func main() {
 	}()
 	fmt.Printf("listening on %s://127.0.0.1:%d/\n", scheme, listener.Addr().(*net.TCPAddr).Port)
 
-	// No new requests; those that are under way are answered, and what was accepted is processed.
+	// Accept no more requests, answer those in progress, and process what was accepted.
 	<-stopped.Done()
 	ending, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_ = server.Shutdown(ending)
-	// A request that outlives the deadline would write to a closed queue: better to end without it.
+	// A request that is still running now fails on the closed queue, and its sender tries again.
 	close(r.waiting)
 	worker.Wait()
 }

@@ -1,4 +1,4 @@
-// A receiver of webhooks in Node.js, with nothing but its standard library.
+// A webhook receiver in Node.js, using only its standard library.
 //
 //     WEBHOOK_SECRET=whsec_… PORT=8443 TLS_CERT=cert.pem TLS_KEY=key.pem node receiver.mjs
 
@@ -9,8 +9,8 @@ import https from "node:https";
 
 const { WEBHOOK_SECRET: secret, PORT = "8443", TLS_CERT, TLS_KEY } = process.env;
 const MAX_BODY = 256 * 1024; // bytes; an event has a few hundred
-const MAX_WAITING = 1_000; // events that are accepted, but not processed yet
-const MAX_REMEMBERED = 10_000; // ids of events
+const MAX_WAITING = 1_000; // events that are accepted but not yet processed
+const MAX_REMEMBERED = 10_000; // event ids
 
 if (!secret) {
   console.error("set WEBHOOK_SECRET to the secret of the webhook");
@@ -18,28 +18,28 @@ if (!secret) {
 }
 
 const waiting = [];
-// Lost with the process. The durable way: insert the id into a table where it is unique, in the transaction that does the work.
+// In memory only. To survive a restart, insert the id into a table with a unique index, in the transaction that does the work.
 const seen = new Set();
 
-// Over the bytes as they came: parsed and written again they would be others. timingSafeEqual takes as long for a wrong
-// signature as for a right one, so that nobody can find it byte by byte.
+// Checks the raw bytes: JSON that is parsed and serialised again has other bytes. timingSafeEqual compares in constant time,
+// so a signature cannot be guessed byte by byte.
 function isAuthentic(body, signature = "") {
   const expected = Buffer.from(createHmac("sha256", secret).update(body).digest("hex"));
   const actual = Buffer.from(signature);
   return actual.length === expected.length && timingSafeEqual(actual, expected);
 }
 
-// Puts an event into the queue, once; false if there is no room. Every event comes at least once, and sometimes again.
+// Queues an event unless it has been seen before; false if the queue is full. Every event arrives at least once, sometimes twice.
 function accept(event) {
   if (seen.has(event.id)) return true;
   if (waiting.length >= MAX_WAITING) return false;
   seen.add(event.id);
-  if (seen.size > MAX_REMEMBERED) seen.delete(seen.values().next().value); // a Set keeps the order: the oldest
+  if (seen.size > MAX_REMEMBERED) seen.delete(seen.values().next().value); // a Set keeps insertion order, so this is the oldest
   if (waiting.push(event) === 1) setImmediate(work);
   return true;
 }
 
-// Processes what was accepted, after the answer.
+// Processes accepted events, after the answer has been sent.
 async function work() {
   while (waiting.length > 0) {
     const event = waiting[0];
@@ -48,7 +48,7 @@ async function work() {
   }
 }
 
-// The body, or undefined if it is too long: then the rest is not read.
+// Reads the body; undefined if it is too long, in which case the rest is not read.
 function read(request) {
   return new Promise((resolve, reject) => {
     if (Number(request.headers["content-length"] ?? 0) > MAX_BODY) return resolve(undefined);
@@ -74,15 +74,15 @@ async function handle(request) {
   if (body === undefined) return 413;
   if (!isAuthentic(body, request.headers["x-service-signature"])) return 401;
   const event = JSON.parse(body);
-  // The signature covers the body alone: with another id in the header an old event would pass for a new one.
+  // The signature covers only the body: without this check, an old event with another id in the header would pass as new.
   if (event.id !== request.headers["x-service-event-id"]) return 401;
-  // Full: any answer but 2xx makes the sender come again later.
+  // The queue is full. Any answer but 2xx makes the sender try again later.
   return accept(event) ? 200 : 503;
 }
 
 async function listener(request, response) {
   const status = await handle(request).catch(() => 400);
-  // What was not read is in the way of the next request on this connection.
+  // Unread bytes would be taken for the next request on this connection.
   if (!request.complete) response.setHeader("Connection", "close");
   response.writeHead(status).end();
 }
@@ -95,6 +95,5 @@ server.listen(Number(PORT), "127.0.0.1", () => {
   console.log(`listening on ${TLS_CERT ? "https" : "http"}://127.0.0.1:${server.address().port}/`);
 });
 
-// No new connections; requests that are under way are answered, and what was accepted is processed. Then nothing is left to
-// wait for, and the process ends.
+// Accept no more connections, answer the requests in progress, and process what was accepted; then the process exits.
 for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => server.close());

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A receiver of webhooks in Python, with nothing but the standard library.
+"""A webhook receiver in Python, using only the standard library.
 
     WEBHOOK_SECRET=whsec_… PORT=8443 TLS_CERT=cert.pem TLS_KEY=key.pem python3 receiver.py
 """
@@ -18,24 +18,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 SECRET = os.environ.get("WEBHOOK_SECRET", "").encode()
 MAX_BODY = 256 * 1024  # bytes; an event has a few hundred
-MAX_WAITING = 1_000  # events that are accepted, but not processed yet
-MAX_REMEMBERED = 10_000  # ids of events
+MAX_WAITING = 1_000  # events that are accepted but not yet processed
+MAX_REMEMBERED = 10_000  # event ids
 
 waiting: queue.Queue = queue.Queue(MAX_WAITING)
-# Lost with the process. The durable way: insert the id into a table where it is unique, in the transaction that does the work.
+# In memory only. To survive a restart, insert the id into a table with a unique index, in the transaction that does the work.
 seen: OrderedDict[str, None] = OrderedDict()
 seen_lock = threading.Lock()
 
 
 def is_authentic(body: bytes, signature: str) -> bool:
-    """Over the bytes as they came: parsed and written again they would be others. compare_digest takes as long for a wrong
-    signature as for a right one, so that nobody can find it byte by byte."""
+    """Checks the raw bytes: JSON that is parsed and serialised again has other bytes. compare_digest compares in constant
+    time, so a signature cannot be guessed byte by byte."""
     expected = hmac.new(SECRET, body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(expected.encode(), signature.encode("latin-1"))
 
 
 def accept(event: dict) -> bool:
-    """Puts an event into the queue, once; False if there is no room. Every event comes at least once, and sometimes again."""
+    """Queues an event unless it has been seen before; False if the queue is full. Every event arrives at least once,
+    sometimes twice."""
     with seen_lock:
         if event["id"] in seen:
             return True
@@ -50,14 +51,14 @@ def accept(event: dict) -> bool:
 
 
 def work() -> None:
-    """Processes what was accepted, until None comes."""
+    """Processes accepted events until it finds None in the queue."""
     while (event := waiting.get()) is not None:
         instance = event["data"].get("instance") or {}
         print(f"received {event['type']} {event['id']} for {instance.get('name', '-')}", flush=True)
 
 
 class Receiver(BaseHTTPRequestHandler):
-    timeout = 10  # seconds without a byte: who is that slow must not keep a thread
+    timeout = 10  # seconds without a byte, so a slow client cannot hold a thread
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -69,10 +70,10 @@ class Receiver(BaseHTTPRequestHandler):
         if not is_authentic(body, self.headers.get("X-Service-Signature", "")):
             return self.answer(401)
         event = json.loads(body)
-        # The signature covers the body alone: with another id in the header an old event would pass for a new one.
+        # The signature covers only the body: without this check, an old event with another id in the header would pass as new.
         if event["id"] != self.headers.get("X-Service-Event-ID"):
             return self.answer(401)
-        # Full: any answer but 2xx makes the sender come again later.
+        # The queue is full. Any answer but 2xx makes the sender try again later.
         self.answer(200 if accept(event) else 503)
 
     def answer(self, status: int) -> None:
@@ -92,10 +93,10 @@ def main() -> None:
     if certificate := os.environ.get("TLS_CERT"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, os.environ["TLS_KEY"])
-        # Shakes hands in the thread of the connection, not in the one that accepts all of them.
+        # The handshake happens in the connection's own thread, not in the one that accepts connections.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         scheme = "https"
-    server.daemon_threads = False  # the end waits for requests that are under way
+    server.daemon_threads = False  # server_close waits for requests in progress
 
     def stop(*_) -> None:
         threading.Thread(target=server.shutdown).start()

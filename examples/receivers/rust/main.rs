@@ -1,4 +1,4 @@
-//! A receiver of webhooks in Rust: axum, hyper, hmac and sha2, and rustls where it ends TLS itself.
+//! A webhook receiver in Rust. It uses axum, hyper, hmac and sha2, and rustls to terminate TLS.
 //!
 //!     WEBHOOK_SECRET=whsec_… PORT=8443 TLS_CERT=cert.pem TLS_KEY=key.pem cargo run --example webhook-receiver
 
@@ -42,13 +42,13 @@ use tokio_rustls::{
     },
 };
 
-/// Bytes of a body; an event has a few hundred.
+/// Largest body in bytes; an event has a few hundred.
 const MAX_BODY: usize = 256 * 1024;
-/// Events that are accepted, but not processed yet.
+/// Most events that are accepted but not yet processed.
 const MAX_WAITING: usize = 1_000;
-/// Ids of events that are remembered.
+/// How many event ids are remembered.
 const MAX_REMEMBERED: usize = 10_000;
-/// For the handshake, the headers and the body: who is slow must not keep a connection.
+/// Time limit for the handshake, the headers and the body each, so a slow client cannot hold a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
@@ -75,7 +75,7 @@ struct Receiver {
     seen: Mutex<Seen>,
 }
 
-/// The last ids. Lost with the process. The durable way: insert the id into a table where it is unique, in the transaction
+/// The latest ids, in memory only. To survive a restart, insert the id into a table with a unique index, in the transaction
 /// that does the work.
 #[derive(Default)]
 struct Seen {
@@ -84,8 +84,8 @@ struct Seen {
 }
 
 impl Receiver {
-    /// Over the bytes as they came: parsed and written again they would be others. `verify_slice` takes as long for a wrong
-    /// signature as for a right one, so that nobody can find it byte by byte.
+    /// Checks the raw bytes: JSON that is parsed and serialised again has other bytes. `verify_slice` compares in constant time,
+    /// so a signature cannot be guessed byte by byte.
     fn is_authentic(&self, body: &[u8], headers: &HeaderMap) -> bool {
         let signature = headers.get("x-service-signature").map(hex::decode);
         let Some(Ok(signature)) = signature else {
@@ -98,7 +98,8 @@ impl Receiver {
             .is_ok()
     }
 
-    /// Puts an event into the queue, once; false if there is no room. Every event comes at least once, and sometimes again.
+    /// Queues an event unless it has been seen before; false if the queue is full. Every event arrives at least once, sometimes
+    /// twice.
     fn accept(&self, event: Event) -> bool {
         let mut seen = self.seen.lock();
         if seen.ids.contains(&event.id) {
@@ -130,7 +131,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
     let Ok(event) = serde_json::from_slice::<Event>(&body) else {
         return StatusCode::BAD_REQUEST;
     };
-    // The signature covers the body alone: with another id in the header an old event would pass for a new one.
+    // The signature covers only the body: without this check, an old event with another id in the header would pass as new.
     if headers
         .get("x-service-event-id")
         .is_none_or(|id| id != event.id.as_str())
@@ -140,12 +141,12 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
     if receiver.accept(event) {
         StatusCode::OK
     } else {
-        // Full: any answer but 2xx makes the sender come again later.
+        // The queue is full. Any answer but 2xx makes the sender try again later.
         StatusCode::SERVICE_UNAVAILABLE
     }
 }
 
-/// The body, unless it is too long or too slow.
+/// Reads the body, unless it is too long or too slow.
 async fn read(body: Body) -> Result<Bytes, StatusCode> {
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(StatusCode::PAYLOAD_TOO_LARGE);
@@ -157,7 +158,7 @@ async fn read(body: Body) -> Result<Bytes, StatusCode> {
     }
 }
 
-/// Processes what was accepted, until nobody can add to it.
+/// Processes accepted events until the queue is closed.
 async fn work(mut waiting: mpsc::Receiver<Event>) {
     while let Some(event) = waiting.recv().await {
         let name = event
@@ -206,21 +207,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else {
-            // Such as too many open files: some are closed soon.
+            // Too many open files, for instance; some will be closed soon.
             sleep(Duration::from_millis(100)).await;
             continue;
         };
         tokio::spawn(serve(stream, tls.clone(), app.clone(), connections.watcher()));
     }
 
-    // No new connections; requests that are under way are answered, and what was accepted is processed.
+    // Accept no more connections, answer the requests in progress, and process what was accepted.
     drop((listener, app));
     let _ = timeout(PATIENCE, connections.shutdown()).await;
     timeout(PATIENCE, worker).await??;
     Ok(())
 }
 
-/// Serves one connection. The handshake is here, so that a slow one holds up nobody else.
+/// Serves one connection. The handshake happens here, so a slow one does not hold up the others.
 async fn serve(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
@@ -232,7 +233,7 @@ async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE);
     let service = TowerToHyperService::new(app);
-    // A connection that breaks is the sender's affair: it comes again.
+    // If the connection breaks, the sender tries again.
     if let Some(tls) = tls {
         if let Ok(Ok(stream)) = timeout(PATIENCE, tls.accept(stream)).await {
             let _ = watcher

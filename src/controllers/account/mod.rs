@@ -1,8 +1,10 @@
 //! Gives each Account its namespace, its quota and the operator's rights there, and takes them back.
 //!
-//! [`claims`] knows which Accounts want which namespace, [`decide`] what to do about one of them (both pure),
-//! [`children`] what belongs into the namespace, [`apply`] makes it so, and [`directory`] tells the other controllers
-//! whose namespace is whose.
+//! - `claims`: which Accounts want which namespace;
+//! - `decide`: what to do about one of them, decided purely;
+//! - `children`: what belongs into the namespace;
+//! - `apply`: looks, has it decided, and makes it so;
+//! - `directory`: tells the other controllers whose namespace is whose.
 
 mod apply;
 mod children;

@@ -1,11 +1,9 @@
 //! The Instance controller: watches instances, decides ([`crate::lifecycle`]), asks the provider for one step, and writes
 //! the status.
 //!
-//! - `queue`: which instances are to be reconciled, and the latest version of each that is known;
-//! - `reconcile`: one pass over one instance;
+//! - `reconcile`: one pass over one instance: ask, decide, write;
 //! - `unreadable`: a condition for objects that do not parse.
 
-mod queue;
 mod reconcile;
 mod unreadable;
 
@@ -19,17 +17,14 @@ use kube::{
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub use queue::InstanceQueue;
 use reconcile::Reconciler;
 
-use super::webhook::Outbox;
 use crate::{
     catalogue::Catalogue,
-    events::payload::User,
-    lifecycle::Timings,
-    providers::Provider,
+    events::{Outbox, payload::User},
+    providers::{Provider, Timings},
     resources::Instance,
-    runtime::{Clock, Metrics, backoff::Backoffs, events::Events},
+    runtime::{Clock, Metrics, ReconcileQueue, backoff::Backoffs, events::Events},
 };
 
 /// The account holder that a namespace belongs to.
@@ -44,7 +39,7 @@ pub struct InstanceController<P> {
     /// The account holder that a namespace belongs to.
     pub holder_of: HolderOf,
     /// Takes events on their way.
-    pub outbox: Outbox,
+    pub outbox: Arc<dyn Outbox>,
     /// Regions and images that can be had.
     pub catalogue: Catalogue,
     /// Times of the lifecycle.
@@ -66,7 +61,12 @@ pub struct InstanceController<P> {
 impl<P: Provider> InstanceController<P> {
     /// Reconciles until shutdown; what is under way then is finished. Every instance in the store is looked at once at the
     /// start, so nothing that happened before is missed.
-    pub async fn run(self, queue: InstanceQueue, store: Store<Instance>, shutdown: CancellationToken) {
+    pub async fn run(
+        self,
+        queue: ReconcileQueue<Instance>,
+        store: Store<Instance>,
+        shutdown: CancellationToken,
+    ) {
         let (triggers, unreadable) = queue.open(&store);
         let complaints = tokio::spawn(unreadable::complain(
             self.client.clone(),

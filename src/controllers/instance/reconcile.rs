@@ -11,13 +11,14 @@ use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{InstanceController, queue::InstanceQueue};
+use super::InstanceController;
 use crate::{
     events::payload::User,
     lifecycle::{Audience, Gate, Seen, decide, project},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
+        ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
         metrics::{KindLabels, ProviderLabels, ReconcileLabels},
@@ -60,7 +61,7 @@ impl ReconcileError {
 
 pub(super) struct Reconciler<P> {
     pub(super) controller: InstanceController<P>,
-    pub(super) queue: InstanceQueue,
+    pub(super) queue: ReconcileQueue<Instance>,
     /// Bounds writes under way.
     pub(super) writes: Semaphore,
     /// Bounds provider calls for instances whose last one failed.
@@ -154,9 +155,9 @@ impl<P: Provider> Reconciler<P> {
             }
             let unchanged = instance.status.as_ref() == Some(&decision.status);
             if !unchanged {
-                let known = instance.status.as_ref().map_or(0, |status| status.event_sequence);
+                let before = instance.status.as_ref().map_or(0, |status| status.event_sequence);
                 instance = self.write_status(&instance, &decision.status).await?;
-                self.controller.outbox.recorded(&instance, known);
+                self.controller.outbox.recorded(&instance, before);
                 for note in &decision.notes {
                     let action = decision
                         .status

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::hub::{Hub, Listed};
+use super::shared::{Listed, Shared};
 use crate::{
     resources::{Delivery, delivery::FINISHED_LABEL},
     runtime::{
@@ -39,16 +39,16 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 type Lookup = (Option<Arc<str>>, Vec<Arc<str>>);
 
 /// Runs until shutdown.
-pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
+pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = hub.unverified.notified() => {}
+            () = shared.unverified.notified() => {}
         }
         tokio::time::sleep(GATHER).await;
         loop {
             let begun = Instant::now();
-            let unverified = hub.state.lock().dispatcher.unverified();
+            let unverified = shared.state.lock().dispatcher.unverified();
             if unverified.is_empty() {
                 break;
             }
@@ -64,9 +64,9 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
             };
             let lookups = work
                 .into_iter()
-                .map(|(namespace, events)| look_up(hub.clone(), namespace, events));
+                .map(|(namespace, events)| look_up(shared.clone(), namespace, events));
             let failed = join_all(lookups).await.contains(&false);
-            hub.wake.notify_one();
+            shared.wake.notify_one();
             let pause = if failed {
                 AFTER_FAILURE
             } else {
@@ -81,8 +81,8 @@ pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
 }
 
 /// Lists the webhooks of a namespace, or all, for these events. Returns whether that worked.
-async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
-    let client = hub.deps.client.clone();
+async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
+    let client = shared.deps.client.clone();
     let api = match &namespace {
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
@@ -94,10 +94,10 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
             return false;
         }
     };
-    let now = hub.now();
-    let mut state = hub.state.lock();
+    let now = shared.now();
+    let mut state = shared.state.lock();
     for webhook in webhooks {
-        hub.webhook_seen(&mut state, Arc::new(webhook), now);
+        shared.webhook_seen(&mut state, Arc::new(webhook), now);
     }
     state.dispatcher.verified(&events, now);
     true
@@ -105,14 +105,14 @@ async fn look_up(hub: Arc<Hub>, namespace: Option<Arc<str>>, events: Vec<Arc<str
 
 /// All webhooks, and all deliveries that are not finished, straight from etcd. Tried until it works. What the watch has in the
 /// same version is in memory once.
-pub(super) async fn list_all(hub: &Hub, shown: &Store<Delivery>) -> Listed {
+pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
     let once = |delivery: Delivery| {
         let same = shown
             .get(&ObjectRef::from_obj(&delivery))
             .filter(|shown| revision(&**shown) == revision(&delivery));
         same.unwrap_or_else(|| Arc::new(delivery))
     };
-    let client = &hub.deps.client;
+    let client = &shared.deps.client;
     let unfinished = ListParams::default().labels(&format!("!{FINISHED_LABEL}"));
     loop {
         let listed = async {

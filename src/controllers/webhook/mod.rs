@@ -2,88 +2,46 @@
 //!
 //! What to do is decided by the [`crate::delivery::dispatch`]er; this is the shell around it.
 //!
-//! - `hub`: what the parts share: the dispatcher, the webhooks that are known, what is to be done next;
-//! - `driver`: carries out what the dispatcher commands;
+//! - `shared`: what the parts share: the dispatcher, the webhooks as they were last seen, and whom to wake;
+//! - `listeners`: tells the dispatcher what the watches show;
+//! - `worker`: carries out what the dispatcher commands;
 //! - `send`: one attempt;
-//! - `secrets`: the signing secrets;
-//! - `write_queue`: which write of a Delivery is next; `store` carries it out;
+//! - `secrets`: reads the signing secrets; `secret_cache`: what they last were, and what is wrong with them;
+//! - `write_queue`: which write of a Delivery is next; `store`: carries it out;
 //! - `lookup`: makes sure that no webhook was overlooked;
-//! - `health`: the status of a Webhook, decided purely; `report` writes it and has the account holder told;
+//! - `status`: the status of a Webhook, decided purely; `status_writer`: writes it;
+//! - `notify`: has the account holder told by e-mail of a webhook that was disabled;
 //! - `retention`: clears finished Deliveries away.
 
-mod driver;
-mod health;
-mod hub;
+mod listeners;
 mod lookup;
-mod report;
+mod notify;
 mod retention;
+mod secret_cache;
 mod secrets;
 mod send;
+mod shared;
+mod status;
+mod status_writer;
 mod store;
+mod worker;
 mod write_queue;
 
 use std::{sync::Arc, time::Duration};
 
-use clap::Args;
 use kube::{Client, runtime::reflector::Store};
 use tokio_util::sync::CancellationToken;
 
-use hub::Hub;
-pub use hub::Outbox;
+use shared::Shared;
 
-use super::{account::AccountDirectory, instance::InstanceQueue};
+use super::account::AccountDirectory;
 use crate::{
-    delivery::{
-        ReceiverClient, RetrySchedule, TargetRules,
-        dispatch::{DeliveryLog, Limits},
-    },
+    delivery::{DeliverySettings, ReceiverClient, TargetRules},
+    events::Outbox,
     mail::Mailer,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, events::Events, lease::Tenure, watch::Listener},
+    runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
 };
-
-/// How deliveries are made and kept.
-#[derive(Args, Clone, Debug)]
-pub struct DeliverySettings {
-    /// Delays before the retries of a failed delivery, 1 to 20; after the last one has failed the webhook is disabled
-    #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
-    pub retry_schedule: RetrySchedule,
-
-    /// What is written down of deliveries that succeed at once: each (`all`), or nothing (`failures`)
-    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
-    pub delivery_log: DeliveryLog,
-
-    /// Attempts under way at the same time
-    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(2..=16384))]
-    pub delivery_concurrency: u16,
-
-    /// Attempts under way at the same time for one webhook
-    #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub delivery_concurrency_per_webhook: u16,
-
-    /// Deliveries held for one webhook that is disabled; the oldest are given up and counted
-    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub held_deliveries: u32,
-
-    /// Hours that finished deliveries are kept
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
-    pub delivery_retention_hours: u32,
-
-    /// Finished deliveries of one webhook that are kept
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub delivery_retention: u32,
-}
-
-impl DeliverySettings {
-    fn limits(&self) -> Limits {
-        Limits {
-            in_flight: self.delivery_concurrency.into(),
-            in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
-            held_per_webhook: usize::try_from(self.held_deliveries).unwrap_or(usize::MAX),
-            ..Limits::default()
-        }
-    }
-}
 
 /// What the controller works with.
 pub struct Deps {
@@ -109,7 +67,7 @@ pub struct Deps {
 
 /// The controller. Its listeners have to hear of every change of the watches from the start.
 pub struct WebhookController {
-    hub: Arc<Hub>,
+    shared: Arc<Shared>,
 }
 
 /// What it hears of.
@@ -134,51 +92,52 @@ pub struct Stores {
 }
 
 impl WebhookController {
-    /// A controller that does nothing until it [`run`](Self::run)s.
-    pub fn new(deps: Deps, queue: InstanceQueue) -> Self {
+    /// A controller that does nothing until it [`run`](Self::run)s. `instances` has an Instance looked at again once its last
+    /// event is settled.
+    pub fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
         Self {
-            hub: Arc::new(Hub::new(deps, queue)),
+            shared: Arc::new(Shared::new(deps, instances)),
         }
     }
 
     /// The way of events to webhooks.
-    pub fn outbox(&self) -> Outbox {
-        Outbox(self.hub.clone())
+    pub fn outbox(&self) -> Arc<dyn Outbox> {
+        self.shared.clone()
     }
 
     /// The listeners to hand to the program's watches.
     pub fn listeners(&self) -> Listeners {
         Listeners {
-            webhooks: hub::webhook_listener(&self.hub),
-            deliveries: hub::delivery_listener(&self.hub),
-            instances: hub::instance_listener(&self.hub),
+            webhooks: listeners::webhooks(&self.shared),
+            deliveries: listeners::deliveries(&self.shared),
+            instances: listeners::instances(&self.shared),
         }
     }
 
     /// Another Account owns a namespace, or none.
     pub fn owner_changed(&self) -> impl Fn(&str) + Send + 'static {
-        let hub = self.hub.clone();
-        move |namespace| hub.owner_changed(namespace)
+        let shared = self.shared.clone();
+        move |namespace| shared.owner_changed(namespace)
     }
 
     /// Takes over what is there; from then on this replica leads, while `tenure` holds. Tries until the API server says what
     /// there is.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
-        let listed = lookup::list_all(&self.hub, &stores.deliveries).await;
-        self.hub.open(stores, listed, tenure);
+        let listed = lookup::list_all(&self.shared, &stores.deliveries).await;
+        self.shared.open(stores, listed, tenure);
     }
 
     /// Delivers until shutdown; what is under way then gets `grace`.
     pub async fn run(self, events: Events, shutdown: CancellationToken, grace: Duration) {
-        let hub = self.hub;
+        let shared = self.shared;
         tokio::join!(
-            driver::run(hub.clone(), shutdown.clone(), grace),
-            lookup::run(hub.clone(), shutdown.clone()),
-            secrets::poll(hub.clone(), shutdown.clone()),
-            report::run(hub.clone(), events.clone(), shutdown.clone()),
-            retention::run(hub.clone(), shutdown),
+            worker::run(shared.clone(), shutdown.clone(), grace),
+            lookup::run(shared.clone(), shutdown.clone()),
+            secrets::poll(shared.clone(), shutdown.clone()),
+            status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
+            retention::run(shared.clone(), shutdown),
         );
         // What was decided while stopping is written too.
-        report::flush(&hub, &events).await;
+        status_writer::flush(&shared, &events).await;
     }
 }

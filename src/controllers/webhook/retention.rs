@@ -12,9 +12,9 @@ use kube::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::hub::Hub;
+use super::shared::Shared;
 use crate::{
-    delivery::dispatch::{LaneKey, key},
+    delivery::dispatch::{WebhookKey, key},
     resources::{
         Delivery,
         delivery::{self, FINISHED_LABEL, WEBHOOK_LABEL},
@@ -35,26 +35,26 @@ const PAGE: u32 = 500;
 const CONCURRENCY: usize = 4;
 
 /// Runs until shutdown.
-pub(super) async fn run(hub: Arc<Hub>, shutdown: CancellationToken) {
+pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
         // What the leader before left is looked at first.
         let mut next_round = Instant::now();
-        let mut cleared: HashMap<LaneKey, Cleared> = HashMap::new();
+        let mut cleared: HashMap<WebhookKey, Cleared> = HashMap::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let everybody = Instant::now() >= next_round;
             if everybody {
                 next_round = Instant::now() + ROUND;
             }
-            let due = futures::stream::iter(due(&hub, everybody, &mut cleared));
-            let left = due.map(|lane| {
-                let hub = hub.clone();
+            let due = futures::stream::iter(due(&shared, everybody, &mut cleared));
+            let left = due.map(|key| {
+                let shared = shared.clone();
                 async move {
-                    let left = clear(&hub, &lane).await.unwrap_or_else(|error| {
-                        tracing::warn!(webhook = %lane, %error, "finished deliveries cannot be cleared away; it will be tried again");
+                    let left = clear(&shared, &key).await.unwrap_or_else(|error| {
+                        tracing::warn!(webhook = %key, %error, "finished deliveries cannot be cleared away; it will be tried again");
                         u64::MAX
                     });
-                    (lane, Cleared { left, at: Instant::now() })
+                    (key, Cleared { left, at: Instant::now() })
                 }
             });
             cleared.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
@@ -72,25 +72,25 @@ struct Cleared {
     at: Instant,
 }
 
-fn due(hub: &Hub, everybody: bool, cleared: &mut HashMap<LaneKey, Cleared>) -> Vec<LaneKey> {
-    let kept = u64::from(hub.deps.settings.delivery_retention);
-    let mut state = hub.state.lock();
-    cleared.retain(|lane, _| state.webhooks.contains_key(lane));
-    let has_too_many = |lane: &LaneKey| {
-        let tally = state.dispatcher.tally(lane);
+fn due(shared: &Shared, everybody: bool, cleared: &mut HashMap<WebhookKey, Cleared>) -> Vec<WebhookKey> {
+    let kept = u64::from(shared.deps.settings.delivery_retention);
+    let mut state = shared.state.lock();
+    cleared.retain(|key, _| state.webhooks.contains_key(key));
+    let has_too_many = |key: &WebhookKey| {
+        let tally = state.dispatcher.tally(key);
         let finished = tally.map_or(0, |(tally, ..)| tally.finished);
         let (left, ago) = cleared
-            .get(lane)
+            .get(key)
             .map_or((0, Duration::MAX), |cleared| (cleared.left, cleared.at.elapsed()));
         is_due(finished, left, ago, kept)
     };
-    let lanes = state.webhooks.keys();
-    let due: Vec<LaneKey> = lanes
-        .filter(|lane| everybody || has_too_many(lane))
+    let keys = state.webhooks.keys();
+    let due: Vec<WebhookKey> = keys
+        .filter(|key| everybody || has_too_many(key))
         .cloned()
         .collect();
-    for lane in &due {
-        state.dispatcher.finished_counted(lane);
+    for key in &due {
+        state.dispatcher.finished_counted(key);
     }
     due
 }
@@ -101,9 +101,9 @@ fn is_due(finished: u64, left: u64, ago: Duration, kept: u64) -> bool {
 }
 
 /// Returns how many are left.
-async fn clear(hub: &Hub, lane: &LaneKey) -> Result<u64, CallError> {
-    let (namespace, webhook) = lane.split_once('/').unwrap_or_default();
-    let api: Api<Delivery> = Api::namespaced(hub.deps.client.clone(), namespace);
+async fn clear(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallError> {
+    let (namespace, webhook) = webhook_key.split_once('/').unwrap_or_default();
+    let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     let mut params = ListParams::default()
         .labels(&format!("{WEBHOOK_LABEL}={webhook},{FINISHED_LABEL}"))
         .limit(PAGE);
@@ -124,13 +124,13 @@ async fn clear(hub: &Hub, lane: &LaneKey) -> Result<u64, CallError> {
             None => break,
         }
     }
-    let settings = &hub.deps.settings;
+    let settings = &shared.deps.settings;
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
     let count = finished.len();
-    let mut surplus = surplus(finished, kept, age, hub.deps.clock.now());
+    let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
     // What is in an outbox still would be sent again by a leader that does not find it logged.
-    let in_use = hub.state.lock().dispatcher.made_of_outboxes(namespace);
+    let in_use = shared.state.lock().dispatcher.made_of_outboxes(namespace);
     surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
     let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
     futures::stream::iter(surplus)

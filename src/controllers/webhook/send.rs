@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    hub::Hub,
-    secrets::{self, NoKeys, Problem},
+    secret_cache::Problem,
+    secrets::{self, NoKeys},
+    shared::Shared,
 };
 use crate::{
     delivery::{
-        dispatch::{Event, LaneKey, Report},
+        dispatch::{Event, Report, WebhookKey},
         signature,
     },
     resources::Attempt,
@@ -16,17 +17,17 @@ use crate::{
 };
 
 /// Sends an event to a webhook once.
-pub(super) async fn attempt(hub: &Arc<Hub>, lane: &LaneKey, event: &Event) -> Report {
-    let webhook = hub
+pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event) -> Report {
+    let webhook = shared
         .state
         .lock()
         .webhooks
-        .get(lane)
-        .map(|known| known.webhook.clone());
+        .get(key)
+        .map(|cached| cached.webhook.clone());
     let Some(webhook) = webhook else {
         return Report::Unready;
     };
-    let keys = match secrets::keys(hub, lane, &webhook).await {
+    let keys = match secrets::keys(shared, key, &webhook).await {
         Ok(keys) => keys,
         Err(NoKeys::Problem(Problem::Missing(why) | Problem::Unusable(why))) => return Report::Blocked(why),
         Err(NoKeys::Unavailable) => return Report::Unready,
@@ -36,23 +37,23 @@ pub(super) async fn attempt(hub: &Arc<Hub>, lane: &LaneKey, event: &Event) -> Re
         &event.id,
         event.event_type.as_str(),
         event.created_at,
-        hub.deps.clock.now(),
+        shared.deps.clock.now(),
         &event.body,
     );
-    if !hub.leads() {
+    if !shared.leads() {
         return Report::Unready;
     }
-    let receivers = &hub.deps.receivers;
+    let receivers = &shared.deps.receivers;
     let outcome = receivers
         .post(&webhook.spec.url, headers, event.body.clone())
         .await;
-    let metrics = &hub.deps.metrics;
+    let metrics = &shared.deps.metrics;
     let labels = OutcomeLabels {
         outcome: outcome.label(),
     };
     metrics.delivery_attempts.get_or_create(&labels).inc();
     metrics.delivery_seconds.observe(outcome.duration.as_secs_f64());
-    let ended_at = hub.deps.clock.now();
+    let ended_at = shared.deps.clock.now();
     let retry_after: Option<Duration> = outcome.retry_after.map(|when| when.delay(ended_at));
     Report::Sent {
         attempt: Attempt {

@@ -8,9 +8,9 @@ use kube::{
     core::Status,
 };
 
-use super::hub::Hub;
+use super::shared::Shared;
 use crate::{
-    delivery::dispatch::{WriteOrder, Written},
+    delivery::dispatch::{WriteRequest, Written},
     resources::Delivery,
     runtime::client::{CallError, bounded},
 };
@@ -19,14 +19,14 @@ use crate::{
 pub(super) const FIELD_MANAGER: &str = "stellage-webhooks";
 
 /// Carries out a write.
-pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
+pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
     let params = PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
-    match order {
-        WriteOrder::Create(delivery) => {
-            let api = api(hub, &delivery);
+    match request {
+        WriteRequest::Create(delivery) => {
+            let api = api(shared, &delivery);
             match bounded(api.create(&params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
                 Err(error) if error.status().is_some_and(Status::is_already_exists) => {
@@ -40,8 +40,8 @@ pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
                 Err(error) => failed(&delivery, &error),
             }
         }
-        WriteOrder::Replace(delivery) => {
-            let api = api(hub, &delivery);
+        WriteRequest::Replace(delivery) => {
+            let api = api(shared, &delivery);
             match bounded(api.replace(name(&delivery), &params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
                 Err(error) if error.is_conflict() => look(&api, &delivery).await,
@@ -49,7 +49,7 @@ pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
                 Err(error) => failed(&delivery, &error),
             }
         }
-        WriteOrder::Delete(delivery) => {
+        WriteRequest::Delete(delivery) => {
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
                     uid: delivery.metadata.uid.clone(),
@@ -57,7 +57,7 @@ pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
                 }),
                 ..DeleteParams::default()
             };
-            match bounded(api(hub, &delivery).delete(name(&delivery), &params)).await {
+            match bounded(api(shared, &delivery).delete(name(&delivery), &params)).await {
                 Ok(_) => Written::Gone,
                 // Another object has its name by now.
                 Err(error) if error.is_not_found() || error.is_conflict() => Written::Gone,
@@ -68,8 +68,8 @@ pub(super) async fn write(hub: &Hub, order: WriteOrder) -> Written {
 }
 
 /// The Delivery as it is.
-pub(super) async fn get(hub: &Hub, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
-    let api: Api<Delivery> = Api::namespaced(hub.deps.client.clone(), namespace);
+pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
+    let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     match bounded(api.get_opt(name)).await {
         Ok(found) => Ok(found.map(pruned)),
         Err(error) => {
@@ -117,9 +117,9 @@ fn pruned(mut delivery: Delivery) -> Arc<Delivery> {
     Arc::new(delivery)
 }
 
-fn api(hub: &Hub, delivery: &Delivery) -> Api<Delivery> {
+fn api(shared: &Shared, delivery: &Delivery) -> Api<Delivery> {
     let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
-    Api::namespaced(hub.deps.client.clone(), namespace)
+    Api::namespaced(shared.deps.client.clone(), namespace)
 }
 
 fn name(delivery: &Delivery) -> &str {

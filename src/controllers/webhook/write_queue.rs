@@ -1,42 +1,42 @@
-//! Writes that wait for room at the API server.
+//! Writes that wait for a permit, so that the API server is not overrun.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::delivery::dispatch::{JobKey, Turns, WriteClass};
+use crate::delivery::dispatch::{FairQueue, JobKey, WriteClass};
 
-/// What is to be written. Accounts take turns, and no class of writes takes all the room: the records of receivers that fail
+/// What is to be written. Accounts take turns, and no class of writes takes all permits: the records of receivers that fail
 /// come in bursts, which would slow down the API server for the transitions that everybody waits for.
 pub(super) struct WriteQueue {
     /// Writes under way at the same time.
-    room: usize,
-    owed: Pool,
-    suspect: Pool,
-    log: Pool,
+    permits: usize,
+    owed: CallQueue,
+    suspect: CallQueue,
+    log: CallQueue,
 }
 
-/// Calls about jobs, of which some wait, in turns of their accounts, and some are under way.
+/// Calls about jobs: those that wait, accounts by turns, and how many are under way.
 #[derive(Default)]
-pub(super) struct Pool {
-    waiting: Turns,
+pub(super) struct CallQueue {
+    waiting: FairQueue,
     running: Arc<AtomicUsize>,
 }
 
-/// A place among the calls under way, until it is dropped.
-pub(super) struct Slot(Arc<AtomicUsize>);
+/// Allows a call to be under way, until it is dropped.
+pub(super) struct Permit(Arc<AtomicUsize>);
 
-impl Drop for Slot {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Pool {
+impl CallQueue {
     pub(super) fn push(&mut self, job: JobKey) {
         let account = job.split_once('/').map_or("", |(namespace, _)| namespace);
-        self.waiting.offer(&account.into(), job);
+        self.waiting.push(&account.into(), job);
     }
 
     /// How many are under way.
@@ -45,20 +45,20 @@ impl Pool {
     }
 
     /// The next one, which is under way from now on.
-    pub(super) fn take(&mut self) -> Option<(JobKey, Slot)> {
-        let job = self.waiting.take()?;
+    pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
+        let job = self.waiting.pop()?;
         self.running.fetch_add(1, Ordering::Relaxed);
-        Some((job, Slot(self.running.clone())))
+        Some((job, Permit(self.running.clone())))
     }
 }
 
 impl WriteQueue {
-    pub(super) fn new(room: usize) -> Self {
+    pub(super) fn new(permits: usize) -> Self {
         Self {
-            room,
-            owed: Pool::default(),
-            suspect: Pool::default(),
-            log: Pool::default(),
+            permits,
+            owed: CallQueue::default(),
+            suspect: CallQueue::default(),
+            log: CallQueue::default(),
         }
     }
 
@@ -70,19 +70,19 @@ impl WriteQueue {
         }
     }
 
-    /// The next one that there is room for. An eighth of it is always there for suspects, and for the log.
-    pub(super) fn next(&mut self) -> Option<(JobKey, Slot)> {
-        let share = (self.room / 8).max(1);
+    /// The next one that there is a permit for. An eighth of them is always there for suspects, and another for the log.
+    pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
+        let share = (self.permits / 8).max(1);
         let others = self.owed.running() + self.log.running();
         let mut next = None;
-        if self.owed.running() < self.room.saturating_sub(2 * share).max(1) {
-            next = self.owed.take();
+        if self.owed.running() < self.permits.saturating_sub(2 * share).max(1) {
+            next = self.owed.pop();
         }
         if next.is_none() && self.suspect.running() < share {
-            next = self.suspect.take();
+            next = self.suspect.pop();
         }
-        if next.is_none() && (others < self.room.div_ceil(2) || self.log.running() < share) {
-            next = self.log.take();
+        if next.is_none() && (others < self.permits.div_ceil(2) || self.log.running() < share) {
+            next = self.log.pop();
         }
         next
     }
@@ -91,7 +91,7 @@ impl WriteQueue {
     pub(super) fn is_empty(&self) -> bool {
         [&self.owed, &self.suspect, &self.log]
             .iter()
-            .all(|pool| pool.waiting.is_empty())
+            .all(|queue| queue.waiting.is_empty())
     }
 }
 
@@ -99,11 +99,11 @@ impl WriteQueue {
 mod tests {
     use super::*;
 
-    fn started(queue: &mut WriteQueue) -> Vec<(JobKey, Slot)> {
-        std::iter::from_fn(|| queue.next()).collect()
+    fn started(queue: &mut WriteQueue) -> Vec<(JobKey, Permit)> {
+        std::iter::from_fn(|| queue.pop()).collect()
     }
 
-    fn names(started: &[(JobKey, Slot)]) -> Vec<&str> {
+    fn names(started: &[(JobKey, Permit)]) -> Vec<&str> {
         started.iter().map(|(job, _)| &**job).collect()
     }
 
@@ -116,7 +116,7 @@ mod tests {
         queue.push("small/0".into(), WriteClass::Owed);
         let started = started(&mut queue);
         assert_eq!(names(&started)[..3], ["big/0", "small/0", "big/1"]);
-        assert_eq!(started.len(), 6, "places are left to suspects and the log");
+        assert_eq!(started.len(), 6, "permits are left to suspects and the log");
         queue.push("other/log".into(), WriteClass::Log);
         assert_eq!(names(&self::started(&mut queue)), ["other/log"]);
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn no_class_starves_even_where_there_is_room_for_one_write_only() {
+    fn no_class_starves_even_with_a_single_permit() {
         let mut queue = WriteQueue::new(1);
         for class in [WriteClass::Owed, WriteClass::Suspect, WriteClass::Log] {
             queue.push(format!("account/{class:?}").into(), class);

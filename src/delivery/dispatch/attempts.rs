@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, LaneKey, MAX_STRETCH, Now, Report,
-    Timer,
+    Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, MAX_STRETCH, Now, Report, Timer,
+    WebhookKey,
     job::{Job, State},
-    lane::{Gate, Lane, Place},
     name_of,
+    webhook_queue::{Gate, Place, WebhookQueue},
 };
 use crate::resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
 
@@ -18,7 +18,7 @@ const SLOW_MS: i64 = 2000;
 #[derive(Debug)]
 pub(super) struct Flight {
     /// None once the webhook is gone.
-    pub(super) lane: Option<LaneKey>,
+    pub(super) webhook: Option<WebhookKey>,
     /// The generation of the webhook that is sent to.
     generation: i64,
     /// Counted among the suspects.
@@ -29,8 +29,8 @@ pub(super) struct Flight {
 
 #[cfg(test)]
 impl Flight {
-    pub(super) fn lane(&self) -> Option<&LaneKey> {
-        self.lane.as_ref()
+    pub(super) fn webhook(&self) -> Option<&WebhookKey> {
+        self.webhook.as_ref()
     }
 
     pub(super) fn subject(&self) -> Option<&Arc<str>> {
@@ -39,30 +39,30 @@ impl Flight {
 }
 
 impl Dispatcher {
-    /// A job is to be sent when its lane has its turn.
+    /// A job is to be sent when it is the turn of its webhook.
     pub(super) fn enqueue(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };
         // It may be under way still, sent by a job that was forgotten since: then what comes of that is for this one.
         job.state = if self.flights.contains_key(key) {
             State::InFlight
         } else {
-            State::Ready(lane.enqueue(key, job))
+            State::Ready(queue.enqueue(key, job))
         };
-        lane.count(job);
-        let lane = job.lane.clone();
-        self.offer(&lane);
+        queue.count(job);
+        let webhook = job.webhook.clone();
+        self.make_ready(&webhook);
     }
 
-    /// Has a lane wait for its turn, unless it does.
-    pub(super) fn offer(&mut self, lane_key: &LaneKey) {
-        if let Some(lane) = self.lanes.get_mut(lane_key)
-            && (lane.place == Place::Nowhere || lane.place == Place::Parked && !lane.is_suspect)
+    /// Has a webhook wait for its turn, unless it does.
+    pub(super) fn make_ready(&mut self, webhook: &WebhookKey) {
+        if let Some(queue) = self.queues.get_mut(webhook)
+            && (queue.place == Place::Idle || queue.place == Place::Parked && !queue.is_suspect)
         {
-            lane.place = Place::Turns;
-            self.turns.offer(&lane.facts.namespace, lane_key.clone());
+            queue.place = Place::Ready;
+            self.ready.push(&queue.facts.namespace, webhook.clone());
         }
     }
 
@@ -70,24 +70,24 @@ impl Dispatcher {
     pub(super) fn start_next(&mut self) -> Option<Command> {
         while !self.stopped && self.flights.len() < self.limits.in_flight {
             let has_room = self.suspects_in_flight < (self.limits.in_flight / 2).max(1);
-            let parked = has_room.then(|| self.parked.take()).flatten();
+            let parked = has_room.then(|| self.parked.pop()).flatten();
             let from = if parked.is_some() {
                 Place::Parked
             } else {
-                Place::Turns
+                Place::Ready
             };
-            let lane_key = parked.or_else(|| self.turns.take())?;
-            let Some(lane) = self.lanes.get_mut(&lane_key).filter(|lane| lane.place == from) else {
+            let webhook = parked.or_else(|| self.ready.pop())?;
+            let Some(queue) = self.queues.get_mut(&webhook).filter(|queue| queue.place == from) else {
                 continue;
             };
-            if lane.is_suspect && !has_room {
-                lane.place = Place::Parked;
-                self.parked.offer(&lane.facts.namespace, lane_key);
+            if queue.is_suspect && !has_room {
+                queue.place = Place::Parked;
+                self.parked.push(&queue.facts.namespace, webhook);
                 continue;
             }
-            let generation = lane.facts.generation;
-            lane.place = Place::Nowhere;
-            let Some((key, subject)) = lane.next(self.limits.in_flight_per_webhook) else {
+            let generation = queue.facts.generation;
+            queue.place = Place::Idle;
+            let Some((key, subject)) = queue.next(self.limits.in_flight_per_webhook) else {
                 continue;
             };
             let Some(job) = self.jobs.get_mut(&key) else {
@@ -95,19 +95,19 @@ impl Dispatcher {
             };
             job.state = State::InFlight;
             let event = job.event();
-            lane.in_flight += 1;
-            self.suspects_in_flight += usize::from(lane.is_suspect);
+            queue.in_flight += 1;
+            self.suspects_in_flight += usize::from(queue.is_suspect);
             let flight = Flight {
-                lane: Some(lane_key.clone()),
+                webhook: Some(webhook.clone()),
                 generation,
-                is_suspect: lane.is_suspect,
+                is_suspect: queue.is_suspect,
                 subject,
             };
             self.flights.insert(key.clone(), flight);
-            self.offer(&lane_key);
+            self.make_ready(&webhook);
             return Some(Command::Attempt {
                 job: key,
-                lane: lane_key,
+                webhook,
                 event,
             });
         }
@@ -120,8 +120,8 @@ impl Dispatcher {
             return;
         };
         self.suspects_in_flight -= usize::from(flight.is_suspect);
-        let lane = flight.lane.as_ref().and_then(|lane| self.lanes.get_mut(lane));
-        if let Some(lane) = lane {
+        let webhook = flight.webhook.as_ref();
+        if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
             let outcome = match &report {
                 // One that takes its time takes slots from others, whatever it answers in the end.
                 Report::Sent { attempt, .. } => {
@@ -130,12 +130,12 @@ impl Dispatcher {
                 Report::Blocked(_) | Report::Unready => None,
             };
             let cap = self.limits.in_flight_per_webhook;
-            lane.landed(flight.subject.as_ref(), outcome, cap);
+            queue.attempt_ended(flight.subject.as_ref(), outcome, cap);
         }
         self.evaluate(key, report, &flight, now);
         self.count(key);
-        if let Some(lane) = &flight.lane {
-            self.offer(lane);
+        if let Some(webhook) = &flight.webhook {
+            self.make_ready(webhook);
         }
     }
 
@@ -144,7 +144,10 @@ impl Dispatcher {
         let Some(job) = self.jobs.get_mut(key).filter(is_it) else {
             return;
         };
-        let gate = self.lanes.get(&job.lane).map_or(Gate::Blocked, Lane::gate);
+        let gate = self
+            .queues
+            .get(&job.webhook)
+            .map_or(Gate::Blocked, WebhookQueue::gate);
         match report {
             Report::Sent { attempt, retry_after } => {
                 self.withdraw(key);
@@ -194,15 +197,15 @@ impl Dispatcher {
         now: Now,
     ) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };
         let mut status = job.status();
         let (code, error) = (attempt.status_code, attempt.error.clone());
         record_attempt(&mut status, attempt);
         let Some(error) = error else {
-            lane.tally.delivered += 1;
-            lane.tally.last_success_at = Some(now.wall);
+            queue.tally.delivered += 1;
+            queue.tally.last_success_at = Some(now.wall);
             status.phase = DeliveryPhase::Delivered;
             job.state = State::Over;
             let at_once = status.attempt_count == 1 && job.is_unrecorded();
@@ -214,13 +217,13 @@ impl Dispatcher {
             }
             return;
         };
-        lane.tally.failed_attempts += 1;
-        lane.tally.last_failure_at = Some(now.wall);
-        lane.tally.last_failure = Some(error.clone());
-        let gate = lane.gate();
+        queue.tally.failed_attempts += 1;
+        queue.tally.last_failure_at = Some(now.wall);
+        queue.tally.last_failure = Some(error.clone());
+        let gate = queue.gate();
         let is_open = gate == Gate::Open;
         // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
-        let is_judged = lane.facts.generation == flight.generation;
+        let is_judged = queue.facts.generation == flight.generation;
         // Of several that are answered so at the same time, one ends; the others are held.
         let gone = code == Some(410) && is_judged && is_open;
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
@@ -248,12 +251,12 @@ impl Dispatcher {
         job.set_status(status);
         if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
             job.awaits_disablement = true;
-            lane.disabling = Some(lane.facts.generation);
-            let lane_key = job.lane.clone();
+            queue.disabling = Some(queue.facts.generation);
+            let webhook = job.webhook.clone();
             let disablement = Disablement {
-                lane: lane_key.clone(),
-                uid: lane.facts.uid.clone(),
-                generation: lane.facts.generation,
+                webhook: webhook.clone(),
+                uid: queue.facts.uid.clone(),
+                generation: queue.facts.generation,
                 at: now.wall,
                 reason: if gone {
                     DisableReason::Gone
@@ -268,7 +271,7 @@ impl Dispatcher {
                 error,
             };
             self.commands.push_back(Command::Disable(disablement));
-            self.hold_all(&lane_key);
+            self.hold_all(&webhook);
         }
         self.write(key);
     }

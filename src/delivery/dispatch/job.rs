@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{JobKey, LaneKey, TimerId};
+use super::{JobKey, TimerId, WebhookKey};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{Delivery, DeliveryPhase, DeliveryStatus},
@@ -57,7 +57,7 @@ impl Event {
 
 /// Events of a webhook go out in this order: when they happened, then by their number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Order {
+pub(super) struct EventOrder {
     created_at: Timestamp,
     pub(super) sequence: i64,
     /// Makes it unique, whoever makes a second Delivery of an event.
@@ -78,13 +78,13 @@ pub(super) enum Source {
 pub(super) enum State {
     /// It is being looked up whether a record of it is there.
     Checking,
-    /// In one of its lane's queues, under this ticket.
+    /// In its webhook's queue, under this ticket.
     Ready(u64),
     /// Waits for this timer.
     Waiting(TimerId),
     /// Being sent.
     InFlight,
-    /// Kept until its lane is open.
+    /// Kept until its webhook may be sent to.
     Held,
     /// Nothing more is sent; maybe that is still to be written.
     Over,
@@ -104,8 +104,8 @@ pub(super) enum Writing {
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Job {
-    pub(super) lane: LaneKey,
-    pub(super) order: Order,
+    pub(super) webhook: WebhookKey,
+    pub(super) order: EventOrder,
     pub(super) event_id: Arc<str>,
     /// As [`Event::subject`].
     pub(super) subject: Arc<str>,
@@ -131,17 +131,17 @@ pub(super) struct Job {
     pub(super) awaits_disablement: bool,
     /// Shall be given up, and its record deleted.
     pub(super) dropped: bool,
-    /// Was held, or left over by an earlier process: goes out one after the other. Counted in `Lane::draining`.
+    /// Was held, or left over by an earlier process: goes out one after the other. Counted in `WebhookQueue::draining`.
     pub(super) drains: bool,
-    /// Counted in `Lane::pending`.
+    /// Counted in `WebhookQueue::pending`.
     pub(super) is_counted: bool,
 }
 
 impl Job {
-    pub(super) fn of_event(key: JobKey, lane: LaneKey, event: Arc<Event>) -> Self {
+    pub(super) fn of_event(key: JobKey, webhook: WebhookKey, event: Arc<Event>) -> Self {
         Self {
-            lane,
-            order: Order {
+            webhook,
+            order: EventOrder {
                 created_at: event.created_at,
                 sequence: event.sequence,
                 job: key,
@@ -166,7 +166,12 @@ impl Job {
         }
     }
 
-    pub(super) fn of_record(key: JobKey, lane: LaneKey, record: Arc<Delivery>, subject: Arc<str>) -> Self {
+    pub(super) fn of_record(
+        key: JobKey,
+        webhook: WebhookKey,
+        record: Arc<Delivery>,
+        subject: Arc<str>,
+    ) -> Self {
         let subject = if subject.is_empty() {
             record.spec.subject.as_str().into()
         } else {
@@ -178,7 +183,7 @@ impl Job {
             source: Source::Record(record),
             state: State::Over,
             settles_entry: false,
-            ..Self::of_event(key, lane, event)
+            ..Self::of_event(key, webhook, event)
         }
     }
 

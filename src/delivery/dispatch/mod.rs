@@ -1,23 +1,36 @@
 //! What is sent when, and what is written down of it. Pure: facts and outcomes go in, [`Command`]s come out, and time is a
 //! parameter, so any interleaving of crashes, slow answers and failed writes can be tried in memory.
 //!
-//! An event of an outbox becomes a *job* for each webhook that wants it. Jobs wait in the *lane* of their webhook; lanes take
-//! turns. A job starts without anything being written; a Delivery is created for it once something is owed (decisions,
-//! section 5): its attempt failed, has no outcome within a second, or the lane has a backlog or is closed. The outbox entry
-//! is *settled* once every job of it has its Delivery, or is delivered where that is not logged, and the webhooks have been
-//! looked up anew. Until then it stays in the outbox, so that a crash loses nothing.
+//! An event of an outbox becomes a *job* for each webhook that wants it. Jobs wait in the queue of their webhook; the accounts
+//! take turns, and so do the webhooks of one account. A job starts without anything being written; a Delivery is created for
+//! it once something is owed (decisions, section 5): its attempt failed, has no outcome within a second, or the webhook has a
+//! backlog or may not be sent to. The outbox entry is *settled* once every job of it has its Delivery, or is delivered where
+//! that is not logged, and the webhooks have been looked up anew. Until then it stays in the outbox, so that a crash loses
+//! nothing.
+//!
+//! This file has the [`Dispatcher`], its vocabulary and its timers; its other methods are beside what they are about:
+//!
+//! - `outbox`: entries of outboxes, from their recording until they are settled;
+//! - `job`: one event for one webhook, on its way;
+//! - `webhook_queue`: the jobs of one webhook, and how many of them are sent at a time;
+//! - `first_attempts`: the part of that queue in which events of one object keep their order;
+//! - `fair_queue`: a round-robin queue, in which accounts take turns;
+//! - `attempts`: which job is sent next, and what comes of an attempt;
+//! - `writes`: what is written down of a job;
+//! - `observed`: the Deliveries that exist, as the watch and lists show them;
+//! - `webhooks`: webhooks that come, change and go, and what that means for their jobs.
 
 mod attempts;
-mod first;
+mod fair_queue;
+mod first_attempts;
 mod job;
-mod known;
-mod lane;
+mod observed;
 mod outbox;
-mod records;
 #[cfg(test)]
 mod tests;
-mod turns;
+mod webhook_queue;
 mod webhooks;
+mod writes;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -27,18 +40,18 @@ use std::{
 
 use jiff::Timestamp;
 
+pub use fair_queue::FairQueue;
 pub use job::Event;
-pub use lane::{Gate, Tally, WebhookFacts};
 pub use outbox::Origin;
-pub use records::{WriteOrder, Written};
-pub use turns::Turns;
+pub use webhook_queue::{Gate, Tally, WebhookFacts};
+pub use writes::{WriteRequest, Written};
 
 use self::{
     attempts::Flight,
     job::{Job, State, Writing},
-    known::{Buried, Strangers},
-    lane::Lane,
+    observed::{Orphans, Tombstone},
     outbox::Entries,
+    webhook_queue::WebhookQueue,
 };
 use super::schedule::RetrySchedule;
 use crate::{
@@ -47,7 +60,7 @@ use crate::{
 };
 
 /// A webhook: `namespace/name`.
-pub type LaneKey = Arc<str>;
+pub type WebhookKey = Arc<str>;
 /// A job: `namespace/name` of its Delivery, whether that is there or not.
 pub type JobKey = Arc<str>;
 
@@ -112,7 +125,7 @@ pub enum Command {
         /// The job.
         job: JobKey,
         /// Its webhook.
-        lane: LaneKey,
+        webhook: WebhookKey,
         /// What to send.
         event: Arc<Event>,
     },
@@ -146,7 +159,7 @@ pub enum WriteClass {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disablement {
     /// The webhook.
-    pub lane: LaneKey,
+    pub webhook: WebhookKey,
     /// Its UID: another one of that name is not meant.
     pub uid: Arc<str>,
     /// The generation whose ladder is over.
@@ -211,8 +224,8 @@ pub struct Dispatcher {
     limits: Limits,
     schedule: RetrySchedule,
     log: DeliveryLog,
-    lanes: HashMap<LaneKey, Lane>,
-    by_namespace: HashMap<Arc<str>, Vec<LaneKey>>,
+    queues: HashMap<WebhookKey, WebhookQueue>,
+    by_namespace: HashMap<Arc<str>, Vec<WebhookKey>>,
     /// UIDs of webhooks that are gone, and after which revision, the latest last.
     gone: VecDeque<(Arc<str>, u64)>,
     jobs: HashMap<JobKey, Job>,
@@ -220,13 +233,14 @@ pub struct Dispatcher {
     flights: HashMap<JobKey, Flight>,
     suspects_in_flight: usize,
     /// Records that are over, which the watch may still show as they were.
-    buried: HashMap<JobKey, Buried>,
+    tombstones: HashMap<JobKey, Tombstone>,
     /// Records of webhooks that are not known, yet or any more.
-    strangers: HashMap<LaneKey, Strangers>,
+    orphans: HashMap<WebhookKey, Orphans>,
     entries: Entries,
-    turns: Turns,
-    /// Lanes that wait for another suspect's attempt to end.
-    parked: Turns,
+    /// Webhooks with something to send.
+    ready: FairQueue,
+    /// Webhooks that wait for another suspect's attempt to end.
+    parked: FairQueue,
     timers: BTreeMap<TimerId, Timer>,
     timer_count: u64,
     /// Whether nothing new is sent.
@@ -253,17 +267,17 @@ impl Dispatcher {
             limits,
             schedule,
             log,
-            lanes: HashMap::new(),
+            queues: HashMap::new(),
             by_namespace: HashMap::new(),
             gone: VecDeque::new(),
             jobs: HashMap::new(),
             flights: HashMap::new(),
             suspects_in_flight: 0,
-            buried: HashMap::new(),
-            strangers: HashMap::new(),
+            tombstones: HashMap::new(),
+            orphans: HashMap::new(),
             entries: Entries::default(),
-            turns: Turns::default(),
-            parked: Turns::default(),
+            ready: FairQueue::default(),
+            parked: FairQueue::default(),
             timers: BTreeMap::new(),
             timer_count: 0,
             stopped: false,
@@ -344,18 +358,18 @@ impl Dispatcher {
         if let State::Waiting(timer) = job.state {
             self.timers.remove(&timer);
         }
-        if let Some(lane) = self.lanes.get_mut(&job.lane) {
-            lane.dequeue(job);
-            lane.set_drains(job, false);
+        if let Some(queue) = self.queues.get_mut(&job.webhook) {
+            queue.dequeue(job);
+            queue.set_drains(job, false);
         }
     }
 
     /// Keeps the number of pending deliveries after a change of a job.
     fn count(&mut self, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(key)
-            && let Some(lane) = self.lanes.get_mut(&job.lane)
+            && let Some(queue) = self.queues.get_mut(&job.webhook)
         {
-            lane.count(job);
+            queue.count(job);
         }
     }
 
@@ -366,12 +380,12 @@ impl Dispatcher {
         let Some(mut job) = self.jobs.remove(key) else {
             return;
         };
-        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };
         job.state = State::Over;
-        lane.count(&mut job);
-        lane.jobs.remove(key);
-        self.offer(&job.lane);
+        queue.count(&mut job);
+        queue.jobs.remove(key);
+        self.make_ready(&job.webhook);
     }
 }

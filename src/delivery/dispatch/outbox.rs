@@ -11,7 +11,7 @@ use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State},
     key,
-    lane::{Gate, WebhookFacts},
+    webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
     events::{EventType, OutboxEntry},
@@ -252,14 +252,19 @@ impl Dispatcher {
         let wants = |facts: &WebhookFacts| {
             facts.gate != Gate::Inactive && facts.events.contains(&event.event_type) && was_there(facts)
         };
-        let lanes: Vec<_> = self
-            .lanes_of(&namespace)
+        let webhooks: Vec<_> = self
+            .webhooks_of(&namespace)
             .filter(|(_, facts)| wants(facts))
-            .map(|(lane, facts)| (lane.clone(), key(&namespace, &ids::delivery_name(&facts.uid, id))))
+            .map(|(webhook, facts)| {
+                (
+                    webhook.clone(),
+                    key(&namespace, &ids::delivery_name(&facts.uid, id)),
+                )
+            })
             .collect();
-        for (lane_key, job_key) in lanes {
-            let (Some(entry), Some(lane)) =
-                (self.entries.by_event.get_mut(id), self.lanes.get_mut(&lane_key))
+        for (webhook, job_key) in webhooks {
+            let (Some(entry), Some(queue)) =
+                (self.entries.by_event.get_mut(id), self.queues.get_mut(&webhook))
             else {
                 continue;
             };
@@ -272,13 +277,13 @@ impl Dispatcher {
                 entry.open += usize::from(job.settles_entry);
                 continue;
             }
-            if self.buried.contains_key(&job_key) {
+            if self.tombstones.contains_key(&job_key) {
                 continue;
             }
             entry.open += 1;
-            let job = Job::of_event(job_key.clone(), lane_key, event.clone());
-            lane.first.reserve(&job);
-            lane.jobs.insert(job_key.clone());
+            let job = Job::of_event(job_key.clone(), webhook, event.clone());
+            queue.first_attempts.reserve(&job);
+            queue.jobs.insert(job_key.clone());
             self.jobs.insert(job_key.clone(), job);
             match origin {
                 Origin::Fresh => self.take_on(&job_key, now),
@@ -290,14 +295,15 @@ impl Dispatcher {
     /// An event that nobody has sent yet.
     fn take_on(&mut self, job_key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get(job_key) else { return };
-        let Some(lane) = self.lanes.get(&job.lane) else {
+        let Some(queue) = self.queues.get(&job.webhook) else {
             return;
         };
-        if lane.gate() != Gate::Open {
+        if queue.gate() != Gate::Open {
             self.hold(job_key);
             return;
         }
-        let is_backlogged = lane.draining > 0 || lane.first.len() >= self.limits.unrecorded_per_webhook;
+        let is_backlogged =
+            queue.draining > 0 || queue.first_attempts.len() >= self.limits.unrecorded_per_webhook;
         self.enqueue(job_key);
         if is_backlogged {
             self.record_as_pending(job_key, now);

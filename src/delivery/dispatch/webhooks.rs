@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Dispatcher, JobKey, LaneKey, Now,
+    Dispatcher, JobKey, Now, WebhookKey,
     job::{State, Writing},
-    key,
-    lane::{Gate, Lane, Tally, WebhookFacts},
-    name_of,
+    key, name_of,
+    webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
 };
 use crate::resources::DeliveryPhase;
 
@@ -18,35 +17,35 @@ impl Dispatcher {
     /// A webhook is as the facts say, be they from the watch or from a list. Older facts than those that are known are
     /// ignored; a gate that closes for what is not in the Webhook itself comes with the same revision.
     pub fn webhook_seen(&mut self, facts: WebhookFacts, now: Now) {
-        let lane_key = key(&facts.namespace, &facts.name);
-        match self.lanes.get(&lane_key).map(|lane| &lane.facts) {
+        let webhook = key(&facts.namespace, &facts.name);
+        match self.queues.get(&webhook).map(|queue| &queue.facts) {
             Some(known) if known.revision > facts.revision => return,
             Some(known) if known.uid != facts.uid => {
                 let (uid, revision) = (known.uid.clone(), known.revision);
-                self.webhook_gone(&lane_key, &uid, revision);
+                self.webhook_gone(&webhook, &uid, revision);
             }
             None if self.is_gone(&facts) => return,
             _ => {}
         }
-        let Some(lane) = self.lanes.get_mut(&lane_key) else {
+        let Some(queue) = self.queues.get_mut(&webhook) else {
             let siblings = self.by_namespace.entry(facts.namespace.clone()).or_default();
-            siblings.push(lane_key.clone());
-            self.lanes.insert(lane_key.clone(), Lane::new(facts));
-            self.adopt_strangers(&lane_key, now);
+            siblings.push(webhook.clone());
+            self.queues.insert(webhook.clone(), WebhookQueue::new(facts));
+            self.adopt_orphans(&webhook, now);
             return;
         };
-        let before = lane.gate();
-        lane.disabling = lane
+        let before = queue.gate();
+        queue.disabling = queue
             .disabling
             .filter(|generation| *generation == facts.generation);
-        lane.facts = facts;
-        match (before, lane.gate()) {
+        queue.facts = facts;
+        match (before, queue.gate()) {
             (Gate::Open, Gate::Open) => {}
-            (_, Gate::Open) => self.release_all(&lane_key, now),
-            (Gate::Open, _) => self.hold_all(&lane_key),
+            (_, Gate::Open) => self.release_all(&webhook, now),
+            (Gate::Open, _) => self.hold_all(&webhook),
             _ => {}
         }
-        self.offer(&lane_key);
+        self.make_ready(&webhook);
     }
 
     /// Whether these facts are from before the webhook went. One that could not be read for a while comes back newer.
@@ -57,67 +56,67 @@ impl Dispatcher {
 
     /// The watch says that the webhook with this UID is no longer there after this revision, and with it goes everything that
     /// is owed to it. Not to be told of one that the watch has never shown: a list may have it before.
-    pub fn webhook_gone(&mut self, lane_key: &LaneKey, uid: &str, revision: u64) {
+    pub fn webhook_gone(&mut self, webhook: &WebhookKey, uid: &str, revision: u64) {
         self.gone.retain(|(gone, _)| **gone != *uid);
         self.gone.push_back((uid.into(), revision));
         if self.gone.len() > GONE_KEPT {
             self.gone.pop_front();
         }
         let is_it = self
-            .lanes
-            .get(lane_key)
-            .is_some_and(|lane| *lane.facts.uid == *uid);
-        let Some(lane) = is_it.then(|| self.lanes.remove(lane_key)).flatten() else {
+            .queues
+            .get(webhook)
+            .is_some_and(|queue| *queue.facts.uid == *uid);
+        let Some(queue) = is_it.then(|| self.queues.remove(webhook)).flatten() else {
             return;
         };
-        if let Some(siblings) = self.by_namespace.get_mut(&lane.facts.namespace) {
-            siblings.retain(|sibling| sibling != lane_key);
+        if let Some(siblings) = self.by_namespace.get_mut(&queue.facts.namespace) {
+            siblings.retain(|sibling| sibling != webhook);
             if siblings.is_empty() {
-                self.by_namespace.remove(&lane.facts.namespace);
+                self.by_namespace.remove(&queue.facts.namespace);
             }
         }
         // Another one of that name has nothing to do with what is under way to this one.
         let flights = self.flights.values_mut();
-        for flight in flights.filter(|flight| flight.lane.as_ref() == Some(lane_key)) {
-            flight.lane = None;
+        for flight in flights.filter(|flight| flight.webhook.as_ref() == Some(webhook)) {
+            flight.webhook = None;
         }
-        for job_key in lane.jobs {
+        for job_key in queue.jobs {
             self.forget(&job_key);
         }
     }
 
-    pub(super) fn lanes_of(&self, namespace: &str) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
-        let lanes = self.by_namespace.get(namespace).into_iter().flatten();
-        lanes.filter_map(|key| Some((key, &self.lanes.get(key)?.facts)))
+    pub(super) fn webhooks_of(&self, namespace: &str) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
+        let webhooks = self.by_namespace.get(namespace).into_iter().flatten();
+        webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
     }
 
     /// The webhooks that are known.
-    pub fn webhooks(&self) -> impl Iterator<Item = (&LaneKey, &WebhookFacts)> {
-        self.lanes.iter().map(|(key, lane)| (key, &lane.facts))
+    pub fn webhooks(&self) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
+        self.queues.iter().map(|(key, queue)| (key, &queue.facts))
     }
 
     /// The webhook of a job.
-    pub fn lane_of(&self, job: &JobKey) -> Option<&LaneKey> {
-        self.jobs.get(job).map(|job| &job.lane)
+    pub fn webhook_of(&self, job: &JobKey) -> Option<&WebhookKey> {
+        self.jobs.get(job).map(|job| &job.webhook)
     }
 
     /// How a webhook fares, with the numbers of its pending and held deliveries.
-    pub fn tally(&self, lane: &LaneKey) -> Option<(Tally, i64, i64)> {
-        let lane = self.lanes.get(lane)?;
+    pub fn tally(&self, webhook: &WebhookKey) -> Option<(Tally, i64, i64)> {
+        let queue = self.queues.get(webhook)?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        Some((lane.tally.clone(), count(lane.pending), count(lane.held.len())))
+        Some((queue.tally.clone(), count(queue.pending), count(queue.held.len())))
     }
 
     /// Finished records of a webhook were counted anew: [`Tally::finished`] starts over.
-    pub fn finished_counted(&mut self, lane: &LaneKey) {
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.tally.finished = 0;
+    pub fn finished_counted(&mut self, webhook: &WebhookKey) {
+        if let Some(queue) = self.queues.get_mut(webhook) {
+            queue.tally.finished = 0;
         }
     }
 
     /// The disablement is written (or the webhook was changed before it could be): what waited for that goes on.
-    pub fn disablement_written(&mut self, lane: &LaneKey) {
-        for key in self.jobs_of(lane) {
+    pub fn disablement_written(&mut self, webhook: &WebhookKey) {
+        for key in self.jobs_of(webhook) {
             if let Some(job) = self.jobs.get_mut(&key)
                 && std::mem::take(&mut job.awaits_disablement)
             {
@@ -126,14 +125,15 @@ impl Dispatcher {
         }
     }
 
-    fn jobs_of(&self, lane: &LaneKey) -> Vec<JobKey> {
-        let lane = self.lanes.get(lane);
-        lane.map(|lane| lane.jobs.iter().cloned().collect())
+    fn jobs_of(&self, webhook: &WebhookKey) -> Vec<JobKey> {
+        let queue = self.queues.get(webhook);
+        queue
+            .map(|queue| queue.jobs.iter().cloned().collect())
             .unwrap_or_default()
     }
 
-    pub(super) fn hold_all(&mut self, lane_key: &LaneKey) {
-        for key in self.jobs_of(lane_key) {
+    pub(super) fn hold_all(&mut self, webhook: &WebhookKey) {
+        for key in self.jobs_of(webhook) {
             if self
                 .jobs
                 .get(&key)
@@ -145,11 +145,11 @@ impl Dispatcher {
     }
 
     /// In the order of their events, each with a fresh ladder.
-    fn release_all(&mut self, lane_key: &LaneKey, now: Now) {
-        let Some(lane) = self.lanes.get_mut(lane_key) else {
+    fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
+        let Some(queue) = self.queues.get_mut(webhook) else {
             return;
         };
-        for (_, key) in std::mem::take(&mut lane.held) {
+        for (_, key) in std::mem::take(&mut queue.held) {
             self.release(&key, now);
         }
     }
@@ -162,30 +162,30 @@ impl Dispatcher {
         status.retries = 0;
         status.next_attempt_at = Some(now.wall);
         job.set_status(status);
-        if let Some(lane) = self.lanes.get_mut(&job.lane) {
-            lane.set_drains(job, true);
+        if let Some(queue) = self.queues.get_mut(&job.webhook) {
+            queue.set_drains(job, true);
         }
         self.enqueue(key);
     }
 
-    /// Keeps a job until its lane is open, with a record of it.
+    /// Keeps a job until its webhook may be sent to, with a record of it.
     pub(super) fn hold(&mut self, key: &JobKey) {
         self.withdraw(key);
         let Some(job) = self.jobs.get_mut(key) else { return };
-        let Some(lane) = self.lanes.get_mut(&job.lane) else {
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };
         let mut status = job.status();
         // The process ended after the webhook's status was written, and before this one's was. If it has no retries behind it
         // and is recorded, somebody wants it sent again.
-        let has_disabled_it = lane.facts.disabled_by.as_deref() == Some(name_of(key))
+        let has_disabled_it = queue.facts.disabled_by.as_deref() == Some(name_of(key))
             && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
         if has_disabled_it {
             status.phase = DeliveryPhase::Exhausted;
             status.next_attempt_at = None;
             job.set_status(status);
             job.state = State::Over;
-            lane.count(job);
+            queue.count(job);
             self.write(key);
             return;
         }
@@ -202,10 +202,10 @@ impl Dispatcher {
         } else {
             job.set_status(status);
         }
-        lane.held.insert(job.order.clone(), key.clone());
-        let is_too_many = lane.held.len() > self.limits.held_per_webhook;
-        let oldest = is_too_many.then(|| lane.held.pop_first()).flatten();
-        lane.count(job);
+        queue.held.insert(job.order.clone(), key.clone());
+        let is_too_many = queue.held.len() > self.limits.held_per_webhook;
+        let oldest = is_too_many.then(|| queue.held.pop_first()).flatten();
+        queue.count(job);
         self.write(key);
         if let Some((_, oldest)) = oldest {
             self.drop_job(&oldest);
@@ -215,8 +215,8 @@ impl Dispatcher {
     /// Gives a held delivery up, because there are too many.
     fn drop_job(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        if let Some(lane) = self.lanes.get_mut(&job.lane) {
-            lane.tally.dropped += 1;
+        if let Some(queue) = self.queues.get_mut(&job.webhook) {
+            queue.tally.dropped += 1;
         }
         job.state = State::Over;
         job.dropped = true;

@@ -7,14 +7,33 @@ use super::{
     DOCUMENT_PATH, examples, receivers,
 };
 
+/// What a detail of an error may have as its code.
+const DETAIL_CODES: [&str; 8] = [
+    "missing",
+    "null",
+    "invalid_type",
+    "invalid_value",
+    "unknown_field",
+    "duplicate_field",
+    "immutable",
+    "invalid_state",
+];
+
 /// Completes a document.
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
+    refer_to_data(document);
     tell_clients(document);
+    let shared_by_errors = json!({
+        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field, for programs." },
+    });
+    document["components"]["schemas"]["Detail"]["properties"]["code"] = schema_reference("DetailCode");
     for shared in [
         instances::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
+        receivers::schemas(),
+        shared_by_errors,
     ] {
         if let (Some(schemas), Value::Object(shared)) =
             (document["components"]["schemas"].as_object_mut(), shared)
@@ -22,8 +41,11 @@ pub(super) fn complete(document: &mut Value) {
             schemas.extend(shared);
         }
     }
+    document["components"]["schemas"]["EventType"]["description"] = json!(receivers::types_description());
     // The version of the API is in its paths (specification, section 9); this is the program's.
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
+    // Relative to where the document was read, so that one document holds for every installation.
+    document["servers"] = json!([{ "url": "/", "description": "Where this document is." }]);
     if let Some(components) = document["components"].as_object_mut() {
         components.insert("securitySchemes".to_owned(), security_schemes());
         components.insert("parameters".to_owned(), parameters());
@@ -78,6 +100,27 @@ fn name_generics(document: &mut Value) {
             *reference = format!("#/components/schemas/{}", rename(name));
         }
     });
+}
+
+/// What an answer or a list holds, by reference. utoipa writes it out in each, and generators would make a type of each copy.
+fn refer_to_data(document: &mut Value) {
+    let Some(schemas) = document["components"]["schemas"].as_object_mut() else {
+        return;
+    };
+    let names: Vec<String> = schemas.keys().cloned().collect();
+    let is_schema = |of: &str| names.iter().any(|name| name == of);
+    for (name, schema) in schemas {
+        if let Some(of) = name.strip_suffix("Answer").filter(|of| is_schema(of)) {
+            schema["properties"]["data"] = schema_reference(of);
+        } else if let Some(of) = name.strip_suffix("List").filter(|of| is_schema(of)) {
+            schema["properties"]["data"]["items"] = schema_reference(of);
+        }
+    }
+}
+
+/// Refers to a schema.
+pub(super) fn schema_reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
 /// Comments of the code tell programmers where a rule comes from, on lines of a length. Clients need neither.
@@ -238,14 +281,14 @@ impl Operation<'_> {
         let mut names = Vec::new();
         if self.has_id() {
             names.push(match self.word() {
-                "instance" => "InstanceId",
-                _ => "WebhookId",
+                "instance" => "InstanceIdParameter",
+                _ => "WebhookIdParameter",
             });
         }
         if self.word() == "delivery" {
-            names.push("DeliveryId");
+            names.push("DeliveryIdParameter");
         }
-        if self.is_list() && operation.get("parameters").is_none() {
+        if self.is_list() {
             names.extend(["Page", "Limit"]);
         }
         if self.method == "post" {
@@ -258,6 +301,8 @@ impl Operation<'_> {
             names.push("RequestId");
         }
         let mut parameters: Vec<Value> = operation["parameters"].as_array().cloned().unwrap_or_default();
+        // Those of paging are the same for all lists.
+        parameters.retain(|own| own["name"] != "page" && own["name"] != "limit");
         parameters.extend(
             names
                 .into_iter()
@@ -307,7 +352,7 @@ impl Operation<'_> {
                     "description": status.canonical_reason().unwrap_or_default(),
                     "headers": header_references(&names),
                     "content": { "application/json": {
-                        "schema": { "$ref": "#/components/schemas/ErrorAnswer" },
+                        "schema": schema_reference("ErrorAnswer"),
                         "examples": {},
                     } },
                 });
@@ -336,19 +381,20 @@ fn security_schemes() -> Value {
     } })
 }
 
+/// Named otherwise than every schema: some generators have one space of names for both.
 fn parameters() -> Value {
     json!({
-        "InstanceId": {
+        "InstanceIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the instance.",
-            "schema": { "type": "string", "pattern": "^i-[a-z0-9]{16}$" }, "example": examples::ID,
+            "schema": schema_reference("InstanceId"), "example": examples::ID,
         },
-        "WebhookId": {
+        "WebhookIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the webhook.",
-            "schema": { "type": "string", "pattern": "^wh_[a-z0-9]{16}$" }, "example": examples::WEBHOOK_ID,
+            "schema": schema_reference("WebhookId"), "example": examples::WEBHOOK_ID,
         },
-        "DeliveryId": {
+        "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",
-            "schema": { "type": "string", "pattern": "^dlv_[a-z0-9]{16}$" }, "example": examples::DELIVERY_ID,
+            "schema": schema_reference("DeliveryId"), "example": examples::DELIVERY_ID,
         },
         "Page": {
             "name": "page", "in": "query", "description": "Page, counted from 1. Past the end: an empty list.",

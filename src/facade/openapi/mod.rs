@@ -230,14 +230,54 @@ mod tests {
     }
 
     #[test]
+    fn generators_find_one_name_for_each_thing() {
+        let components = value()["components"].as_object().unwrap();
+        let (schemas, parameters) = (&components["schemas"], &components["parameters"]);
+        for name in parameters.as_object().unwrap().keys() {
+            assert!(schemas.get(name).is_none(), "{name} is a schema too");
+        }
+        for (name, schema) in schemas.as_object().unwrap() {
+            assert!(!name.contains('_'), "{name}");
+            if name.ends_with("List") || (name.ends_with("Answer") && name != "ErrorAnswer") {
+                let data = &schema["properties"]["data"];
+                let held = data.get("items").unwrap_or(data);
+                assert!(held.get("$ref").is_some(), "{name} writes out what it holds");
+            }
+        }
+        let sections = ["paths", "webhooks"].map(|section| value()[section].as_object().unwrap());
+        let operations = sections
+            .into_iter()
+            .flatten()
+            .flat_map(|(_, item)| item.as_object().unwrap());
+        let mut ids = BTreeSet::new();
+        for (method, operation) in operations {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+            assert!(ids.insert(id), "{id} is there twice");
+            assert!(
+                operation["summary"].is_string() && operation["tags"][0].is_string(),
+                "{method} {id}"
+            );
+        }
+    }
+
+    #[test]
     fn every_type_of_event_is_described_with_a_valid_example() {
         let webhooks = value()["webhooks"].as_object().unwrap();
         let described: BTreeSet<&str> = webhooks.keys().map(String::as_str).collect();
         assert_eq!(described, EventType::ALL.map(EventType::as_str).into());
         for (name, item) in webhooks {
             let body = &item["post"]["requestBody"]["content"]["application/json"];
-            let validator = jsonschema::draft202012::new(&body["schema"]).unwrap();
+            let mut schema = body["schema"].clone();
+            schema["components"] = value()["components"].clone();
+            let validator = jsonschema::draft202012::new(&schema).unwrap();
             assert!(validator.is_valid(&body["example"]), "{name}");
+            let description = item["post"]["description"].as_str().unwrap();
+            assert_eq!(
+                description.contains("Nothing emits this event yet"),
+                !name.starts_with("instance."),
+                "{name}"
+            );
             for header in [
                 "X-Service-Signature",
                 "X-Service-Event-ID",

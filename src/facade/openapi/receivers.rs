@@ -3,7 +3,84 @@
 
 use serde_json::{Map, Value, json};
 
+use super::complete::schema_reference;
 use crate::events::{EventType, catalogue};
+
+/// Whether nothing in the service makes events of this type yet.
+const fn has_no_source(event_type: EventType) -> bool {
+    matches!(
+        event_type,
+        EventType::BackupCompleted
+            | EventType::BackupFailed
+            | EventType::AlertTriggered
+            | EventType::InvoiceCreated
+    )
+}
+
+/// What there is to say about all types of events: which of them nothing emits.
+pub(super) fn types_description() -> String {
+    let silent: Vec<String> = EventType::ALL
+        .into_iter()
+        .filter(|event_type| has_no_source(*event_type))
+        .map(|event_type| format!("`{event_type}`"))
+        .collect();
+    format!(
+        "What happened. Nothing emits {} yet: webhooks can ask for them, and until they come only `POST \
+         /v1/webhooks/{{id}}/test` sends an example.",
+        silent.join(", "),
+    )
+}
+
+/// The schemas of what is sent, by name: `InstanceCreatedEvent` and its like, what they hold (`EventInstance`), and `Event`,
+/// which is any of them.
+pub(super) fn schemas() -> Value {
+    let mut schemas = Map::new();
+    let mut mapping = Map::new();
+    for event_type in EventType::ALL {
+        let mut event = catalogue::schema(event_type);
+        for (key, held) in event["properties"]["data"]["properties"]
+            .as_object_mut()
+            .into_iter()
+            .flatten()
+        {
+            let name = format!("Event{}", pascal_case(key));
+            let schema = std::mem::replace(held, schema_reference(&name));
+            schemas.insert(name, schema);
+        }
+        event["description"] = json!(format!("{}.", summary(event_type)));
+        let name = event_name(event_type);
+        mapping.insert(
+            event_type.as_str().to_owned(),
+            json!(format!("#/components/schemas/{name}")),
+        );
+        schemas.insert(name, event);
+    }
+    if let Some(instance) = schemas.get_mut("EventInstance") {
+        instance["properties"]["plan"] = schema_reference("Plan");
+    }
+    let each: Vec<Value> = EventType::ALL
+        .map(|event_type| schema_reference(&event_name(event_type)))
+        .into();
+    schemas.insert(
+        "Event".to_owned(),
+        json!({
+            "oneOf": each, "discriminator": { "propertyName": "type", "mapping": mapping },
+            "description": "An event of any type, as a receiver gets it. There will be more types.",
+        }),
+    );
+    Value::Object(schemas)
+}
+
+/// `InstanceCreatedEvent`.
+fn event_name(event_type: EventType) -> String {
+    let words: String = event_type.as_str().split('.').map(pascal_case).collect();
+    format!("{words}Event")
+}
+
+fn pascal_case(word: &str) -> String {
+    let (first, rest) = word.split_at(1);
+    first.to_ascii_uppercase() + rest
+}
 
 /// The section.
 pub(super) fn section() -> Value {
@@ -34,16 +111,21 @@ fn summary(event_type: EventType) -> &'static str {
 
 fn operation(event_type: EventType) -> Value {
     let example = catalogue::example(event_type);
+    let yet = if has_no_source(event_type) {
+        "Nothing emits this event yet; only `POST /v1/webhooks/{id}/test` sends an example of it. "
+    } else {
+        ""
+    };
     json!({
-        "operationId": format!("receive {event_type}"),
+        "operationId": format!("receive{}", event_name(event_type)),
         "tags": ["webhooks"],
         "summary": summary(event_type),
-        "description": "POSTed to every active webhook that wants this type. An event arrives at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer at once and work afterwards.",
+        "description": format!("{yet}POSTed to every active webhook that wants this type. An event arrives at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer at once and work afterwards."),
         "security": [],
         "parameters": parameters(event_type, &example["id"]),
         "requestBody": {
             "required": true,
-            "content": { "application/json": { "schema": catalogue::schema(event_type), "example": example } },
+            "content": { "application/json": { "schema": schema_reference(&event_name(event_type)), "example": example } },
         },
         "responses": {
             "2XX": { "description": "Any of these, within 30 seconds unless the operator is set otherwise, is a success. The body is not needed; its beginning is kept for the log." },

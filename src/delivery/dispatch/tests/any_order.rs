@@ -28,8 +28,8 @@ fn nth<T: Clone>(all: impl Iterator<Item = T>, pick: u8) -> Option<T> {
 
 fn take(world: &mut World, (what, pick, dice): Step) {
     let index = |len: usize| (len > 0).then(|| usize::from(pick) % len);
-    let lane = nth(world.hooks.keys().cloned(), pick);
-    match (what % 40, lane) {
+    let webhook = nth(world.hooks.keys().cloned(), pick);
+    match (what % 40, webhook) {
         (0..=5, _) => {
             let uid = format!("i-{}", pick % 3);
             let event_type = crate::events::EventType::InstanceStarted;
@@ -41,8 +41,8 @@ fn take(world: &mut World, (what, pick, dice): Step) {
             }
         }
         (13..=15, _) => {
-            if let Some(index) = index(world.orders.len()) {
-                world.order(index, fate(dice));
+            if let Some(index) = index(world.requests.len()) {
+                world.write(index, fate(dice));
             }
         }
         (16..=18, _) => {
@@ -67,19 +67,19 @@ fn take(world: &mut World, (what, pick, dice): Step) {
         (25..=26, _) => drop(world.watch_objects()),
         (27, _) => world.begin_lookup(),
         (28, _) => world.end_lookup(),
-        (29, Some(lane)) => {
+        (29, Some(webhook)) => {
             let modes = [Receiver::Up, Receiver::Down, Receiver::Gone];
-            world.receivers.insert(lane, modes[usize::from(dice) % 3]);
+            world.receivers.insert(webhook, modes[usize::from(dice) % 3]);
         }
-        (30, Some(lane)) => world.change_hook(&lane, dice % 3 > 0),
-        (31, Some(lane)) => world.set_secret(&lane, dice % 2 > 0),
-        (32, Some(lane)) if dice % 4 == 0 => {
-            world.delete_hook(&lane);
+        (30, Some(webhook)) => world.change_hook(&webhook, dice % 3 > 0),
+        (31, Some(webhook)) => world.set_secret(&webhook, dice % 2 > 0),
+        (32, Some(webhook)) if dice % 4 == 0 => {
+            world.delete_hook(&webhook);
             if pick % 2 == 0 {
-                world.add_hook("ns", lane.split_once('/').unwrap().1);
+                world.add_hook("ns", webhook.split_once('/').unwrap().1);
             }
         }
-        (33, Some(lane)) => drop(world.add_test(&lane, &format!("test-{pick}-{dice}"))),
+        (33, Some(webhook)) => drop(world.add_test(&webhook, &format!("test-{pick}-{dice}"))),
         (34, _) => {
             if let Some(job) = nth(world.deliveries.keys().cloned(), pick) {
                 if dice % 4 == 0 {

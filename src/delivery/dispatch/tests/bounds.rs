@@ -6,21 +6,21 @@ use super::{
 };
 
 /// A webhook that cannot be sent to, and holds so many deliveries at most.
-fn holding(held_per_webhook: usize) -> (World, LaneKey) {
+fn holding(held_per_webhook: usize) -> (World, WebhookKey) {
     let limits = Limits {
         held_per_webhook,
         ..Limits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
-    world.set_secret(&lane, false);
-    (world, lane)
+    world.set_secret(&webhook, false);
+    (world, webhook)
 }
 
 #[test]
 fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
-    let (mut world, lane) = holding(5);
+    let (mut world, webhook) = holding(5);
     let events: Vec<_> = (0..12)
         .map(|number| {
             let event = world.record("ns", &format!("i-{number}"), Fate::Good).unwrap();
@@ -29,9 +29,12 @@ fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
             event
         })
         .collect();
-    let (tally, pending, held) = world.tally(&lane);
+    let (tally, pending, held) = world.tally(&webhook);
     assert_eq!((tally.dropped, pending, held), (7, 0, 5));
-    let kept: Vec<_> = events[7..].iter().map(|event| world.job(&lane, event)).collect();
+    let kept: Vec<_> = events[7..]
+        .iter()
+        .map(|event| world.job(&webhook, event))
+        .collect();
     assert_eq!(world.deliveries.len(), 5);
     assert!(kept.iter().all(|job| world.deliveries.contains_key(job)));
     world.heal();
@@ -41,27 +44,27 @@ fn of_too_many_held_ones_the_oldest_are_dropped_and_counted() {
 
 #[test]
 fn what_never_was_written_is_dropped_without_a_trace() {
-    let (mut world, lane) = holding(1);
+    let (mut world, webhook) = holding(1);
     world.record("ns", "i-1", Fate::Good);
     world.record("ns", "i-2", Fate::Good);
     world.settle();
     assert_eq!(world.writes.creates, 1);
-    assert_eq!(world.tally(&lane).0.dropped, 1);
+    assert_eq!(world.tally(&webhook).0.dropped, 1);
     world.heal();
     world.audit_end();
 }
 
 #[test]
 fn a_dropped_one_whose_creation_went_unheard_is_deleted_all_the_same() {
-    let (mut world, lane) = holding(1);
+    let (mut world, webhook) = holding(1);
     world.record("ns", "i-1", Fate::Good);
     world.execute(0, Fate::Good);
-    world.order(0, Fate::Unheard);
+    world.write(0, Fate::Unheard);
     world.answer(0);
     world.record("ns", "i-2", Fate::Good);
     world.run();
     assert_eq!(world.deliveries.len(), 1);
-    assert_eq!(world.tally(&lane).0.dropped, 1);
+    assert_eq!(world.tally(&webhook).0.dropped, 1);
     world.heal();
     world.audit_end();
 }
@@ -96,15 +99,15 @@ fn attempts_keep_to_the_window_of_their_webhook_and_the_bound_of_all() {
 #[test]
 fn a_long_ladder_keeps_only_the_last_attempts() {
     let mut world = World::new(DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
-    world.receivers.insert(lane.clone(), Receiver::Down);
+    world.receivers.insert(webhook.clone(), Receiver::Down);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     for _ in 0..5 {
         world.run();
         world.redeliver(&job);
-        world.change_hook(&lane, true);
+        world.change_hook(&webhook, true);
     }
     let status = world.status(&job);
     assert_eq!((status.attempt_count, status.attempts.len()), (30, 21));

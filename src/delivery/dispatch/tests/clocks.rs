@@ -10,17 +10,17 @@ use super::{
 };
 
 /// Ten deliveries that have failed once.
-fn world() -> (World, LaneKey) {
+fn world() -> (World, WebhookKey) {
     let mut world = World::new(DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
-    world.receivers.insert(lane.clone(), Receiver::Down);
+    let webhook = world.add_hook("ns", "one");
+    world.receivers.insert(webhook.clone(), Receiver::Down);
     world.settle();
     for number in 0..10 {
         world.record("ns", &format!("i-{number}"), Fate::Good);
     }
     world.settle();
     assert_eq!(world.begun.len(), 10);
-    (world, lane)
+    (world, webhook)
 }
 
 fn run_for(world: &mut World, time: Duration) {

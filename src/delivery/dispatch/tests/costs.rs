@@ -7,15 +7,15 @@ use super::{
     world::{Fate, Receiver, World, Writes},
 };
 
-fn world(log: DeliveryLog) -> (World, LaneKey) {
+fn world(log: DeliveryLog) -> (World, WebhookKey) {
     let limits = Limits {
         unrecorded_per_webhook: 3,
         ..Limits::default()
     };
     let mut world = World::with(limits, log);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
-    (world, lane)
+    (world, webhook)
 }
 
 const fn writes(creates: usize, replaces: usize) -> Writes {
@@ -44,8 +44,8 @@ fn the_log_of_a_success_and_the_records_of_failures_let_others_go_first() {
         (Receiver::Down, WriteClass::Suspect),
         (Receiver::Gone, WriteClass::Suspect),
     ] {
-        let (mut world, lane) = world(DeliveryLog::All);
-        world.receivers.insert(lane, receiver);
+        let (mut world, webhook) = world(DeliveryLog::All);
+        world.receivers.insert(webhook, receiver);
         world.record("ns", "i-1", Fate::Good);
         world.execute(0, Fate::Good);
         world.land(0);
@@ -66,8 +66,8 @@ fn the_log_of_a_success_and_the_records_of_failures_let_others_go_first() {
 #[test]
 fn every_failed_attempt_costs_one() {
     for log in [DeliveryLog::Failures, DeliveryLog::All] {
-        let (mut world, lane) = world(log);
-        world.receivers.insert(lane, Receiver::Down);
+        let (mut world, webhook) = world(log);
+        world.receivers.insert(webhook, Receiver::Down);
         world.record("ns", "i-1", Fate::Good);
         world.run();
         assert_eq!(world.begun.len(), 6);
@@ -77,12 +77,12 @@ fn every_failed_attempt_costs_one() {
 
 #[test]
 fn what_is_held_costs_one_and_its_end_another() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.set_secret(&lane, false);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.set_secret(&webhook, false);
     world.record("ns", "i-1", Fate::Good);
     world.run();
     assert_eq!(world.writes, writes(1, 0));
-    world.set_secret(&lane, true);
+    world.set_secret(&webhook, true);
     world.run();
     assert_eq!(world.writes, writes(1, 1));
     world.audit_end();
@@ -90,16 +90,16 @@ fn what_is_held_costs_one_and_its_end_another() {
 
 #[test]
 fn a_gate_that_flaps_costs_nothing_more() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.set_secret(&lane, false);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.set_secret(&webhook, false);
     for _ in 0..20 {
         world.record("ns", "i-1", Fate::Good);
     }
     world.run();
     for _ in 0..10 {
-        world.set_secret(&lane, true);
+        world.set_secret(&webhook, true);
         world.work(false);
-        world.set_secret(&lane, false);
+        world.set_secret(&webhook, false);
         world.work(false);
     }
     assert_eq!(world.writes.creates, 20);
@@ -126,14 +126,14 @@ fn no_outcome_within_a_second_costs_one_and_the_end_another() {
 
 #[test]
 fn a_backlog_costs_one_and_the_end_another() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     for _ in 0..10 {
         world.record("ns", "i-1", Fate::Good);
     }
     world.work(false);
     // One is under way, three wait, the other six are written down.
     assert_eq!(world.writes, writes(6, 0));
-    assert_eq!(world.tally(&lane).1, 6);
+    assert_eq!(world.tally(&webhook).1, 6);
     world.run();
     assert_eq!(world.writes, writes(6, 6));
     world.audit_end();
@@ -141,8 +141,8 @@ fn a_backlog_costs_one_and_the_end_another() {
 
 #[test]
 fn a_write_that_fails_is_tried_again_ever_more_slowly() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.receivers.insert(lane, Receiver::Down);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook, Receiver::Down);
     world.record("ns", "i-1", Fate::Good);
     world.execute(0, Fate::Good);
     world.land(0);
@@ -151,9 +151,9 @@ fn a_write_that_fails_is_tried_again_ever_more_slowly() {
         while !world.commands.is_empty() {
             world.execute(0, Fate::Good);
         }
-        while !world.orders.is_empty() {
+        while !world.requests.is_empty() {
             times.push(world.elapsed.as_secs());
-            world.order(0, Fate::Lost);
+            world.write(0, Fate::Lost);
             world.answer(0);
         }
         if world.elapsed < Duration::from_secs(59) || times.len() < 8 {
@@ -176,7 +176,7 @@ fn nothing_is_quadratic() {
         ..Limits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
     let (now, began) = (world.now(), Instant::now());
     let dispatcher = &mut world.dispatcher;
@@ -206,12 +206,12 @@ fn nothing_is_quadratic() {
         facts.gate = gate;
         dispatcher.webhook_seen(facts.clone(), now);
     }
-    assert!(dispatcher.tally(&lane).unwrap().2 > 19_000);
+    assert!(dispatcher.tally(&webhook).unwrap().2 > 19_000);
     for _ in 0..MANY {
-        dispatcher.tally(&lane);
+        dispatcher.tally(&webhook);
         assert!(dispatcher.unverified().is_empty());
     }
-    dispatcher.webhook_gone(&lane, &facts.uid, u64::MAX);
+    dispatcher.webhook_gone(&webhook, &facts.uid, u64::MAX);
     assert!(dispatcher.jobs.is_empty());
     let took = began.elapsed();
     println!("{took:?}");

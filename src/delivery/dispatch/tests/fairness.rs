@@ -8,7 +8,7 @@ use super::{
 };
 
 /// One healthy webhook among others that never answer.
-fn world(dead: usize, limits: Limits) -> (World, LaneKey) {
+fn world(dead: usize, limits: Limits) -> (World, WebhookKey) {
     let mut world = World::with(limits, DeliveryLog::Failures);
     let healthy = world.add_hook("healthy", "one");
     for number in 0..dead {
@@ -83,7 +83,7 @@ fn suspects_take_turns_for_their_half() {
     }
     let mut attempts: HashMap<_, usize> = HashMap::new();
     for sending in &world.begun {
-        *attempts.entry(sending.lane.clone()).or_default() += 1;
+        *attempts.entry(sending.webhook.clone()).or_default() += 1;
     }
     assert_eq!(attempts.len(), 40);
     assert!(attempts.values().all(|count| *count == 1));
@@ -146,6 +146,6 @@ fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
     world.land(0);
     world.work(false);
     world.audit();
-    let of_a = world.sendings.iter().filter(|it| &*it.lane == "a/one").count();
+    let of_a = world.sendings.iter().filter(|it| &*it.webhook == "a/one").count();
     assert_eq!(of_a, 2, "{:?}", world.sendings);
 }

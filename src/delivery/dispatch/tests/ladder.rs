@@ -12,12 +12,12 @@ const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
 
 /// A webhook that is known, and in which state its receiver is.
-fn world(receiver: Receiver) -> (World, LaneKey) {
+fn world(receiver: Receiver) -> (World, WebhookKey) {
     let mut world = World::new(DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
-    world.receivers.insert(lane.clone(), receiver);
+    let webhook = world.add_hook("ns", "one");
+    world.receivers.insert(webhook.clone(), receiver);
     world.settle();
-    (world, lane)
+    (world, webhook)
 }
 
 fn record(world: &mut World, uid: &str) -> String {
@@ -37,9 +37,9 @@ fn seconds(world: &World) -> Vec<u64> {
 
 #[test]
 fn six_attempts_are_made_at_the_times_of_the_schedule_and_the_last_disables() {
-    let (mut world, lane) = world(Receiver::Down);
+    let (mut world, webhook) = world(Receiver::Down);
     let event = record(&mut world, "i-1");
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     world.settle();
     let mut phases = Vec::new();
     for retry in 1..=5 {
@@ -79,14 +79,14 @@ fn six_attempts_are_made_at_the_times_of_the_schedule_and_the_last_disables() {
 
 #[test]
 fn a_retry_that_succeeds_ends_the_ladder() {
-    let (mut world, lane) = world(Receiver::Down);
+    let (mut world, webhook) = world(Receiver::Down);
     let event = record(&mut world, "i-1");
     world.settle();
-    world.receivers.insert(lane.clone(), Receiver::Up);
+    world.receivers.insert(webhook.clone(), Receiver::Up);
     world.run();
     assert_eq!(seconds(&world), [0, 60]);
     assert_eq!(
-        world.status(&world.job(&lane, &event)).phase,
+        world.status(&world.job(&webhook, &event)).phase,
         DeliveryPhase::Delivered
     );
     world.audit_end();
@@ -117,12 +117,12 @@ fn retry_after_lengthens_to_at_most_twice_and_never_shortens() {
 
 #[test]
 fn gone_disables_at_once() {
-    let (mut world, lane) = world(Receiver::Gone);
+    let (mut world, webhook) = world(Receiver::Gone);
     let event = record(&mut world, "i-1");
     world.run();
     assert_eq!(world.begun.len(), 1);
     assert_eq!(
-        world.status(&world.job(&lane, &event)).phase,
+        world.status(&world.job(&webhook, &event)).phase,
         DeliveryPhase::Exhausted
     );
     assert_eq!(world.disablements[0].reason, DisableReason::Gone);
@@ -155,8 +155,8 @@ fn of_several_that_are_told_gone_at_the_same_time_one_ends_and_the_others_are_he
 #[test]
 fn a_test_is_sent_once_and_disables_nothing() {
     for receiver in [Receiver::Down, Receiver::Gone, Receiver::Up] {
-        let (mut world, lane) = world(receiver);
-        let job = world.add_test(&lane, "test");
+        let (mut world, webhook) = world(receiver);
+        let job = world.add_test(&webhook, "test");
         world.run();
         assert_eq!(world.begun.len(), 1);
         let expected = match receiver {
@@ -171,18 +171,18 @@ fn a_test_is_sent_once_and_disables_nothing() {
 
 #[test]
 fn a_test_goes_out_past_a_closed_gate() {
-    let (mut world, lane) = world(Receiver::Gone);
+    let (mut world, webhook) = world(Receiver::Gone);
     record(&mut world, "i-1");
     world.run();
-    world.receivers.insert(lane.clone(), Receiver::Up);
-    let job = world.add_test(&lane, "test");
+    world.receivers.insert(webhook.clone(), Receiver::Up);
+    let job = world.add_test(&webhook, "test");
     world.run();
     assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
 }
 
 #[test]
 fn when_it_is_enabled_again_held_ones_go_out_in_order_one_by_one_and_the_exhausted_one_stays() {
-    let (mut world, lane) = world(Receiver::Gone);
+    let (mut world, webhook) = world(Receiver::Gone);
     let poison = record(&mut world, "i-0");
     world.settle();
     let mut events = Vec::new();
@@ -191,10 +191,10 @@ fn when_it_is_enabled_again_held_ones_go_out_in_order_one_by_one_and_the_exhaust
         events.push(record(&mut world, &format!("i-{}", (number * 7) % 5)));
     }
     world.run();
-    assert_eq!(world.tally(&lane).2, 20);
+    assert_eq!(world.tally(&webhook).2, 20);
     assert_eq!(world.begun.len(), 1);
-    world.receivers.insert(lane.clone(), Receiver::Up);
-    world.change_hook(&lane, true);
+    world.receivers.insert(webhook.clone(), Receiver::Up);
+    world.change_hook(&webhook, true);
     for event in &events {
         world.work(false);
         assert_eq!(world.sendings.len(), 1, "one after the other");
@@ -204,7 +204,7 @@ fn when_it_is_enabled_again_held_ones_go_out_in_order_one_by_one_and_the_exhaust
     world.run();
     assert_eq!(world.begun.len(), 21);
     assert_eq!(
-        world.status(&world.job(&lane, &poison)).phase,
+        world.status(&world.job(&webhook, &poison)).phase,
         DeliveryPhase::Exhausted
     );
     world.audit_end();
@@ -212,18 +212,18 @@ fn when_it_is_enabled_again_held_ones_go_out_in_order_one_by_one_and_the_exhaust
 
 #[test]
 fn what_was_held_in_mid_ladder_has_a_fresh_one() {
-    let (mut world, lane) = world(Receiver::Down);
+    let (mut world, webhook) = world(Receiver::Down);
     let event = record(&mut world, "i-1");
     world.settle();
     while world.begun.len() < 4 {
         next(&mut world);
     }
-    world.set_secret(&lane, false);
+    world.set_secret(&webhook, false);
     world.run();
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     assert_eq!(world.status(&job).phase, DeliveryPhase::Held);
     let begun = world.begun.len();
-    world.set_secret(&lane, true);
+    world.set_secret(&webhook, true);
     world.settle();
     while world.begun.len() < begun + 6 {
         next(&mut world);
@@ -240,10 +240,10 @@ fn what_was_held_in_mid_ladder_has_a_fresh_one() {
 
 #[test]
 fn a_failing_delivery_does_not_hold_back_later_ones() {
-    let (mut world, lane) = world(Receiver::Down);
+    let (mut world, webhook) = world(Receiver::Down);
     record(&mut world, "i-1");
     world.settle();
-    world.receivers.insert(lane, Receiver::Up);
+    world.receivers.insert(webhook, Receiver::Up);
     let later = record(&mut world, "i-1");
     world.settle();
     assert_eq!(&*world.begun[1].event.id, later);
@@ -252,7 +252,7 @@ fn a_failing_delivery_does_not_hold_back_later_ones() {
 
 #[test]
 fn first_attempts_about_one_instance_are_made_in_order_one_at_a_time() {
-    let (mut world, lane) = world(Receiver::Up);
+    let (mut world, webhook) = world(Receiver::Up);
     let mut events = Vec::new();
     for _ in 0..100 {
         events.push(record(&mut world, "i-1"));
@@ -273,7 +273,7 @@ fn first_attempts_about_one_instance_are_made_in_order_one_at_a_time() {
         .collect();
     let order: Vec<_> = order.iter().map(|it| it.event.id.to_string()).collect();
     assert_eq!(order, events);
-    assert_eq!(world.tally(&lane).0.delivered, 101);
+    assert_eq!(world.tally(&webhook).0.delivered, 101);
     world.audit_end();
 }
 
@@ -308,7 +308,7 @@ fn a_retry_that_ends_lets_no_second_first_attempt_of_its_instance_begin() {
 
 #[test]
 fn what_an_attempt_to_the_old_url_says_does_not_disable_the_new_one() {
-    let (mut world, lane) = world(Receiver::Down);
+    let (mut world, webhook) = world(Receiver::Down);
     record(&mut world, "i-1");
     world.settle();
     while world.status(world.deliveries.keys().next().unwrap()).retries < 5 {
@@ -319,7 +319,7 @@ fn what_an_attempt_to_the_old_url_says_does_not_disable_the_new_one() {
         world.pass(at.saturating_duration_since(world.now().mono));
         world.work(false);
     }
-    world.change_hook(&lane, true);
+    world.change_hook(&webhook, true);
     world.work(false);
     world.settle();
     assert!(world.disablements.is_empty());
@@ -331,12 +331,12 @@ fn what_an_attempt_to_the_old_url_says_does_not_disable_the_new_one() {
 
 #[test]
 fn sending_again_begins_a_new_ladder() {
-    let (mut world, lane) = world(Receiver::Gone);
+    let (mut world, webhook) = world(Receiver::Gone);
     let event = record(&mut world, "i-1");
     world.run();
-    world.change_hook(&lane, true);
-    world.receivers.insert(lane.clone(), Receiver::Down);
-    let job = world.job(&lane, &event);
+    world.change_hook(&webhook, true);
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    let job = world.job(&webhook, &event);
     world.redeliver(&job);
     world.settle();
     let status = world.status(&job);

@@ -8,11 +8,11 @@ use super::{
 };
 use crate::resources::DeliveryPhase;
 
-fn world(log: DeliveryLog) -> (World, LaneKey) {
+fn world(log: DeliveryLog) -> (World, WebhookKey) {
     let mut world = World::new(log);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
-    (world, lane)
+    (world, webhook)
 }
 
 #[test]
@@ -32,14 +32,14 @@ fn a_webhook_that_the_watch_has_not_shown_gets_the_event_by_the_lookup() {
 
 #[test]
 fn a_webhook_enabled_before_its_disablement_was_seen_sends_what_was_held() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.receivers.insert(lane.clone(), Receiver::Gone);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook.clone(), Receiver::Gone);
     world.record("ns", "i-1", Fate::Good);
     world.execute(0, Fate::Good);
     world.land(0);
     world.record("ns", "i-2", Fate::Good);
     // Disabled in this process only; the watch comes with the changed spec at once.
-    world.change_hook(&lane, true);
+    world.change_hook(&webhook, true);
     world.receivers.clear();
     world.run();
     assert_eq!(world.arrived.len(), 1);
@@ -48,8 +48,8 @@ fn a_webhook_enabled_before_its_disablement_was_seen_sends_what_was_held() {
 
 #[test]
 fn the_end_of_a_webhook_is_not_the_end_of_another_with_its_name() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.delete_hook(&lane);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.delete_hook(&webhook);
     world.add_hook("ns", "one");
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.begin_lookup();
@@ -57,17 +57,17 @@ fn the_end_of_a_webhook_is_not_the_end_of_another_with_its_name() {
     assert!(world.dispatcher.knows(&event));
     while world.watch_hooks() {}
     world.run();
-    assert!(world.arrived.contains(&world.job(&lane, &event)));
+    assert!(world.arrived.contains(&world.job(&webhook, &event)));
     world.audit_end();
 }
 
 #[test]
 fn a_list_from_before_its_end_does_not_bring_a_webhook_back() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     world.record("ns", "i-1", Fate::Unheard);
     world.watch_objects();
     world.begin_lookup();
-    world.delete_hook(&lane);
+    world.delete_hook(&webhook);
     while world.watch_hooks() {}
     world.end_lookup();
     assert_eq!(world.dispatcher.webhooks().count(), 0);
@@ -92,11 +92,11 @@ fn an_old_version_of_an_outbox_sends_nothing_again() {
 
 #[test]
 fn an_attempt_that_could_not_begin_leaves_no_drain_behind() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.set_secret(&lane, false);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.set_secret(&webhook, false);
     world.record("ns", "i-1", Fate::Good);
     world.run();
-    world.set_secret(&lane, true);
+    world.set_secret(&webhook, true);
     world.work(false);
     world.report_of(0, Report::Unready);
     world.run();
@@ -116,14 +116,14 @@ fn a_delivery_deleted_while_it_is_sent_does_not_stall_its_webhook() {
         ..Limits::default()
     };
     let mut world = World::with(limits, DeliveryLog::Failures);
-    let lane = world.add_hook("ns", "one");
+    let webhook = world.add_hook("ns", "one");
     world.settle();
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.record("ns", "i-2", Fate::Good);
     world.work(false);
     world.pass(Duration::from_secs(1));
     world.work(false);
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     world.delete_delivery(&job);
     world.work(false);
     assert_eq!(world.sendings.len(), 1, "it still takes its place");
@@ -134,13 +134,13 @@ fn a_delivery_deleted_while_it_is_sent_does_not_stall_its_webhook() {
 
 #[test]
 fn a_delivery_deleted_while_it_is_sent_still_keeps_back_later_ones_of_its_instance() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.record("ns", "i-1", Fate::Good);
     world.work(false);
     world.pass(Duration::from_secs(1));
     world.work(false);
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     world.delete_delivery(&job);
     world.work(false);
     assert_eq!(world.sendings.len(), 1);
@@ -151,12 +151,12 @@ fn a_delivery_deleted_while_it_is_sent_still_keeps_back_later_ones_of_its_instan
 
 #[test]
 fn what_is_being_sent_is_not_sent_again_by_whoever_sees_its_record() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.work(false);
     world.pass(Duration::from_secs(1));
     world.work(false);
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     let record = world.deliveries[&job].clone();
     world
         .dispatcher
@@ -174,12 +174,12 @@ fn what_is_being_sent_is_not_sent_again_by_whoever_sees_its_record() {
 
 #[test]
 fn a_creation_that_seemed_to_fail_is_followed_by_the_outcome() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.execute(0, Fate::Good);
     world.pass(Duration::from_secs(1));
     world.execute(0, Fate::Good);
-    world.order(0, Fate::Unheard);
+    world.write(0, Fate::Unheard);
     world.answer(0);
     world.land(0);
     world.run();
@@ -189,7 +189,7 @@ fn a_creation_that_seemed_to_fail_is_followed_by_the_outcome() {
         "not sent again for the record that is there"
     );
     assert_eq!(
-        world.status(&world.job(&lane, &event)).phase,
+        world.status(&world.job(&webhook, &event)).phase,
         DeliveryPhase::Delivered
     );
     world.audit_end();
@@ -197,8 +197,8 @@ fn a_creation_that_seemed_to_fail_is_followed_by_the_outcome() {
 
 #[test]
 fn the_exhausted_one_is_not_written_before_the_disablement() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.receivers.insert(lane.clone(), Receiver::Gone);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook.clone(), Receiver::Gone);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.execute(0, Fate::Good);
     world.pass(Duration::from_secs(1));
@@ -206,10 +206,10 @@ fn the_exhausted_one_is_not_written_before_the_disablement() {
     assert!(matches!(world.commands[..], [Command::Write { .. }]));
     world.land(0);
     world.execute(0, Fate::Good);
-    assert!(world.orders.is_empty());
+    assert!(world.requests.is_empty());
     world.run();
     assert_eq!(
-        world.status(&world.job(&lane, &event)).phase,
+        world.status(&world.job(&webhook, &event)).phase,
         DeliveryPhase::Exhausted
     );
     assert_eq!(world.disablements.len(), 1);
@@ -224,7 +224,7 @@ fn after_a_crash_what_is_logged_is_not_sent_again_and_what_is_not_is() {
         world.land(0);
         if log == DeliveryLog::All {
             world.execute(0, Fate::Good);
-            world.order(0, Fate::Unheard);
+            world.write(0, Fate::Unheard);
         }
         world.crash(|_| false);
         world.run();
@@ -251,15 +251,15 @@ fn after_a_crash_entries_are_sent_in_order_although_a_lookup_fails() {
 
 #[test]
 fn the_label_taken_away_before_the_end_was_answered_sends_again() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     world.work(false);
     world.pass(Duration::from_secs(1));
     world.work(false);
     world.land(0);
     world.execute(0, Fate::Good);
-    world.order(0, Fate::Good);
+    world.write(0, Fate::Good);
     world.redeliver(&job);
     while world.watch_deliveries() {}
     world.run();
@@ -284,20 +284,20 @@ fn the_last_event_of_an_object_is_settled_when_all_are() {
 
 #[test]
 fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
-    let (mut world, lane) = world(DeliveryLog::Failures);
-    world.receivers.insert(lane.clone(), Receiver::Down);
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook.clone(), Receiver::Down);
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.settle();
-    let job = world.job(&lane, &event);
+    let job = world.job(&webhook, &event);
     let record = world.deliveries[&job].clone();
-    let mut facts = world.hooks[&lane].facts.clone();
+    let mut facts = world.hooks[&webhook].facts.clone();
     let (limits, now) = (world.limits.clone(), world.now());
     world.dispatcher = Dispatcher::new(limits, world.schedule.clone(), world.log);
     world.dispatcher.delivery_seen(record, false, now);
     assert_eq!(world.dispatcher.next_command(), None);
     facts.gate = Gate::Disabled;
     world.dispatcher.webhook_seen(facts, now);
-    let Some(WriteOrder::Replace(record)) =
+    let Some(WriteRequest::Replace(record)) =
         world.dispatcher.next_command().and_then(|command| match command {
             Command::Write { job, .. } => world.dispatcher.begin_write(&job, now),
             _ => None,
@@ -311,8 +311,8 @@ fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
 #[test]
 fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was_written() {
     for receiver in [Receiver::Gone, Receiver::Down] {
-        let (mut world, lane) = world(DeliveryLog::Failures);
-        world.receivers.insert(lane.clone(), receiver);
+        let (mut world, webhook) = world(DeliveryLog::Failures);
+        world.receivers.insert(webhook.clone(), receiver);
         let event = world.record("ns", "i-1", Fate::Good).unwrap();
         let is_it = |command: &Command| matches!(command, Command::Disable(_));
         world.run_until(|world| world.commands.iter().any(is_it));
@@ -321,7 +321,7 @@ fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was
         world.crash(|_| false);
         world.run();
         let phase = |world: &World| {
-            world.deliveries[&world.job(&lane, &event)]
+            world.deliveries[&world.job(&webhook, &event)]
                 .status
                 .as_ref()
                 .unwrap()
@@ -329,7 +329,7 @@ fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was
         };
         assert_eq!(phase(&world), DeliveryPhase::Exhausted, "{receiver:?}");
         world.receivers.clear();
-        world.change_hook(&lane, true);
+        world.change_hook(&webhook, true);
         world.run();
         assert_eq!(
             phase(&world),
@@ -343,8 +343,8 @@ fn what_disabled_a_webhook_stays_failed_though_the_process_ended_before_that_was
 
 #[test]
 fn a_list_from_before_this_process_led_does_not_bring_back_what_was_finished_then() {
-    let (mut world, lane) = world(DeliveryLog::All);
-    world.receivers.insert(lane.clone(), Receiver::Down);
+    let (mut world, webhook) = world(DeliveryLog::All);
+    world.receivers.insert(webhook.clone(), Receiver::Down);
     world.record("ns", "i-1", Fate::Good);
     world.run_until(|world| !world.deliveries.is_empty());
     let stale: Vec<_> = world.deliveries.values().cloned().collect();

@@ -61,7 +61,7 @@ enum Change {
 #[derive(Debug)]
 enum HookChange {
     Is(WebhookFacts),
-    Gone(LaneKey, Arc<str>),
+    Gone(WebhookKey, Arc<str>),
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub enum Answer {
 #[derive(Clone, Debug)]
 pub struct Sending {
     pub job: JobKey,
-    pub lane: LaneKey,
+    pub webhook: WebhookKey,
     pub event: Arc<Event>,
     pub at: Duration,
 }
@@ -95,21 +95,21 @@ pub struct World {
     pub wall: Timestamp,
     revision: u64,
     pub objects: BTreeMap<String, Object>,
-    pub hooks: BTreeMap<LaneKey, Hook>,
+    pub hooks: BTreeMap<WebhookKey, Hook>,
     pub deliveries: BTreeMap<JobKey, Arc<Delivery>>,
     delivery_watch: VecDeque<Change>,
     hook_watch: VecDeque<HookChange>,
     object_watch: VecDeque<(String, u64)>,
     versions: HashMap<(String, u64), Vec<OutboxEntry>>,
     /// What the shell was told of webhooks.
-    told: HashMap<LaneKey, WebhookFacts>,
-    pub no_secret: HashSet<LaneKey>,
+    told: HashMap<WebhookKey, WebhookFacts>,
+    pub no_secret: HashSet<WebhookKey>,
     pub commands: Vec<Command>,
-    pub orders: Vec<(JobKey, WriteOrder)>,
+    pub requests: Vec<(JobKey, WriteRequest)>,
     pub answers: Vec<Answer>,
     pub sendings: Vec<Sending>,
     lookup: Option<(Vec<Arc<str>>, Vec<WebhookFacts>)>,
-    pub receivers: HashMap<LaneKey, Receiver>,
+    pub receivers: HashMap<WebhookKey, Receiver>,
     /// Every attempt that began.
     pub begun: Vec<Sending>,
     /// Every attempt that was answered well.
@@ -120,7 +120,7 @@ pub struct World {
     pub floor: u64,
     bodies: HashMap<String, String>,
     /// What has to arrive.
-    pub owed: HashMap<JobKey, (LaneKey, String)>,
+    pub owed: HashMap<JobKey, (WebhookKey, String)>,
     /// What was written as delivered, and nobody wants again.
     logged: HashSet<JobKey>,
     dropped: i64,
@@ -154,7 +154,7 @@ impl World {
             told: HashMap::new(),
             no_secret: HashSet::new(),
             commands: Vec::new(),
-            orders: Vec::new(),
+            requests: Vec::new(),
             answers: Vec::new(),
             sendings: Vec::new(),
             lookup: None,
@@ -185,9 +185,9 @@ impl World {
 
     // Accounts' doings.
 
-    pub fn add_hook(&mut self, namespace: &str, name: &str) -> LaneKey {
+    pub fn add_hook(&mut self, namespace: &str, name: &str) -> WebhookKey {
         let revision = self.next_revision();
-        let lane = key(namespace, name);
+        let webhook = key(namespace, name);
         let facts = WebhookFacts {
             namespace: namespace.into(),
             name: name.into(),
@@ -206,13 +206,13 @@ impl World {
             disabled: None,
             disabled_by: None,
         };
-        self.hooks.insert(lane.clone(), hook);
-        lane
+        self.hooks.insert(webhook.clone(), hook);
+        webhook
     }
 
-    fn touch(&mut self, lane: &LaneKey) {
+    fn touch(&mut self, webhook: &WebhookKey) {
         let revision = self.next_revision();
-        let Some(hook) = self.hooks.get_mut(lane) else {
+        let Some(hook) = self.hooks.get_mut(webhook) else {
             return;
         };
         hook.facts.revision = revision;
@@ -227,41 +227,41 @@ impl World {
     }
 
     /// Any change of the spec.
-    pub fn change_hook(&mut self, lane: &LaneKey, active: bool) {
-        let Some(hook) = self.hooks.get_mut(lane) else {
+    pub fn change_hook(&mut self, webhook: &WebhookKey, active: bool) {
+        let Some(hook) = self.hooks.get_mut(webhook) else {
             return;
         };
         hook.facts.generation += 1;
         hook.active = active;
         if !active {
             // What was recorded before and has no Delivery yet may be lost, if the process crashes.
-            self.owed.retain(|_, (owed_to, _)| owed_to != lane);
+            self.owed.retain(|_, (owed_to, _)| owed_to != webhook);
         }
-        self.touch(lane);
+        self.touch(webhook);
     }
 
-    pub fn set_secret(&mut self, lane: &LaneKey, there: bool) {
+    pub fn set_secret(&mut self, webhook: &WebhookKey, there: bool) {
         if there {
-            self.no_secret.remove(lane);
+            self.no_secret.remove(webhook);
         } else {
-            self.no_secret.insert(lane.clone());
+            self.no_secret.insert(webhook.clone());
         }
-        if let Some(facts) = self.told.get(lane).cloned() {
+        if let Some(facts) = self.told.get(webhook).cloned() {
             self.tell(facts);
         }
         self.take_commands();
     }
 
-    pub fn delete_hook(&mut self, lane: &LaneKey) {
-        let Some(hook) = self.hooks.remove(lane) else {
+    pub fn delete_hook(&mut self, webhook: &WebhookKey) {
+        let Some(hook) = self.hooks.remove(webhook) else {
             return;
         };
         self.next_revision();
         self.hook_watch
-            .push_back(HookChange::Gone(lane.clone(), hook.facts.uid.clone()));
-        self.owed.retain(|_, (owed_to, _)| owed_to != lane);
+            .push_back(HookChange::Gone(webhook.clone(), hook.facts.uid.clone()));
+        self.owed.retain(|_, (owed_to, _)| owed_to != webhook);
         for job in self.deliveries.keys().cloned().collect::<Vec<_>>() {
-            if is_of(&self.deliveries[&job], lane) {
+            if is_of(&self.deliveries[&job], webhook) {
                 self.delete_delivery(&job);
             }
         }
@@ -289,21 +289,21 @@ impl World {
         self.store(job, record);
     }
 
-    pub fn add_test(&mut self, lane: &LaneKey, name: &str) -> JobKey {
-        let (namespace, webhook) = lane.split_once('/').unwrap();
+    pub fn add_test(&mut self, webhook: &WebhookKey, name: &str) -> JobKey {
+        let (namespace, webhook_name) = webhook.split_once('/').unwrap();
         let job = key(namespace, name);
         let record = Delivery {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
                 namespace: Some(namespace.to_owned()),
                 owner_references: Some(vec![OwnerReference {
-                    uid: self.hooks[lane].facts.uid.to_string(),
+                    uid: self.hooks[webhook].facts.uid.to_string(),
                     ..OwnerReference::default()
                 }]),
                 ..ObjectMeta::default()
             },
             spec: DeliverySpec {
-                webhook: webhook.to_owned(),
+                webhook: webhook_name.to_owned(),
                 event_id: format!("evt_test_{name}"),
                 event_type: EventType::InstanceStarted,
                 event_created_at: self.wall,
@@ -349,10 +349,10 @@ impl World {
             body: body.clone(),
         });
         self.bodies.insert(id.clone(), body);
-        for (lane, hook) in &self.hooks {
+        for (webhook, hook) in &self.hooks {
             if hook.active && *hook.facts.namespace == *namespace {
                 let job = key(namespace, &ids::delivery_name(&hook.facts.uid, &id));
-                self.owed.insert(job, (lane.clone(), id.clone()));
+                self.owed.insert(job, (webhook.clone(), id.clone()));
             }
         }
         self.written_outbox(uid, fate);
@@ -411,9 +411,9 @@ impl World {
         record
     }
 
-    fn apply(&mut self, job: &JobKey, order: WriteOrder) -> Written {
-        match order {
-            WriteOrder::Create(record) => {
+    fn apply(&mut self, job: &JobKey, request: WriteRequest) -> Written {
+        match request {
+            WriteRequest::Create(record) => {
                 self.writes.creates += 1;
                 if let Some(there) = self.deliveries.get(job) {
                     return Written::Found(there.clone());
@@ -425,7 +425,7 @@ impl World {
                 }
                 Written::Stored(stored)
             }
-            WriteOrder::Replace(record) => {
+            WriteRequest::Replace(record) => {
                 self.writes.replaces += 1;
                 match self.deliveries.get(job) {
                     None => Written::Gone,
@@ -433,7 +433,7 @@ impl World {
                     Some(_) => Written::Stored(self.store(job, *record)),
                 }
             }
-            WriteOrder::Delete(_) => {
+            WriteRequest::Delete(_) => {
                 self.writes.deletes += 1;
                 self.delete_delivery(job);
                 Written::Gone
@@ -453,7 +453,7 @@ impl World {
     pub fn execute(&mut self, index: usize, fate: Fate) {
         let now = self.now();
         match self.commands.remove(index) {
-            Command::Attempt { job, lane, event } => self.send(job, lane, event),
+            Command::Attempt { job, webhook, event } => self.send(job, webhook, event),
             Command::Check(job) => {
                 let found = match fate {
                     Fate::Good => Ok(self.deliveries.get(&job).cloned()),
@@ -462,12 +462,12 @@ impl World {
                 self.answers.push(Answer::Checked(job, found));
             }
             Command::Write { job, .. } => {
-                if let Some(order) = self.dispatcher.begin_write(&job, now) {
+                if let Some(request) = self.dispatcher.begin_write(&job, now) {
                     assert!(
-                        self.orders.iter().all(|(other, _)| *other != job),
+                        self.requests.iter().all(|(other, _)| *other != job),
                         "two writes of {job}"
                     );
-                    self.orders.push((job, order));
+                    self.requests.push((job, request));
                 }
             }
             Command::Disable(disablement) => self.disable(disablement, fate),
@@ -479,7 +479,7 @@ impl World {
         self.take_commands();
     }
 
-    fn send(&mut self, job: JobKey, lane: LaneKey, event: Arc<Event>) {
+    fn send(&mut self, job: JobKey, webhook: WebhookKey, event: Arc<Event>) {
         assert!(
             !self.logged.contains(&job),
             "{job} is logged as delivered, and sent again"
@@ -487,40 +487,45 @@ impl World {
         let body = self.bodies.get(&*event.id).expect("an event of somebody");
         assert_eq!(event.body, body.as_bytes(), "another body of {}", event.id);
         let at = self.elapsed;
-        let sending = Sending { job, lane, event, at };
+        let sending = Sending {
+            job,
+            webhook,
+            event,
+            at,
+        };
         self.begun.push(sending.clone());
         self.sendings.push(sending);
     }
 
     fn disable(&mut self, disablement: Disablement, fate: Fate) {
-        let lane = disablement.lane.clone();
+        let webhook = disablement.webhook.clone();
         if fate != Fate::Lost
-            && let Some(hook) = self.hooks.get_mut(&lane)
+            && let Some(hook) = self.hooks.get_mut(&webhook)
             && (&hook.facts.uid, hook.facts.generation) == (&disablement.uid, disablement.generation)
         {
             let again = hook.disabled.replace(disablement.generation) == Some(disablement.generation);
             let is_repeat = self.disablements.last() == Some(&disablement);
-            assert!(!again || is_repeat, "{lane} is disabled twice");
+            assert!(!again || is_repeat, "{webhook} is disabled twice");
             if !again {
                 hook.disabled_by = Some(disablement.delivery.as_str().into());
                 self.disablements.push(disablement.clone());
-                self.touch(&lane);
+                self.touch(&webhook);
             }
         }
         if fate == Fate::Good {
-            self.dispatcher.disablement_written(&lane);
+            self.dispatcher.disablement_written(&webhook);
         } else {
             self.commands.push(Command::Disable(disablement));
         }
     }
 
-    pub fn order(&mut self, index: usize, fate: Fate) {
-        let (job, order) = self.orders.remove(index);
+    pub fn write(&mut self, index: usize, fate: Fate) {
+        let (job, request) = self.requests.remove(index);
         let result = match fate {
-            Fate::Good => self.apply(&job, order),
+            Fate::Good => self.apply(&job, request),
             Fate::Lost => Written::Failed,
             Fate::Unheard => {
-                self.apply(&job, order);
+                self.apply(&job, request);
                 Written::Failed
             }
         };
@@ -538,13 +543,13 @@ impl World {
 
     /// An attempt ends, as the receiver is now.
     pub fn land(&mut self, index: usize) {
-        let lane = self.sendings[index].lane.clone();
-        let code = match self.receivers.get(&lane).unwrap_or(&Receiver::Up) {
+        let webhook = self.sendings[index].webhook.clone();
+        let code = match self.receivers.get(&webhook).unwrap_or(&Receiver::Up) {
             Receiver::Up => 200,
             Receiver::Down => 500,
             Receiver::Gone => 410,
         };
-        let report = if self.no_secret.contains(&lane) {
+        let report = if self.no_secret.contains(&webhook) {
             Report::Blocked("no secret".to_owned())
         } else {
             self.report(code, None)
@@ -576,15 +581,15 @@ impl World {
     }
 
     fn tell(&mut self, mut facts: WebhookFacts) {
-        let lane = key(&facts.namespace, &facts.name);
+        let webhook = key(&facts.namespace, &facts.name);
         if self
             .told
-            .get(&lane)
+            .get(&webhook)
             .is_none_or(|told| told.revision <= facts.revision)
         {
-            self.told.insert(lane.clone(), facts.clone());
+            self.told.insert(webhook.clone(), facts.clone());
         }
-        if facts.gate == Gate::Open && self.no_secret.contains(&lane) {
+        if facts.gate == Gate::Open && self.no_secret.contains(&webhook) {
             facts.gate = Gate::Blocked;
         }
         let now = self.now();
@@ -597,11 +602,11 @@ impl World {
         };
         match change {
             HookChange::Is(facts) => self.tell(facts),
-            HookChange::Gone(lane, uid) => {
-                if self.told.get(&lane).is_some_and(|told| told.uid == uid) {
-                    self.told.remove(&lane);
+            HookChange::Gone(webhook, uid) => {
+                if self.told.get(&webhook).is_some_and(|told| told.uid == uid) {
+                    self.told.remove(&webhook);
                 }
-                self.dispatcher.webhook_gone(&lane, &uid, u64::MAX);
+                self.dispatcher.webhook_gone(&webhook, &uid, u64::MAX);
             }
         }
         self.take_commands();
@@ -684,9 +689,9 @@ impl World {
     /// The process ends, at once, and another takes over. What is under way to receivers may arrive; of the writes those do
     /// for which `lands` says so.
     pub fn crash(&mut self, lands: impl Fn(usize) -> bool) {
-        for (index, (job, order)) in std::mem::take(&mut self.orders).into_iter().enumerate() {
+        for (index, (job, request)) in std::mem::take(&mut self.requests).into_iter().enumerate() {
             if lands(index) {
-                self.apply(&job, order);
+                self.apply(&job, request);
             }
         }
         for (index, sending) in std::mem::take(&mut self.sendings).into_iter().enumerate() {
@@ -726,10 +731,10 @@ impl World {
     }
 
     fn count_dropped(&mut self) {
-        for lane in self.hooks.keys() {
+        for webhook in self.hooks.keys() {
             self.dropped += self
                 .dispatcher
-                .tally(lane)
+                .tally(webhook)
                 .map_or(0, |(tally, _, _)| tally.dropped);
         }
     }
@@ -757,8 +762,8 @@ impl World {
         let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
         if !self.commands.is_empty() {
             self.execute(0, Fate::Good);
-        } else if !self.orders.is_empty() {
-            self.order(0, Fate::Good);
+        } else if !self.requests.is_empty() {
+            self.write(0, Fate::Good);
         } else if !self.answers.is_empty() {
             self.answer(0);
         } else if land && !self.sendings.is_empty() {
@@ -796,8 +801,8 @@ impl World {
     pub fn heal(&mut self) {
         self.receivers.clear();
         self.no_secret.clear();
-        for lane in self.hooks.keys().cloned().collect::<Vec<_>>() {
-            self.change_hook(&lane, true);
+        for webhook in self.hooks.keys().cloned().collect::<Vec<_>>() {
+            self.change_hook(&webhook, true);
         }
         self.run();
         // What a list was too early to tell the next one tells.
@@ -811,13 +816,16 @@ impl World {
         self.deliveries[job].status.clone().unwrap()
     }
 
-    pub fn job(&self, lane: &LaneKey, event: &str) -> JobKey {
-        let namespace = lane.split_once('/').unwrap().0;
-        key(namespace, &ids::delivery_name(&self.hooks[lane].facts.uid, event))
+    pub fn job(&self, webhook: &WebhookKey, event: &str) -> JobKey {
+        let namespace = webhook.split_once('/').unwrap().0;
+        key(
+            namespace,
+            &ids::delivery_name(&self.hooks[webhook].facts.uid, event),
+        )
     }
 
-    pub fn tally(&self, lane: &LaneKey) -> (Tally, i64, i64) {
-        self.dispatcher.tally(lane).unwrap()
+    pub fn tally(&self, webhook: &WebhookKey) -> (Tally, i64, i64) {
+        self.dispatcher.tally(webhook).unwrap()
     }
 
     /// The books are right at every moment.
@@ -827,11 +835,11 @@ impl World {
         assert!(flights <= d.limits.in_flight);
         let mut firsts = HashSet::new();
         for flight in d.flights.values() {
-            if let (Some(lane), Some(subject)) = (flight.lane(), flight.subject())
+            if let (Some(webhook), Some(subject)) = (flight.webhook(), flight.subject())
                 && !subject.is_empty()
             {
                 assert!(
-                    firsts.insert((lane.clone(), subject.clone())),
+                    firsts.insert((webhook.clone(), subject.clone())),
                     "two first attempts of {subject}"
                 );
             }
@@ -839,21 +847,21 @@ impl World {
         let under_way = |command: &Command| matches!(command, Command::Attempt { .. });
         let commanded = self.commands.iter().filter(|command| under_way(command)).count();
         assert_eq!(flights, self.sendings.len() + commanded);
-        for (lane_key, lane) in &d.lanes {
-            let jobs: Vec<_> = lane.jobs.iter().map(|job| &d.jobs[job]).collect();
-            assert_eq!(lane.pending, jobs.iter().filter(|job| job.is_pending()).count());
-            assert_eq!(lane.draining, jobs.iter().filter(|job| job.drains).count());
+        for (webhook, queue) in &d.queues {
+            let jobs: Vec<_> = queue.jobs.iter().map(|job| &d.jobs[job]).collect();
+            assert_eq!(queue.pending, jobs.iter().filter(|job| job.is_pending()).count());
+            assert_eq!(queue.draining, jobs.iter().filter(|job| job.drains).count());
             let held = jobs.iter().filter(|job| job.state == State::Held).count();
-            assert_eq!(lane.held.len(), held);
+            assert_eq!(queue.held.len(), held);
             let to_it = d
                 .flights
                 .values()
-                .filter(|flight| flight.lane() == Some(lane_key));
-            assert_eq!(lane.in_flight, to_it.count());
-            assert!(lane.in_flight <= d.limits.in_flight_per_webhook);
+                .filter(|flight| flight.webhook() == Some(webhook));
+            assert_eq!(queue.in_flight, to_it.count());
+            assert!(queue.in_flight <= d.limits.in_flight_per_webhook);
         }
-        let in_lanes: usize = d.lanes.values().map(|lane| lane.jobs.len()).sum();
-        assert_eq!(in_lanes, d.jobs.len());
+        let in_queues: usize = d.queues.values().map(|queue| queue.jobs.len()).sum();
+        assert_eq!(in_queues, d.jobs.len());
     }
 
     /// Nothing is left over, and everything has arrived.
@@ -865,27 +873,27 @@ impl World {
             d.jobs.is_empty(),
             "jobs left: {:#?} in {:#?}, with {:?}",
             d.jobs,
-            d.lanes,
+            d.queues,
             self.deliveries.keys()
         );
-        assert!(d.buried.is_empty(), "buried: {:?}", d.buried);
+        assert!(d.tombstones.is_empty(), "tombstones: {:?}", d.tombstones);
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
-        assert!(d.timers.is_empty() && d.strangers.is_empty());
-        for (lane, it) in &d.lanes {
-            assert!(self.hooks.contains_key(lane), "{lane} is left over");
-            assert!(it.first.is_empty() && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
+        assert!(d.timers.is_empty() && d.orphans.is_empty());
+        for (webhook, it) in &d.queues {
+            assert!(self.hooks.contains_key(webhook), "{webhook} is left over");
+            assert!(it.first_attempts.is_empty() && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
         }
         for (job, record) in &self.deliveries {
             assert!(record.is_finished(), "{job} is not finished: {record:#?}");
         }
         let mut missing = 0;
-        for (job, (lane, event)) in &self.owed {
+        for (job, (webhook, event)) in &self.owed {
             let phase = |record: &Arc<Delivery>| record.status.as_ref().unwrap().phase;
             let is_exhausted = self.deliveries.get(job).map(phase) == Some(DeliveryPhase::Exhausted);
             if !self.arrived.contains(job) && !is_exhausted {
                 missing += 1;
-                assert!(missing <= self.dropped, "{event} has not arrived at {lane}");
+                assert!(missing <= self.dropped, "{event} has not arrived at {webhook}");
             }
         }
     }
@@ -896,9 +904,9 @@ fn is_labelled(record: &Delivery) -> bool {
     labels.is_some_and(|labels| labels.contains_key(FINISHED_LABEL))
 }
 
-fn is_of(record: &Delivery, lane: &LaneKey) -> bool {
+fn is_of(record: &Delivery, webhook: &WebhookKey) -> bool {
     key(
         record.metadata.namespace.as_deref().unwrap(),
         &record.spec.webhook,
-    ) == *lane
+    ) == *webhook
 }

@@ -8,8 +8,8 @@ use kube::{Resource as _, api::ObjectMeta};
 use super::{
     Command, Dispatcher, Event, JobKey, Now, WriteClass,
     job::{Source, State, Writing},
-    lane::{Lane, WebhookFacts},
     name_of,
+    webhook_queue::{WebhookFacts, WebhookQueue},
 };
 use crate::{
     resources::{
@@ -21,7 +21,7 @@ use crate::{
 
 /// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub enum WriteOrder {
+pub enum WriteRequest {
     /// Create this Delivery.
     Create(Box<Delivery>),
     /// Put this in the place of the version that it names.
@@ -54,10 +54,10 @@ impl Dispatcher {
         job.writing = Writing::Queued;
         let delivered = |status: &DeliveryStatus| status.phase == DeliveryPhase::Delivered;
         let is_log = job.is_unrecorded() && job.desired.as_deref().is_some_and(delivered);
-        let is_suspect = |lane: &Lane| lane.is_suspect;
+        let is_suspect = |queue: &WebhookQueue| queue.is_suspect;
         let class = if is_log {
             WriteClass::Log
-        } else if !job.test && self.lanes.get(&job.lane).is_some_and(is_suspect) {
+        } else if !job.test && self.queues.get(&job.webhook).is_some_and(is_suspect) {
             WriteClass::Suspect
         } else {
             WriteClass::Owed
@@ -75,9 +75,9 @@ impl Dispatcher {
         self.write(key);
     }
 
-    /// What is to be written for a job now, if it still is. Every order is answered with [`Self::written`]; until then there
+    /// What is to be written for a job now, if it still is. Every request is answered with [`Self::written`]; until then there
     /// is no other for this job.
-    pub fn begin_write(&mut self, key: &JobKey, now: Now) -> Option<WriteOrder> {
+    pub fn begin_write(&mut self, key: &JobKey, now: Now) -> Option<WriteRequest> {
         let job = self.jobs.get_mut(key)?;
         if job.writing != Writing::Queued {
             return None;
@@ -90,31 +90,31 @@ impl Dispatcher {
             self.forget(key);
             return None;
         }
-        let order = match &job.source {
-            Source::Record(record) if job.dropped => WriteOrder::Delete(record.clone()),
+        let request = match &job.source {
+            Source::Record(record) if job.dropped => WriteRequest::Delete(record.clone()),
             Source::Record(record) => {
                 let status = job.desired.as_deref()?.clone();
                 let mut delivery = (**record).clone();
                 label(&mut delivery, &status, now);
                 delivery.status = Some(status);
-                WriteOrder::Replace(Box::new(delivery))
+                WriteRequest::Replace(Box::new(delivery))
             }
             Source::Outbox(event) => {
                 let status = job.desired.as_deref()?.clone();
-                let facts = &self.lanes.get(&job.lane)?.facts;
+                let facts = &self.queues.get(&job.webhook)?.facts;
                 job.may_be_stored = true;
-                WriteOrder::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
+                WriteRequest::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
             }
         };
         job.is_news = false;
         job.writing = Writing::Running;
-        Some(order)
+        Some(request)
     }
 
     /// What came of a write.
     pub fn written(&mut self, key: &JobKey, result: Written, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        // An order of a job that was forgotten since.
+        // A request for a job that was forgotten since.
         if job.writing != Writing::Running {
             return;
         }
@@ -124,7 +124,7 @@ impl Dispatcher {
             Written::Found(record) if record.is_finished() => {
                 // Our own write that seemed to have failed, or an earlier process's.
                 self.count_finished(key);
-                self.bury(key, revision(&*record));
+                self.retire(key, revision(&*record));
             }
             Written::Found(record) => {
                 job.source = Source::Record(record);
@@ -135,7 +135,7 @@ impl Dispatcher {
             }
             Written::Gone => {
                 let version = job.version();
-                self.bury(key, version);
+                self.retire(key, version);
             }
             Written::Failed => {
                 job.is_news = true;
@@ -158,7 +158,7 @@ impl Dispatcher {
         if is_finished && is_over {
             self.count_finished(key);
             if is_latest {
-                self.bury(key, version);
+                self.retire(key, version);
             } else {
                 self.begin_anew_if_wanted(key, now);
             }
@@ -184,9 +184,9 @@ impl Dispatcher {
     }
 
     fn count_finished(&mut self, key: &JobKey) {
-        let lane = self.jobs.get(key).map(|job| &job.lane);
-        if let Some(lane) = lane.and_then(|lane| self.lanes.get_mut(lane)) {
-            lane.tally.finished += 1;
+        let webhook = self.jobs.get(key).map(|job| &job.webhook);
+        if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
+            queue.tally.finished += 1;
         }
     }
 }

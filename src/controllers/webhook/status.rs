@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::hub::Notification;
+use super::shared::Notification;
 use crate::{
     delivery::dispatch::{Disablement, Tally},
     resources::{
@@ -37,7 +37,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// What the status shall be.
-pub(super) fn status(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> WebhookStatus {
+pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> WebhookStatus {
     let Facts { base, tally, .. } = facts;
     let generation = webhook.metadata.generation;
     let disabled = disabled(webhook, facts);

@@ -1,4 +1,4 @@
-//! Deliveries that are there, as the watch shows them.
+//! The Deliveries that exist, as the watch and lists show them.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -7,10 +7,10 @@ use std::{
 };
 
 use super::{
-    Dispatcher, JobKey, LaneKey, MAX_STRETCH, Now,
+    Dispatcher, JobKey, MAX_STRETCH, Now, WebhookKey,
     job::{Job, Source, State, Writing},
     key,
-    lane::{Gate, WebhookFacts},
+    webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
     resources::{Delivery, DeliveryPhase},
@@ -19,7 +19,7 @@ use crate::{
 
 /// A record that is over: finished, or deleted.
 #[derive(Debug)]
-pub(super) struct Buried {
+pub(super) struct Tombstone {
     /// The watch's versions up to this one say nothing.
     version: u64,
     /// As [`Job::is_missed`].
@@ -27,9 +27,9 @@ pub(super) struct Buried {
 }
 
 /// By name, and whether they were there at the start.
-pub(super) type Strangers = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+pub(super) type Orphans = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
 
-fn lane_of(record: &Delivery) -> LaneKey {
+fn webhook_key_of(record: &Delivery) -> WebhookKey {
     let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
     key(namespace, &record.spec.webhook)
 }
@@ -53,13 +53,13 @@ impl Dispatcher {
     pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
         let (job_key, version) = (key_of(&record), revision(&*record));
         if self
-            .buried
+            .tombstones
             .get(&job_key)
             .is_some_and(|over| over.version >= version)
         {
             return;
         }
-        self.buried.remove(&job_key);
+        self.tombstones.remove(&job_key);
         match self.jobs.get_mut(&job_key) {
             // The watch's store has the same: once in memory is enough.
             Some(job) if job.is_stored() && job.version() == version => job.source = Source::Record(record),
@@ -90,16 +90,16 @@ impl Dispatcher {
     pub(super) fn adopt(&mut self, job_key: JobKey, record: Arc<Delivery>, at_start: bool, now: Now) {
         let subject = self.jobs.get(&job_key).map(|job| job.subject.clone());
         self.forget(&job_key);
-        let lane_key = lane_of(&record);
-        let lane = self.lanes.get_mut(&lane_key);
-        let Some(lane) = lane.filter(|lane| is_for(&record, &lane.facts)) else {
-            let strangers = self.strangers.entry(lane_key).or_default();
-            strangers.insert(job_key, (record, at_start));
+        let webhook = webhook_key_of(&record);
+        let queue = self.queues.get_mut(&webhook);
+        let Some(queue) = queue.filter(|queue| is_for(&record, &queue.facts)) else {
+            let orphans = self.orphans.entry(webhook).or_default();
+            orphans.insert(job_key, (record, at_start));
             return;
         };
-        lane.jobs.insert(job_key.clone());
-        let is_open = lane.gate() == Gate::Open;
-        let job = Job::of_record(job_key.clone(), lane_key, record, subject.unwrap_or_default());
+        queue.jobs.insert(job_key.clone());
+        let is_open = queue.gate() == Gate::Open;
+        let job = Job::of_record(job_key.clone(), webhook, record, subject.unwrap_or_default());
         let (mut status, test) = (job.status(), job.test);
         let job = self.jobs.entry(job_key.clone()).insert_entry(job).into_mut();
         if status.phase.is_finished() {
@@ -118,7 +118,7 @@ impl Dispatcher {
             return;
         }
         if at_start && status.retries == 0 {
-            lane.set_drains(job, true);
+            queue.set_drains(job, true);
         }
         // However the clock was set meanwhile, a retry waits no longer than its schedule allows.
         let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
@@ -139,25 +139,25 @@ impl Dispatcher {
     }
 
     /// Takes on what was seen before its webhook.
-    pub(super) fn adopt_strangers(&mut self, lane_key: &LaneKey, now: Now) {
-        let strangers = self.strangers.remove(lane_key);
-        for (job_key, (record, at_start)) in strangers.into_iter().flatten() {
+    pub(super) fn adopt_orphans(&mut self, webhook: &WebhookKey, now: Now) {
+        let orphans = self.orphans.remove(webhook);
+        for (job_key, (record, at_start)) in orphans.into_iter().flatten() {
             self.adopt(job_key, record, at_start, now);
         }
     }
 
-    fn forget_stranger(&mut self, job_key: &JobKey) {
-        self.strangers.retain(|_, strangers| {
-            strangers.remove(job_key);
-            !strangers.is_empty()
+    fn forget_orphan(&mut self, job_key: &JobKey) {
+        self.orphans.retain(|_, orphans| {
+            orphans.remove(job_key);
+            !orphans.is_empty()
         });
     }
 
     /// A Delivery is no longer there, or is finished.
     pub fn delivery_gone(&mut self, namespace: &str, name: &str) {
         let job_key = key(namespace, name);
-        self.buried.remove(&job_key);
-        self.forget_stranger(&job_key);
+        self.tombstones.remove(&job_key);
+        self.forget_orphan(&job_key);
         let Some(job) = self.jobs.get_mut(&job_key).filter(|job| job.is_stored()) else {
             return;
         };
@@ -170,7 +170,7 @@ impl Dispatcher {
     }
 
     /// Ends a job whose record is over. The watch still has to show that, unless it never showed the record, or has.
-    pub(super) fn bury(&mut self, job_key: &JobKey, version: u64) {
+    pub(super) fn retire(&mut self, job_key: &JobKey, version: u64) {
         let is_awaited = self
             .jobs
             .get(job_key)
@@ -178,7 +178,8 @@ impl Dispatcher {
         self.forget(job_key);
         if is_awaited {
             let is_missed = false;
-            self.buried.insert(job_key.clone(), Buried { version, is_missed });
+            self.tombstones
+                .insert(job_key.clone(), Tombstone { version, is_missed });
         }
     }
 
@@ -190,10 +191,10 @@ impl Dispatcher {
         let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
         let is_lost =
             |version: u64, is_missed: &mut bool| version <= as_of || std::mem::replace(is_missed, true);
-        self.buried
+        self.tombstones
             .retain(|key, over| listed.contains(key) || !is_lost(over.version, &mut over.is_missed));
-        let strangers = std::mem::take(&mut self.strangers);
-        let is_stranger = |key: &JobKey| strangers.values().any(|known| known.contains_key(key));
+        let orphans = std::mem::take(&mut self.orphans);
+        let is_orphan = |key: &JobKey| orphans.values().any(|known| known.contains_key(key));
         let mut lost = Vec::new();
         for (key, job) in &mut self.jobs {
             if listed.contains(key) {
@@ -211,7 +212,7 @@ impl Dispatcher {
         }
         for record in all {
             let key = key_of(record);
-            let is_known = self.jobs.contains_key(&key) || is_stranger(&key);
+            let is_known = self.jobs.contains_key(&key) || is_orphan(&key);
             if is_known || revision(&**record) > floor {
                 self.delivery_seen(record.clone(), false, now);
             }

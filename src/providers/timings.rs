@@ -1,4 +1,4 @@
-//! How long things take and may take.
+//! How long operations on a server take and may take.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::resources::OperationKind;
 /// The provisioning time that the other times are stated for, in seconds (decisions, section 4).
 pub const DEFAULT_PROVISIONING_SECONDS: f64 = 150.0;
 
-/// Times of the lifecycle. The simulated ones scale with the configured provisioning time; 0 = all at once.
+/// How long operations take. The simulated ones scale with the configured provisioning time; 0 = all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timings {
     scale: f64,

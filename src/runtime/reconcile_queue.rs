@@ -1,53 +1,77 @@
-//! Which instances are to be reconciled, and the latest version of each that is known.
+//! Which objects of a kind are to be reconciled, and the latest version of each that is known.
 
 use std::{collections::HashMap, sync::Arc};
 
 use futures::{Stream, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
+    Resource,
     core::error_boundary::InvalidObject,
     runtime::reflector::{ObjectRef, Store},
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::{
-    resources::Instance,
-    runtime::watch::{Change, Listener, revision},
-};
+use super::watch::{Change, Listener, revision};
 
-/// Hears the watch and feeds the controller. Closed until [`InstanceQueue::open`]: a replica that does not hold the Lease
-/// queues nothing. Cheap to clone.
-#[derive(Clone, Default)]
-pub struct InstanceQueue {
-    inner: Arc<Mutex<Inner>>,
+/// A kind that can be queued.
+pub trait Queued: Resource<DynamicType = ()> + Clone + Send + Sync + 'static {}
+
+impl<K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static> Queued for K {}
+
+/// Hears the watch of a kind and feeds its controller. Closed until [`ReconcileQueue::open`]: a replica that does not hold
+/// the Lease queues nothing. Cheap to clone; whoever has a clone can have objects looked at [`again`](Self::again).
+pub struct ReconcileQueue<K: Queued> {
+    inner: Arc<Mutex<Inner<K>>>,
 }
 
-#[derive(Default)]
-struct Inner {
-    triggers: Option<mpsc::UnboundedSender<Arc<Instance>>>,
+struct Inner<K: Queued> {
+    triggers: Option<mpsc::UnboundedSender<Arc<K>>>,
     unreadable: Option<mpsc::UnboundedSender<Arc<InvalidObject>>>,
-    store: Option<Store<Instance>>,
+    store: Option<Store<K>>,
     /// Our latest write of each object that the watch has not shown yet, by UID.
-    written: HashMap<String, Arc<Instance>>,
+    written: HashMap<String, Arc<K>>,
     /// Objects that do not parse, by namespace and name: they may have come before the queue was opened.
     unreadable_objects: HashMap<(Option<String>, Option<String>), Arc<InvalidObject>>,
 }
 
-impl InstanceQueue {
-    /// Starts queueing, beginning with all that is in the store.
-    pub(super) fn open(
+impl<K: Queued> Default for ReconcileQueue<K> {
+    fn default() -> Self {
+        Self {
+            inner: Arc::new(Mutex::new(Inner {
+                triggers: None,
+                unreadable: None,
+                store: None,
+                written: HashMap::new(),
+                unreadable_objects: HashMap::new(),
+            })),
+        }
+    }
+}
+
+impl<K: Queued> Clone for ReconcileQueue<K> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+impl<K: Queued> ReconcileQueue<K> {
+    /// Starts queueing, beginning with all that is in the store. Returns the objects to be reconciled, and those that do not
+    /// parse.
+    pub fn open(
         &self,
-        store: &Store<Instance>,
+        store: &Store<K>,
     ) -> (
-        impl Stream<Item = Arc<Instance>> + Send + use<>,
+        impl Stream<Item = Arc<K>> + Send + use<K>,
         mpsc::UnboundedReceiver<Arc<InvalidObject>>,
     ) {
         let (triggers, pending) = mpsc::unbounded_channel();
         let (complain, unreadable) = mpsc::unbounded_channel();
         let mut inner = self.inner.lock();
-        for instance in store.state() {
-            let _ = triggers.send(instance);
+        for object in store.state() {
+            let _ = triggers.send(object);
         }
         inner.triggers = Some(triggers);
         for object in inner.unreadable_objects.values() {
@@ -61,32 +85,32 @@ impl InstanceQueue {
         (stream, unreadable)
     }
 
-    /// Queues instances again because something beside them changed.
-    pub fn again(&self, instances: impl IntoIterator<Item = Arc<Instance>>) {
+    /// Queues objects again because something beside them changed.
+    pub fn again(&self, objects: impl IntoIterator<Item = Arc<K>>) {
         let inner = self.inner.lock();
         if let Some(triggers) = &inner.triggers {
-            for instance in instances {
-                let _ = triggers.send(instance);
+            for object in objects {
+                let _ = triggers.send(object);
             }
         }
     }
 
     /// Remembers what was just written, so that nothing is decided on an older version.
-    pub(super) fn wrote(&self, instance: Arc<Instance>) {
-        if let Some(uid) = instance.metadata.uid.clone() {
-            self.inner.lock().written.insert(uid, instance);
+    pub fn wrote(&self, object: Arc<K>) {
+        if let Some(uid) = object.meta().uid.clone() {
+            self.inner.lock().written.insert(uid, object);
         }
     }
 
     /// The newer of what the watch shows by now and what was written. `shown` may have waited for its turn a while.
-    pub(super) fn freshest(&self, shown: Arc<Instance>) -> Arc<Instance> {
+    pub fn freshest(&self, shown: Arc<K>) -> Arc<K> {
         let mut inner = self.inner.lock();
         let current = inner
             .store
             .as_ref()
             .and_then(|store| store.get(&ObjectRef::from_obj(&*shown)));
         let shown = current.unwrap_or(shown);
-        let Some(uid) = shown.metadata.uid.as_deref() else {
+        let Some(uid) = shown.meta().uid.as_deref() else {
             return shown;
         };
         match inner.written.get(uid) {
@@ -100,24 +124,24 @@ impl InstanceQueue {
     }
 }
 
-impl Inner {
+impl<K: Queued> Inner<K> {
     /// Whether the watch merely shows our own latest write. The pass that wrote it has looked at it already.
-    fn is_echo(&mut self, instance: &Instance) -> bool {
-        let Some(uid) = instance.metadata.uid.as_deref() else {
+    fn is_echo(&mut self, object: &K) -> bool {
+        let Some(uid) = object.meta().uid.as_deref() else {
             return false;
         };
         match self.written.get(uid).map(|written| revision(&**written)) {
-            Some(ours) if ours == revision(instance) => {
+            Some(ours) if ours == revision(object) => {
                 self.written.remove(uid);
                 true
             }
-            Some(ours) => ours > revision(instance),
+            Some(ours) => ours > revision(object),
             None => false,
         }
     }
 
-    fn gone(&mut self, instance: &Instance) {
-        if let Some(uid) = instance.metadata.uid.as_deref() {
+    fn gone(&mut self, object: &K) {
+        if let Some(uid) = object.meta().uid.as_deref() {
             self.written.remove(uid);
         }
     }
@@ -127,8 +151,8 @@ fn place(metadata: &ObjectMeta) -> (Option<String>, Option<String>) {
     (metadata.namespace.clone(), metadata.name.clone())
 }
 
-impl Listener<Instance> for InstanceQueue {
-    fn changed(&mut self, change: &Change<Instance>) {
+impl<K: Queued> Listener<K> for ReconcileQueue<K> {
+    fn changed(&mut self, change: &Change<K>) {
         let mut inner = self.inner.lock();
         match change {
             Change::Replaced(all) => {
@@ -136,22 +160,22 @@ impl Listener<Instance> for InstanceQueue {
                 inner.written.clear();
                 inner.unreadable_objects.clear();
                 if let Some(triggers) = &inner.triggers {
-                    for instance in all {
-                        let _ = triggers.send(Arc::clone(instance));
+                    for object in all {
+                        let _ = triggers.send(Arc::clone(object));
                     }
                 }
             }
-            Change::Applied(instance) => {
+            Change::Applied(object) => {
                 if !inner.unreadable_objects.is_empty() {
-                    inner.unreadable_objects.remove(&place(&instance.metadata));
+                    inner.unreadable_objects.remove(&place(object.meta()));
                 }
-                if !inner.is_echo(instance)
+                if !inner.is_echo(object)
                     && let Some(triggers) = &inner.triggers
                 {
-                    let _ = triggers.send(Arc::clone(instance));
+                    let _ = triggers.send(Arc::clone(object));
                 }
             }
-            Change::Deleted(instance) => inner.gone(instance),
+            Change::Deleted(object) => inner.gone(object),
             Change::Unreadable(object) => {
                 inner
                     .unreadable_objects

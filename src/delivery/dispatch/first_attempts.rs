@@ -7,13 +7,13 @@ use std::{
 
 use super::{
     JobKey,
-    job::{Job, Order},
+    job::{EventOrder, Job},
 };
 
 #[derive(Debug, Default)]
 pub(super) struct FirstAttempts {
     /// Those that may be sent now, with their subjects.
-    ready: BTreeMap<Order, Arc<str>>,
+    ready: BTreeMap<EventOrder, Arc<str>>,
     subjects: HashMap<Arc<str>, Subject>,
     waiting: usize,
 }
@@ -22,9 +22,9 @@ pub(super) struct FirstAttempts {
 #[derive(Debug, Default)]
 struct Subject {
     /// By number. Without an order: not to be sent yet, or under way. Later ones wait for it all the same.
-    places: BTreeMap<(i64, JobKey), Option<Order>>,
+    places: BTreeMap<(i64, JobKey), Option<EventOrder>>,
     /// That which is in `ready`.
-    head: Option<Order>,
+    head: Option<EventOrder>,
     is_busy: bool,
 }
 
@@ -63,7 +63,7 @@ impl FirstAttempts {
         self.refresh(&job.subject);
     }
 
-    /// The next job, to be sent now. Its subject is busy until [`Self::landed`].
+    /// The next job, to be sent now. Its subject is busy until [`Self::attempt_ended`].
     pub(super) fn pop(&mut self) -> Option<(JobKey, Arc<str>)> {
         let (order, name) = self.ready.pop_first()?;
         self.waiting -= 1;
@@ -76,7 +76,7 @@ impl FirstAttempts {
     }
 
     /// An attempt about this subject is over.
-    pub(super) fn landed(&mut self, name: &Arc<str>) {
+    pub(super) fn attempt_ended(&mut self, name: &Arc<str>) {
         if let Some(subject) = self.subjects.get_mut(name) {
             subject.is_busy = false;
             self.refresh(name);

@@ -1,4 +1,4 @@
-//! What the parts of the controller share.
+//! What the parts of the controller share: the dispatcher, the webhooks as they were last seen, and whom to wake.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -13,49 +13,37 @@ use tokio::sync::Notify;
 
 use super::{
     Deps, Stores,
-    secrets::{Problem, Secrets},
+    secret_cache::{Problem, SecretCache},
 };
 use crate::{
-    controllers::instance::InstanceQueue,
     delivery::{
         ReceiverUrl,
-        dispatch::{Disablement, Dispatcher, Gate, LaneKey, Now, Origin, WebhookFacts, key},
+        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key},
     },
-    events::OutboxEntry,
+    events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
-    runtime::{
-        clock::milliseconds,
-        lease::Tenure,
-        watch::{Change, Listener, revision},
-    },
+    runtime::{ReconcileQueue, clock::milliseconds, lease::Tenure, watch::revision},
 };
 
 /// How long an outbox entry that the watch shows is left to whoever has just written it.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
-/// The way of events to webhooks. Cheap to clone.
-#[derive(Clone)]
-pub struct Outbox(pub(super) Arc<Hub>);
-
-impl Outbox {
-    /// Whether nothing is left to do for the outbox entry with this id.
-    pub fn is_settled(&self, event_id: &str) -> bool {
-        self.0.state.lock().dispatcher.is_settled(event_id)
+impl Outbox for Shared {
+    fn is_settled(&self, event_id: &str) -> bool {
+        self.state.lock().dispatcher.is_settled(event_id)
     }
 
-    /// `instance` was written just now, and before had `known` events: what is newer goes out.
-    pub fn recorded(&self, instance: &Instance, known: i64) {
+    fn recorded(&self, instance: &Instance, before: i64) {
         let entries = outbox(instance);
-        let hub = &self.0;
-        let now = hub.now();
-        let mut state = hub.state.lock();
+        let now = self.now();
+        let mut state = self.state.lock();
         if state.tenure.is_none() {
             return;
         }
-        let is_news = entries.last().is_some_and(|entry| entry.sequence > known);
+        let is_news = entries.last().is_some_and(|entry| entry.sequence > before);
         // What an earlier process left and the watch has not shown yet may have been sent.
         let is_left_over =
-            |entry: &OutboxEntry| entry.sequence <= known && !state.dispatcher.knows(&entry.id);
+            |entry: &OutboxEntry| entry.sequence <= before && !state.dispatcher.knows(&entry.id);
         let origin = if entries.iter().any(is_left_over) {
             Origin::Found
         } else {
@@ -65,18 +53,19 @@ impl Outbox {
         see_outbox(&mut state, instance, origin, now);
         drop(state);
         if is_news {
-            hub.wake.notify_one();
-            hub.unverified.notify_one();
+            self.wake.notify_one();
+            self.unverified.notify_one();
         }
     }
 }
 
-/// Shared state.
-pub(super) struct Hub {
+/// What all parts of the controller work with.
+pub(super) struct Shared {
     pub(super) deps: Deps,
-    pub(super) queue: InstanceQueue,
+    /// Has instances looked at again.
+    pub(super) instances: ReconcileQueue<Instance>,
     pub(super) state: Mutex<State>,
-    /// The driver has something to look at.
+    /// The worker has something to look at.
     pub(super) wake: Notify,
     /// An event waits for the webhooks to be looked up.
     pub(super) unverified: Notify,
@@ -84,25 +73,25 @@ pub(super) struct Hub {
     pub(super) urgent: Notify,
     /// There is a secret that nobody has read yet.
     pub(super) unread: Notify,
-    pub(super) secrets: Secrets,
+    pub(super) secrets: SecretCache,
 }
 
 /// What is known, under one lock that is never held across a wait.
 pub(super) struct State {
     /// Since this replica leads: until then nothing is taken in.
-    tenure: Option<Tenure>,
+    pub(super) tenure: Option<Tenure>,
     pub(super) dispatcher: Dispatcher,
-    pub(super) webhooks: HashMap<LaneKey, Known>,
+    pub(super) webhooks: HashMap<WebhookKey, CachedWebhook>,
     /// Webhooks whose status may differ from what is written.
-    pub(super) dirty: HashSet<LaneKey>,
+    pub(super) dirty: HashSet<WebhookKey>,
     /// Instances with an outbox entry that nobody has claimed, since when.
-    unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
+    pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
     deliveries: Option<Store<Delivery>>,
     /// The version of the list that was begun with: what the watch of Deliveries shows of before is old.
-    floor: u64,
+    pub(super) floor: u64,
     /// Instances that are gone but for their last event, by UID.
-    ending: HashMap<String, ObjectRef<Instance>>,
+    pub(super) ending: HashMap<String, ObjectRef<Instance>>,
 }
 
 impl State {
@@ -113,8 +102,8 @@ impl State {
     }
 }
 
-/// A webhook as it is known.
-pub(super) struct Known {
+/// A webhook as it was last seen, and what is still to be written into its status.
+pub(super) struct CachedWebhook {
     /// The latest version.
     pub(super) webhook: Arc<Webhook>,
     /// Its status when this replica began to lead: what it counts comes on top.
@@ -140,8 +129,8 @@ pub(super) struct Notification {
     pub(super) result: Result<Timestamp, String>,
 }
 
-impl Hub {
-    pub(super) fn new(deps: Deps, queue: InstanceQueue) -> Self {
+impl Shared {
+    pub(super) fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
         let settings = &deps.settings;
         let dispatcher = Dispatcher::new(
             settings.limits(),
@@ -149,9 +138,9 @@ impl Hub {
             settings.delivery_log,
         );
         Self {
-            secrets: Secrets::default(),
+            secrets: SecretCache::default(),
             deps,
-            queue,
+            instances,
             state: Mutex::new(State {
                 tenure: None,
                 dispatcher,
@@ -213,24 +202,24 @@ impl Hub {
 
     /// A webhook as it is now, from a watch, a list or a write. Older versions than the known one are ignored.
     pub(super) fn webhook_seen(&self, state: &mut State, webhook: Arc<Webhook>, now: Now) {
-        let lane = lane_of(&webhook);
-        let known = state.webhooks.get_mut(&lane);
-        match known {
-            Some(known) if revision(&*known.webhook) > revision(&*webhook) => return,
+        let key = key_of(&webhook);
+        let cached = state.webhooks.get_mut(&key);
+        match cached {
+            Some(cached) if revision(&*cached.webhook) > revision(&*webhook) => return,
             _ if webhook.is_deleting() => {
-                self.webhook_gone(state, &lane, &webhook);
+                self.webhook_gone(state, &key, &webhook);
                 return;
             }
-            Some(known) if known.webhook.metadata.uid == webhook.metadata.uid => {
-                if revision(&*known.webhook) == revision(&*webhook) {
+            Some(cached) if cached.webhook.metadata.uid == webhook.metadata.uid => {
+                if revision(&*cached.webhook) == revision(&*webhook) {
                     return;
                 }
-                known.webhook = webhook;
+                cached.webhook = webhook;
             }
             _ => {
-                self.secrets.forget(&lane);
+                self.secrets.forget(&key);
                 let base = webhook.status.clone().unwrap_or_default();
-                let known = Known {
+                let cached = CachedWebhook {
                     webhook,
                     base,
                     shown: false,
@@ -239,45 +228,45 @@ impl Hub {
                     written: None,
                     failed: None,
                 };
-                state.webhooks.insert(lane.clone(), known);
-                self.look_again(state, &lane, now);
-                take_up(state, &lane, now);
+                state.webhooks.insert(key.clone(), cached);
+                self.look_again(state, &key, now);
+                take_up(state, &key, now);
                 return;
             }
         }
-        self.look_again(state, &lane, now);
+        self.look_again(state, &key, now);
     }
 
     /// A webhook as the watch shows it.
-    fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
+    pub(super) fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
         self.webhook_seen(state, webhook.clone(), now);
-        if let Some(known) = state.webhooks.get_mut(&lane_of(webhook)) {
-            known.shown = true;
+        if let Some(cached) = state.webhooks.get_mut(&key_of(webhook)) {
+            cached.shown = true;
         }
     }
 
     /// Tells the dispatcher what holds of a webhook: something that this depends on has changed.
-    pub(super) fn look_again(&self, state: &mut State, lane: &LaneKey, now: Now) {
-        let Some(known) = state.webhooks.get(lane) else {
+    pub(super) fn look_again(&self, state: &mut State, key: &WebhookKey, now: Now) {
+        let Some(cached) = state.webhooks.get(key) else {
             return;
         };
-        let facts = self.facts(&known.webhook, lane);
-        if self.secrets.get(lane, &known.webhook).is_unread() {
+        let facts = self.facts(&cached.webhook, key);
+        if self.secrets.get(key, &cached.webhook).is_unread() {
             self.unread.notify_one();
         }
         state.dispatcher.webhook_seen(facts, now);
-        state.dirty.insert(lane.clone());
+        state.dirty.insert(key.clone());
         self.wake.notify_one();
         self.urgent.notify_one();
     }
 
-    fn facts(&self, webhook: &Webhook, lane: &LaneKey) -> WebhookFacts {
+    fn facts(&self, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
         let metadata = &webhook.metadata;
         let gate = if !webhook.spec.active {
             Gate::Inactive
         } else if webhook.disabled().is_some() {
             Gate::Disabled
-        } else if self.obstacle(webhook, lane).is_some() {
+        } else if self.obstacle(webhook, key).is_some() {
             Gate::Blocked
         } else {
             Gate::Open
@@ -298,7 +287,7 @@ impl Hub {
     }
 
     /// Why a webhook cannot be sent to although it wants to be: a reason and what to do about it.
-    pub(super) fn obstacle(&self, webhook: &Webhook, lane: &LaneKey) -> Option<(&'static str, String)> {
+    pub(super) fn obstacle(&self, webhook: &Webhook, key: &WebhookKey) -> Option<(&'static str, String)> {
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
         if self.deps.directory.account_of(namespace).is_none() {
             let message = format!(
@@ -309,38 +298,38 @@ impl Hub {
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
         }
-        self.secrets.get(lane, webhook).problem().map(Problem::told)
+        self.secrets.get(key, webhook).problem().map(Problem::told)
     }
 
     /// A webhook is no longer there. Another one that has its name by now stays.
-    pub(super) fn webhook_gone(&self, state: &mut State, lane: &LaneKey, gone: &Webhook) {
-        let is_it = |known: &Known| known.webhook.metadata.uid == gone.metadata.uid;
-        if !state.webhooks.get(lane).is_some_and(is_it) {
+    pub(super) fn webhook_gone(&self, state: &mut State, key: &WebhookKey, gone: &Webhook) {
+        let is_it = |cached: &CachedWebhook| cached.webhook.metadata.uid == gone.metadata.uid;
+        if !state.webhooks.get(key).is_some_and(is_it) {
             return;
         }
-        let Some(known) = state.webhooks.remove(lane) else {
+        let Some(cached) = state.webhooks.remove(key) else {
             return;
         };
-        state.dirty.remove(lane);
-        let uid = known.webhook.metadata.uid.as_deref().unwrap_or_default();
-        let after = revision(&*known.webhook);
-        state.dispatcher.webhook_gone(lane, uid, after);
-        self.secrets.forget(lane);
+        state.dirty.remove(key);
+        let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
+        let after = revision(&*cached.webhook);
+        state.dispatcher.webhook_gone(key, uid, after);
+        self.secrets.forget(key);
         self.wake.notify_one();
     }
 
     pub(super) fn owner_changed(&self, namespace: &str) {
         let now = self.now();
         let mut state = self.state.lock();
-        let of_it = |known: &&Known| known.webhook.metadata.namespace.as_deref() == Some(namespace);
-        let lanes: Vec<LaneKey> = state
+        let of_it = |cached: &&CachedWebhook| cached.webhook.metadata.namespace.as_deref() == Some(namespace);
+        let keys: Vec<WebhookKey> = state
             .webhooks
             .values()
             .filter(of_it)
-            .map(|k| lane_of(&k.webhook))
+            .map(|k| key_of(&k.webhook))
             .collect();
-        for lane in lanes {
-            self.look_again(&mut state, &lane, now);
+        for key in keys {
+            self.look_again(&mut state, &key, now);
         }
     }
 
@@ -370,11 +359,11 @@ pub(super) struct Listed {
 }
 
 /// Takes up what is owed to a webhook that could not be read for a while.
-fn take_up(state: &mut State, lane: &LaneKey, now: Now) {
+fn take_up(state: &mut State, key: &WebhookKey, now: Now) {
     let Some(deliveries) = &state.deliveries else {
         return;
     };
-    let (namespace, name) = lane.split_once('/').unwrap_or_default();
+    let (namespace, name) = key.split_once('/').unwrap_or_default();
     let is_owed = |delivery: &Delivery| {
         delivery.spec.webhook == name && delivery.metadata.namespace.as_deref() == Some(namespace)
     };
@@ -400,7 +389,8 @@ fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) 
     );
 }
 
-fn outbox(instance: &Instance) -> &[OutboxEntry] {
+/// The events of an instance that are on their way.
+pub(super) fn outbox(instance: &Instance) -> &[OutboxEntry] {
     instance
         .status
         .as_ref()
@@ -408,116 +398,10 @@ fn outbox(instance: &Instance) -> &[OutboxEntry] {
 }
 
 /// The key of a webhook.
-pub(super) fn lane_of(webhook: &Webhook) -> LaneKey {
+pub(super) fn key_of(webhook: &Webhook) -> WebhookKey {
     let metadata = &webhook.metadata;
     key(
         metadata.namespace.as_deref().unwrap_or_default(),
         metadata.name.as_deref().unwrap_or_default(),
     )
-}
-
-pub(super) fn webhook_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Webhook>> {
-    let hub = hub.clone();
-    Box::new(move |change: &Change<Webhook>| {
-        let now = hub.now();
-        let mut state = hub.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        match change {
-            Change::Replaced(all) => {
-                let listed: HashSet<LaneKey> = all.iter().map(|webhook| lane_of(webhook)).collect();
-                let gone: Vec<(LaneKey, Arc<Webhook>)> = state
-                    .webhooks
-                    .iter()
-                    .filter(|(lane, known)| known.shown && !listed.contains(*lane))
-                    .map(|(lane, known)| (lane.clone(), known.webhook.clone()))
-                    .collect();
-                for (lane, webhook) in gone {
-                    hub.webhook_gone(&mut state, &lane, &webhook);
-                }
-                for webhook in all {
-                    hub.webhook_shown(&mut state, webhook, now);
-                }
-            }
-            Change::Applied(webhook) => hub.webhook_shown(&mut state, webhook, now),
-            Change::Deleted(webhook) => hub.webhook_gone(&mut state, &lane_of(webhook), webhook),
-            Change::Unreadable(_) => {}
-        }
-    })
-}
-
-pub(super) fn delivery_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Delivery>> {
-    let hub = hub.clone();
-    Box::new(move |change: &Change<Delivery>| {
-        let now = hub.now();
-        let mut state = hub.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        match change {
-            Change::Replaced(all) => {
-                let floor = state.floor;
-                state.dispatcher.deliveries_listed(all, floor, now);
-            }
-            Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
-                return;
-            }
-            Change::Applied(delivery) => state.dispatcher.delivery_seen(delivery.clone(), false, now),
-            Change::Deleted(delivery) => {
-                let metadata = &delivery.metadata;
-                state.dispatcher.delivery_gone(
-                    metadata.namespace.as_deref().unwrap_or_default(),
-                    metadata.name.as_deref().unwrap_or_default(),
-                );
-            }
-            Change::Unreadable(_) => return,
-        }
-        drop(state);
-        hub.wake.notify_one();
-    })
-}
-
-pub(super) fn instance_listener(hub: &Arc<Hub>) -> Box<dyn Listener<Instance>> {
-    let hub = hub.clone();
-    Box::new(move |change: &Change<Instance>| {
-        let now = hub.now();
-        let mut state = hub.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        let mut see = |instance: &Arc<Instance>| {
-            let entries = outbox(instance);
-            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-            state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
-            if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
-                state
-                    .unclaimed
-                    .push_back((now.mono, ObjectRef::from_obj(&**instance)));
-            }
-        };
-        match change {
-            Change::Replaced(all) => {
-                all.iter().for_each(see);
-                let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
-                let newest = all.iter().map(|instance| revision(&**instance)).max();
-                let gone = state
-                    .dispatcher
-                    .objects_listed(&uids.collect(), newest.unwrap_or(0));
-                for uid in gone {
-                    state.ending.remove(&*uid);
-                }
-            }
-            Change::Applied(instance) => see(instance),
-            Change::Deleted(instance) => {
-                let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-                state.dispatcher.object_gone(uid);
-                state.ending.remove(uid);
-            }
-            Change::Unreadable(_) => {}
-        }
-        drop(state);
-        // The driver looks after what nobody claims.
-        hub.wake.notify_one();
-    })
 }

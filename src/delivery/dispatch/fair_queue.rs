@@ -1,4 +1,4 @@
-//! Whose turn it is: accounts take turns, and within an account what it has waiting, in order.
+//! A round-robin queue: accounts take turns, and what one account has waiting goes first in, first out.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,14 +7,14 @@ use std::{
 
 /// A queue in which accounts take turns: of webhooks to be sent to, or of writes.
 #[derive(Debug, Default)]
-pub struct Turns {
+pub struct FairQueue {
     accounts: VecDeque<Arc<str>>,
     waiting: HashMap<Arc<str>, VecDeque<Arc<str>>>,
 }
 
-impl Turns {
+impl FairQueue {
     /// Puts a key at the end of its account's queue.
-    pub fn offer(&mut self, account: &Arc<str>, key: Arc<str>) {
+    pub fn push(&mut self, account: &Arc<str>, key: Arc<str>) {
         let waiting = self.waiting.entry(account.clone()).or_default();
         if waiting.is_empty() {
             self.accounts.push_back(account.clone());
@@ -28,7 +28,7 @@ impl Turns {
     }
 
     /// The next key; it is no longer in a queue.
-    pub fn take(&mut self) -> Option<Arc<str>> {
+    pub fn pop(&mut self) -> Option<Arc<str>> {
         let account = self.accounts.pop_front()?;
         let waiting = self.waiting.get_mut(&account)?;
         let key = waiting.pop_front();
@@ -47,13 +47,13 @@ mod tests {
 
     #[test]
     fn accounts_take_turns_however_many_webhooks_they_have() {
-        let mut turns = Turns::default();
+        let mut queue = FairQueue::default();
         let (big, small): (Arc<str>, Arc<str>) = ("big".into(), "small".into());
-        for lane in ["big/1", "big/2", "big/3"] {
-            turns.offer(&big, lane.into());
+        for webhook in ["big/1", "big/2", "big/3"] {
+            queue.push(&big, webhook.into());
         }
-        turns.offer(&small, "small/1".into());
-        let order: Vec<Arc<str>> = std::iter::from_fn(|| turns.take()).collect();
+        queue.push(&small, "small/1".into());
+        let order: Vec<Arc<str>> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(
             order.iter().map(|key| &**key).collect::<Vec<_>>(),
             ["big/1", "small/1", "big/2", "big/3"]

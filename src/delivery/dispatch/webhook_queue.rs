@@ -9,8 +9,8 @@ use jiff::Timestamp;
 
 use super::{
     JobKey,
-    first::FirstAttempts,
-    job::{Job, Order, State},
+    first_attempts::FirstAttempts,
+    job::{EventOrder, Job, State},
 };
 use crate::events::EventType;
 
@@ -73,28 +73,30 @@ pub struct Tally {
     pub finished: u64,
 }
 
-/// Where a lane waits for its turn.
+/// Where a webhook waits for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    Nowhere,
-    /// Among all.
-    Turns,
+    /// Nowhere: it has nothing to send, or as much under way as it may.
+    Idle,
+    /// In the round robin of all.
+    Ready,
     /// Among those that wait for another suspect's attempt to end.
     Parked,
 }
 
+/// The jobs of one webhook, and what decides when the next is sent.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct WebhookQueue {
     pub(super) facts: WebhookFacts,
     /// The generation that is being disabled, before the API server shows it.
     pub(super) disabling: Option<i64>,
     pub(super) jobs: BTreeSet<JobKey>,
-    pub(super) first: FirstAttempts,
+    pub(super) first_attempts: FirstAttempts,
     /// By ticket, as are `tests`.
     retries: BTreeMap<u64, JobKey>,
     tests: BTreeMap<u64, JobKey>,
     tickets: u64,
-    pub(super) held: BTreeMap<Order, JobKey>,
+    pub(super) held: BTreeMap<EventOrder, JobKey>,
     /// Jobs that go one after the other.
     pub(super) draining: usize,
     /// Jobs with a record that wait for an attempt or are under way.
@@ -109,14 +111,14 @@ pub(super) struct Lane {
     pub(super) tally: Tally,
 }
 
-impl Lane {
+impl WebhookQueue {
     /// Of a webhook whose receiver is not known yet.
     pub(super) fn new(facts: WebhookFacts) -> Self {
         Self {
             facts,
             disabling: None,
             jobs: BTreeSet::new(),
-            first: FirstAttempts::default(),
+            first_attempts: FirstAttempts::default(),
             retries: BTreeMap::new(),
             tests: BTreeMap::new(),
             tickets: 0,
@@ -126,7 +128,7 @@ impl Lane {
             in_flight: 0,
             window: FIRST_WINDOW,
             is_suspect: true,
-            place: Place::Nowhere,
+            place: Place::Idle,
             retry_next: false,
             tally: Tally::default(),
         }
@@ -146,7 +148,7 @@ impl Lane {
         if job.test {
             self.tests.insert(self.tickets, key.clone());
         } else if job.is_first_attempt() {
-            self.first.push(job);
+            self.first_attempts.push(job);
         } else {
             self.retries.insert(self.tickets, key.clone());
         }
@@ -155,7 +157,7 @@ impl Lane {
 
     /// Takes a job out of whatever queue it is in.
     pub(super) fn dequeue(&mut self, job: &Job) {
-        self.first.remove(job);
+        self.first_attempts.remove(job);
         if let State::Ready(ticket) = job.state {
             self.retries.remove(&ticket);
             self.tests.remove(&ticket);
@@ -199,15 +201,18 @@ impl Lane {
         {
             return Some((key, None));
         }
-        let first = self.first.pop().map(|(key, subject)| (key, Some(subject)));
+        let first = self
+            .first_attempts
+            .pop()
+            .map(|(key, subject)| (key, Some(subject)));
         first.or_else(|| self.retries.pop_first().map(|(_, key)| (key, None)))
     }
 
     /// An attempt is over: it succeeded, it failed, or nothing was sent.
-    pub(super) fn landed(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
+    pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(subject) = subject {
-            self.first.landed(subject);
+            self.first_attempts.attempt_ended(subject);
         }
         match outcome {
             Some(true) => {

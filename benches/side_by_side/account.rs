@@ -1,0 +1,74 @@
+//! The account whose instances and webhooks are measured.
+
+use std::{process::Command, time::Duration};
+
+use control_plane::Identity;
+use serde_json::{Value, json};
+
+use crate::{
+    Result,
+    cluster::{Cluster, STELLAGE, run},
+    product::Product,
+};
+
+const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
+const ACCOUNT: &str = "bench";
+/// How long an account may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whose instances are measured.
+pub struct Account {
+    /// Where they are.
+    pub namespace: String,
+    /// A key that may write.
+    pub key: String,
+}
+
+impl Account {
+    /// Makes it in a cluster; `product` gives it its namespace. Its rate limit is there, and counted, but never reached; so is its
+    /// webhook quota.
+    pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
+        let object = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
+            "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
+        });
+        let body = object.to_string();
+        cluster
+            .admin
+            .call("POST", ACCOUNTS, Some(("application/json", &body)))
+            .await?;
+        let namespace = product
+            .until(PATIENCE, "the account's namespace", async || {
+                let account = cluster
+                    .admin
+                    .call("GET", &format!("{ACCOUNTS}/{ACCOUNT}"), None)
+                    .await?;
+                let account: Value = account.json()?;
+                let conditions = account["status"]["conditions"].as_array();
+                let ready = conditions
+                    .into_iter()
+                    .flatten()
+                    .any(|condition| condition["type"] == "NamespaceReady" && condition["status"] == "True");
+                let namespace = account["status"]["namespace"].as_str().filter(|_| ready);
+                Ok(namespace.map(str::to_owned))
+            })
+            .await?;
+        let create = [
+            "key",
+            "create",
+            "--account",
+            ACCOUNT,
+            "--scope",
+            "write",
+            "--output",
+            "json",
+        ];
+        let admin = cluster.plane.kubeconfig(Identity::Admin);
+        let printed = run(Command::new(STELLAGE).args(create).env("KUBECONFIG", admin), "")?;
+        let printed: Value = serde_json::from_str(&printed)?;
+        Ok(Self {
+            namespace,
+            key: printed["key"].as_str().ok_or("no key was printed")?.to_owned(),
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! What the watches show, told to the dispatcher. Nothing is taken in before this replica leads.
+
+use std::{collections::HashSet, sync::Arc};
+
+use kube::runtime::reflector::ObjectRef;
+
+use super::shared::{Shared, key_of, outbox};
+use crate::{
+    delivery::dispatch::WebhookKey,
+    resources::{Delivery, Instance, Webhook},
+    runtime::watch::{Change, Listener, revision},
+};
+
+/// For the watch of Webhooks.
+pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
+    let shared = shared.clone();
+    Box::new(move |change: &Change<Webhook>| {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        if state.tenure.is_none() {
+            return;
+        }
+        match change {
+            Change::Replaced(all) => {
+                let listed: HashSet<WebhookKey> = all.iter().map(|webhook| key_of(webhook)).collect();
+                let gone: Vec<(WebhookKey, Arc<Webhook>)> = state
+                    .webhooks
+                    .iter()
+                    .filter(|(key, cached)| cached.shown && !listed.contains(*key))
+                    .map(|(key, cached)| (key.clone(), cached.webhook.clone()))
+                    .collect();
+                for (key, webhook) in gone {
+                    shared.webhook_gone(&mut state, &key, &webhook);
+                }
+                for webhook in all {
+                    shared.webhook_shown(&mut state, webhook, now);
+                }
+            }
+            Change::Applied(webhook) => shared.webhook_shown(&mut state, webhook, now),
+            Change::Deleted(webhook) => shared.webhook_gone(&mut state, &key_of(webhook), webhook),
+            Change::Unreadable(_) => {}
+        }
+    })
+}
+
+/// For the watch of Deliveries that are not finished.
+pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
+    let shared = shared.clone();
+    Box::new(move |change: &Change<Delivery>| {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        if state.tenure.is_none() {
+            return;
+        }
+        match change {
+            Change::Replaced(all) => {
+                let floor = state.floor;
+                state.dispatcher.deliveries_listed(all, floor, now);
+            }
+            Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
+                return;
+            }
+            Change::Applied(delivery) => state.dispatcher.delivery_seen(delivery.clone(), false, now),
+            Change::Deleted(delivery) => {
+                let metadata = &delivery.metadata;
+                state.dispatcher.delivery_gone(
+                    metadata.namespace.as_deref().unwrap_or_default(),
+                    metadata.name.as_deref().unwrap_or_default(),
+                );
+            }
+            Change::Unreadable(_) => return,
+        }
+        drop(state);
+        shared.wake.notify_one();
+    })
+}
+
+/// For the watch of Instances.
+pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
+    let shared = shared.clone();
+    Box::new(move |change: &Change<Instance>| {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        if state.tenure.is_none() {
+            return;
+        }
+        let mut see = |instance: &Arc<Instance>| {
+            let entries = outbox(instance);
+            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+            state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
+            if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
+                state
+                    .unclaimed
+                    .push_back((now.mono, ObjectRef::from_obj(&**instance)));
+            }
+        };
+        match change {
+            Change::Replaced(all) => {
+                all.iter().for_each(see);
+                let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
+                let newest = all.iter().map(|instance| revision(&**instance)).max();
+                let gone = state
+                    .dispatcher
+                    .objects_listed(&uids.collect(), newest.unwrap_or(0));
+                for uid in gone {
+                    state.ending.remove(&*uid);
+                }
+            }
+            Change::Applied(instance) => see(instance),
+            Change::Deleted(instance) => {
+                let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+                state.dispatcher.object_gone(uid);
+                state.ending.remove(uid);
+            }
+            Change::Unreadable(_) => {}
+        }
+        drop(state);
+        // The worker looks after what nobody claims.
+        shared.wake.notify_one();
+    })
+}

@@ -1,0 +1,144 @@
+//! Has account holders told by e-mail when a webhook was disabled.
+
+use std::{sync::Arc, time::Duration};
+
+use super::shared::{CachedWebhook, Notification, Shared};
+use crate::{
+    delivery::dispatch::WebhookKey,
+    mail::{DisabledWebhook, MailError, Reason},
+    resources::{DisableReason, Disabled, Webhook, ids},
+    runtime::metrics::OutcomeLabels,
+};
+
+/// First pause after a mail failed; it doubles from there.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// Disablements that nobody has been told of, and nobody is being told of.
+pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
+    let mut state = shared.state.lock();
+    let mut due = Vec::new();
+    for (key, cached) in &mut state.webhooks {
+        let Some(disabled) = cached.webhook.disabled() else {
+            continue;
+        };
+        if disabled.notified_at.is_none() && !cached.tells_of(disabled) {
+            due.push((key.clone(), disabled.clone()));
+        }
+    }
+    for (key, disabled) in &due {
+        if let Some(cached) = state.webhooks.get_mut(key) {
+            let error = disabled.notification_error.clone();
+            cached.notification = Some(Notification {
+                disabled_at: disabled.at,
+                result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
+            });
+        }
+    }
+    due
+}
+
+/// Tells the account holder, however often that has to be tried, and also when the webhook is enabled before it could be
+/// done: that an event was given up is still so. One disablement, one mail.
+pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disabled) {
+    let mut pause = FIRST_PAUSE;
+    let current = |key: &WebhookKey| Some(shared.state.lock().webhooks.get(key)?.webhook.clone());
+    let first = current(&key);
+    let is_same = |webhook: &Arc<Webhook>| {
+        first
+            .as_ref()
+            .is_some_and(|first| first.metadata.uid == webhook.metadata.uid)
+    };
+    loop {
+        let webhook = current(&key).filter(is_same);
+        let Some(mail) = webhook.and_then(|webhook| mail(&shared, &webhook, &disabled)) else {
+            // Whoever looks next may find an account again.
+            if let Some(cached) = shared.state.lock().webhooks.get_mut(&key)
+                && cached.tells_of(&disabled)
+            {
+                cached.notification = None;
+            }
+            return;
+        };
+        if !shared.leads() {
+            return;
+        }
+        let result = shared.deps.mailer.send(&mail.notification()).await;
+        let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
+        shared
+            .deps
+            .metrics
+            .mails
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
+        let is_over = match &result {
+            // Without a mail server only a restart with other settings can help.
+            Ok(()) | Err(MailError::NotConfigured) => true,
+            Err(error) => {
+                tracing::warn!(webhook = %key, %error, retry_in = ?pause, "the account holder could not be told");
+                false
+            }
+        };
+        let now = shared.now();
+        {
+            let mut state = shared.state.lock();
+            let cached = state.webhooks.get_mut(&key);
+            if let Some(cached) = cached.filter(|cached| cached.tells_of(&disabled)) {
+                cached.notification = Some(Notification {
+                    disabled_at: disabled.at,
+                    result: result.map(|()| now.wall).map_err(|error| error.told()),
+                });
+                state.dirty.insert(key.clone());
+            }
+        }
+        shared.urgent.notify_one();
+        if is_over {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+impl CachedWebhook {
+    /// Whether this disablement's e-mail is taken care of.
+    fn tells_of(&self, disabled: &Disabled) -> bool {
+        let notification = self.notification.as_ref();
+        notification.is_some_and(|notification| notification.disabled_at == disabled.at)
+    }
+}
+
+/// The mail, unless it was sent.
+fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<DisabledWebhook> {
+    let status = webhook.status.as_ref();
+    let now = status.and_then(|status| status.disabled.as_ref());
+    if now.is_some_and(|now| now.at == disabled.at && now.notified_at.is_some()) {
+        return None;
+    }
+    let namespace = webhook.metadata.namespace.clone().unwrap_or_default();
+    let account = shared.deps.directory.account_of(&namespace)?;
+    Some(DisabledWebhook {
+        account_email: account.spec.email.clone(),
+        account_name: account.metadata.name.clone().unwrap_or_default(),
+        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        webhook_id: webhook.id(),
+        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
+        namespace,
+        url: webhook.spec.url.clone(),
+        disabled_at: disabled.at,
+        reason: match disabled.reason {
+            DisableReason::RetriesExhausted => Reason::RetriesExhausted,
+            DisableReason::Gone => Reason::Gone,
+        },
+        delivery_id: ids::delivery_id(&disabled.delivery),
+        event_id: disabled.event_id.clone(),
+        event_type: disabled.event_type.as_str().to_owned(),
+        attempts: u32::try_from(disabled.attempts).unwrap_or_default(),
+        last_status: disabled
+            .last_status_code
+            .and_then(|code| u16::try_from(code).ok()),
+        last_error: Some(disabled.error.clone()),
+        held: true,
+    })
+}

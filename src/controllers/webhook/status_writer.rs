@@ -1,0 +1,274 @@
+//! Writes the status of Webhooks.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt as _;
+use kube::{Api, api::PostParams};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    notify,
+    secret_cache::Problem,
+    shared::{CachedWebhook, Shared, State, key_of},
+    status::{self, Facts},
+    store::FIELD_MANAGER,
+};
+use crate::{
+    delivery::dispatch::{Disablement, WebhookKey},
+    resources::{Webhook, WebhookStatus},
+    runtime::{
+        client::{CallError, bounded, this_version},
+        events::Events,
+    },
+};
+
+/// Numbers are written at most this often for each webhook (decisions, section 5).
+const NUMBERS_EVERY: Duration = Duration::from_secs(10);
+/// How often it is looked for numbers to be written.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Statuses written at the same time.
+const WRITES: usize = 8;
+/// Pause of a webhook whose status could not be written.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Changes of so long are written together.
+const GATHER: Duration = Duration::from_millis(20);
+/// Runs until shutdown.
+pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: CancellationToken) {
+    let mut counted: Option<Instant> = None;
+    loop {
+        flush(&shared, &events).await;
+        if counted.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            count(&shared);
+            counted = Some(Instant::now());
+        }
+        for (key, disabled) in notify::due(&shared) {
+            let (shared, shutdown) = (shared.clone(), shutdown.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = shutdown.cancelled() => {}
+                    () = notify::send(shared, key, disabled) => {}
+                }
+            });
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            () = shared.urgent.notified() => tokio::time::sleep(GATHER).await,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// Writes the statuses that are to be written now.
+pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
+    let writes = due(shared)
+        .into_iter()
+        .map(|(webhook, status)| write(shared, events, webhook, status));
+    let writes: Vec<_> = writes.collect();
+    futures::stream::iter(writes)
+        .buffer_unordered(WRITES)
+        .collect::<()>()
+        .await;
+}
+
+/// Statuses that are to be written now.
+fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
+    let now = shared.now();
+    let mut state = shared.state.lock();
+    let dirty: Vec<WebhookKey> = state.dirty.iter().cloned().collect();
+    let mut due = Vec::new();
+    for key in dirty {
+        let Some(cached) = state.webhooks.get(&key) else {
+            state.dirty.remove(&key);
+            continue;
+        };
+        // Of a new one nothing is said before its secret was read, which takes some milliseconds.
+        if cached.webhook.status.is_none()
+            && shared.secrets.get(&key, &cached.webhook).is_unread()
+            && shared.obstacle(&cached.webhook, &key).is_none()
+        {
+            continue;
+        }
+        let status = status_of(shared, &state, &key, cached, now.wall);
+        let before = cached.webhook.status.clone().unwrap_or_default();
+        if status == before {
+            state.dirty.remove(&key);
+            release(&mut state, &key);
+            continue;
+        }
+        if cached.failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
+            continue;
+        }
+        let rested = cached.written.is_none_or(|at| at.elapsed() >= NUMBERS_EVERY);
+        if rested || status::is_urgent(&before, &status) {
+            due.push((cached.webhook.clone(), status));
+        }
+    }
+    due
+}
+
+/// A disablement that is written, or that the spec has overtaken, is over.
+fn release(state: &mut State, key: &WebhookKey) {
+    let Some(cached) = state.webhooks.get_mut(key) else {
+        return;
+    };
+    let is_over = |disablement: &Disablement| {
+        cached.webhook.disabled().is_some() || !disablement.is_of(&cached.webhook)
+    };
+    if cached.disablement.as_ref().is_some_and(is_over) {
+        cached.disablement = None;
+        state.dispatcher.disablement_written(key);
+    }
+}
+
+fn status_of(
+    shared: &Shared,
+    state: &State,
+    key: &WebhookKey,
+    cached: &CachedWebhook,
+    now: jiff::Timestamp,
+) -> WebhookStatus {
+    let (tally, pending, held) = state.dispatcher.tally(key).unwrap_or_default();
+    let secret = shared.secrets.get(key, &cached.webhook);
+    let facts = Facts {
+        base: &cached.base,
+        tally: &tally,
+        pending,
+        held,
+        obstacle: shared.obstacle(&cached.webhook, key),
+        is_secret_known: secret.was_read(),
+        secret_problem: secret.problem().map(Problem::told),
+        overlap: secret.overlap(),
+        disablement: cached.disablement.as_ref(),
+        notification: cached.notification.as_ref(),
+    };
+    status::decide(&cached.webhook, &facts, now)
+}
+
+async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: WebhookStatus) {
+    let webhook = &*webhook;
+    let object = Webhook {
+        metadata: this_version(&webhook.metadata),
+        spec: webhook.spec.clone(),
+        status: Some(status),
+    };
+    let params = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let api: Api<Webhook> = Api::namespaced(
+        shared.deps.client.clone(),
+        webhook.metadata.namespace.as_deref().unwrap_or_default(),
+    );
+    let key = key_of(webhook);
+    let written = bounded(api.replace_status(
+        webhook.metadata.name.as_deref().unwrap_or_default(),
+        &params,
+        &object,
+    ))
+    .await;
+    match written {
+        Ok(mut written) => {
+            written.metadata.managed_fields = None;
+            tell(events, webhook, &written);
+            let now = shared.now();
+            let mut state = shared.state.lock();
+            shared.webhook_seen(&mut state, Arc::new(written), now);
+            if let Some(cached) = state.webhooks.get_mut(&key) {
+                cached.written = Some(Instant::now());
+            }
+            release(&mut state, &key);
+            drop(state);
+            shared.wake.notify_one();
+        }
+        // The watch brings the version that is there now, or that there is none.
+        Err(error) if error.is_conflict() || error.is_not_found() => {
+            look_up(shared, &api, &key, webhook).await;
+        }
+        Err(error) => {
+            tracing::warn!(webhook = %key, %error, "the status cannot be written; it will be tried again");
+            if let Some(cached) = shared.state.lock().webhooks.get_mut(&key) {
+                cached.failed = Some(Instant::now());
+            }
+        }
+    }
+}
+
+/// The watch may be far behind: what is there is asked for.
+async fn look_up(shared: &Shared, api: &Api<Webhook>, key: &WebhookKey, webhook: &Webhook) {
+    let found: Result<Option<Webhook>, CallError> =
+        bounded(api.get_opt(webhook.metadata.name.as_deref().unwrap_or_default())).await;
+    let now = shared.now();
+    match found {
+        Ok(Some(mut found)) => {
+            found.metadata.managed_fields = None;
+            shared.webhook_seen(&mut shared.state.lock(), Arc::new(found), now);
+        }
+        Ok(None) => shared.webhook_gone(&mut shared.state.lock(), key, webhook),
+        Err(error) => tracing::debug!(webhook = %key, %error, "a webhook cannot be looked up"),
+    }
+}
+
+/// Events for `kubectl describe`: what has changed with this write.
+fn tell(events: &Events, before: &Webhook, after: &Webhook) {
+    let disabled = |webhook: &Webhook| webhook.status.as_ref().and_then(|status| status.disabled.clone());
+    match (disabled(before), disabled(after)) {
+        (None, Some(disabled)) => {
+            events.publish(after, true, "Disabled", "Deliver", &disabled.message);
+        }
+        (Some(_), None) => {
+            events.publish(
+                after,
+                false,
+                "Enabled",
+                "Deliver",
+                "the webhook is enabled again; held events go out",
+            );
+        }
+        (Some(before), Some(disabled)) if before.notified_at.is_none() && disabled.notified_at.is_some() => {
+            events.publish(
+                after,
+                false,
+                "Notified",
+                "Notify",
+                "the account holder was told by e-mail",
+            );
+        }
+        _ => {}
+    }
+}
+
+fn count(shared: &Shared) {
+    let state = shared.state.lock();
+    let (mut pending, mut held, mut disabled) = (0, 0, 0);
+    for (key, cached) in &state.webhooks {
+        disabled += i64::from(cached.webhook.disabled().is_some());
+        if let Some((_, waiting, kept)) = state.dispatcher.tally(key) {
+            pending += waiting;
+            held += kept;
+        }
+    }
+    drop(state);
+    let metrics = &shared.deps.metrics;
+    metrics.deliveries_pending.set(pending);
+    metrics.deliveries_held.set(held);
+    metrics.webhooks_disabled.set(disabled);
+}
+
+impl Shared {
+    /// Has a webhook disabled in its status.
+    pub(super) fn disable(&self, disablement: Disablement) {
+        let mut state = self.state.lock();
+        let key = disablement.webhook.clone();
+        tracing::warn!(webhook = %key, event = %disablement.event_id, error = disablement.error, "a webhook is disabled");
+        let Some(cached) = state.webhooks.get_mut(&key) else {
+            return;
+        };
+        cached.disablement = Some(disablement);
+        state.dirty.insert(key);
+        drop(state);
+        self.urgent.notify_one();
+    }
+}

@@ -1,0 +1,284 @@
+//! README.md and docs/ say what is true: settings, links, the map of the source tree.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::STELLAGE;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// README.md, every page under docs/, and the README of the receivers.
+fn pages() -> Vec<String> {
+    let mut pages = vec!["README.md".to_owned(), "examples/receivers/README.md".to_owned()];
+    for entry in fs::read_dir(root().join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(format!("docs/{}", path.file_name().unwrap().to_str().unwrap()));
+        }
+    }
+    pages.sort();
+    pages
+}
+
+/// A setting: its variable, its default, and the commands that have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Setting {
+    variable: String,
+    default: String,
+    commands: String,
+}
+
+/// The flags that `stellage <command> --help` lists, with variable and default.
+fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
+    let output = Command::new(STELLAGE)
+        .args([command, "--help"])
+        .env_clear()
+        // Wide enough that nothing is wrapped.
+        .env("COLUMNS", "10000")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let mut flags = BTreeMap::new();
+    let mut flag = None;
+    for line in help.lines().map(str::trim) {
+        let long = line.split_whitespace().find(|word| word.starts_with("--"));
+        if let (true, Some(long)) = (line.starts_with('-'), long) {
+            flag = Some(long.to_owned()).filter(|long| long != "--help" && long != "--version");
+            if let Some(flag) = &flag {
+                flags.insert(flag.clone(), (String::new(), String::new()));
+            }
+        }
+        let Some((variable, default)) = flag.as_ref().and_then(|flag| flags.get_mut(flag)) else {
+            continue;
+        };
+        let value = |key: &str| line.strip_prefix(key)?.strip_suffix(']');
+        if let Some(text) = value("[env: ") {
+            text.trim_end_matches('=').clone_into(variable);
+        }
+        if let Some(text) = value("[default: ") {
+            text.trim_matches('"').clone_into(default);
+        }
+    }
+    assert!(!flags.is_empty(), "{help}");
+    flags
+}
+
+/// The settings of the serving commands.
+fn settings_of_the_program() -> BTreeMap<String, Setting> {
+    let [run, api, controller] = ["run", "api", "controller"].map(flags_of);
+    for flag in api.keys().chain(controller.keys()) {
+        assert!(run.contains_key(flag), "stellage run has no {flag}");
+    }
+    let setting = |(flag, (variable, default)): (String, (String, String))| {
+        let commands = match (api.contains_key(&flag), controller.contains_key(&flag)) {
+            (true, true) => "all",
+            (true, false) => "api",
+            (false, true) => "controller",
+            (false, false) => "run",
+        };
+        let setting = Setting {
+            variable,
+            default,
+            commands: commands.to_owned(),
+        };
+        (flag, setting)
+    };
+    run.clone().into_iter().map(setting).collect()
+}
+
+/// The cells of every row of a Markdown table whose first cell is code that begins with `prefix`.
+fn rows<'a>(page: &'a str, prefix: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+    page.lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"))
+        .map(|row| {
+            row.split(" | ")
+                .map(|cell| cell.trim_matches('`'))
+                .collect::<Vec<_>>()
+        })
+        .filter(move |cells| cells[0].starts_with(prefix) && cells.len() > 2)
+}
+
+#[test]
+fn the_settings_page_has_every_flag_with_its_variable_and_default_and_no_other() {
+    let page = read("docs/settings.md");
+    let described: BTreeMap<String, Setting> = rows(&page, "--")
+        .map(|cells| {
+            let setting = Setting {
+                variable: cells[1].to_owned(),
+                // Help shows the values of a list with spaces between them.
+                default: cells[2].trim_matches('–').to_owned(),
+                commands: cells[3].to_owned(),
+            };
+            (cells[0].to_owned(), setting)
+        })
+        .collect();
+    let mut expected = settings_of_the_program();
+    for flag in ["--region", "--image"] {
+        if let Some(setting) = expected.get_mut(flag) {
+            setting.default = setting.default.replace(' ', ",");
+        }
+    }
+    let names = |settings: &BTreeMap<String, Setting>| settings.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(names(&described), names(&expected));
+    for (flag, setting) in expected {
+        assert_eq!(described[&flag], setting, "{flag}");
+    }
+}
+
+#[test]
+fn the_settings_page_has_every_variable_of_the_local_run() {
+    let source = read("control-plane/src/run/settings.rs");
+    let value = |line: &str, key: &str| {
+        let (_, rest) = line.split_once(&format!("{key} = \""))?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    let taken: BTreeMap<String, String> = source
+        .lines()
+        .filter_map(|line| {
+            Some((
+                value(line, "env")?,
+                value(line, "default_value").unwrap_or_default(),
+            ))
+        })
+        .collect();
+    let page = read("docs/settings.md");
+    let (_, local_run) = page.split_once("\n## The local run\n").unwrap();
+    let described: BTreeMap<String, String> = rows(local_run, "")
+        .filter(|cells| cells[0].bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
+        .map(|cells| (cells[0].to_owned(), cells[1].trim_matches('–').to_owned()))
+        .collect();
+    assert!(taken.contains_key("PROVISIONING"), "{taken:?}");
+    assert_eq!(described, taken);
+}
+
+/// A page without its code blocks.
+fn prose(page: &str) -> String {
+    let mut in_code = false;
+    let lines = page.lines().filter(|line| {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The targets of the links of a page, as they are written.
+fn links(page: &str) -> Vec<String> {
+    let text = prose(page);
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target.to_owned()).collect()
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let text = prose(page);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = title
+                .chars()
+                .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+            kept.collect::<String>().replace(' ', "-")
+        })
+        .collect()
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+    let mut broken = Vec::new();
+    for page in pages() {
+        let text = read(&page);
+        for link in links(&text).iter().filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() {
+                root().join(&page)
+            } else {
+                root().join(&page).parent().unwrap().join(path)
+            };
+            let is_there = target.exists()
+                && (anchor.is_empty() || anchors(&fs::read_to_string(&target).unwrap()).contains(anchor));
+            if !is_there {
+                broken.push(format!("{page}: {link}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn every_page_under_docs_is_linked_from_the_readme() {
+    let linked: BTreeSet<String> = links(&read("README.md"))
+        .into_iter()
+        .map(|link| link.split('#').next().unwrap_or_default().to_owned())
+        .collect();
+    for page in pages().iter().filter(|page| page.starts_with("docs/")) {
+        assert!(linked.contains(page), "the README does not link {page}");
+    }
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = read("README.md").lines().count();
+    assert!(lines < 200, "{lines} lines");
+}
+
+/// The paths in the first column of the table below a heading.
+fn mapped(page: &str, heading: &str) -> BTreeSet<PathBuf> {
+    let text = read(page);
+    let (_, map) = text.split_once(&format!("\n## {heading}\n")).unwrap();
+    let map = map.split("\n## ").next().unwrap_or_default();
+    let first_cells = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    first_cells
+        .flat_map(|cell| cell.split(", "))
+        .map(|path| PathBuf::from(path.trim_matches(['`', '/'])))
+        .collect()
+}
+
+/// The folders below `folder` that have a `mod.rs`, with their own depth at most `depth`.
+fn modules(folder: &Path, depth: usize) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root().join(folder)).unwrap() {
+        let path = folder.join(entry.unwrap().file_name());
+        if root().join(&path).join("mod.rs").exists() {
+            if depth > 1 {
+                found.extend(modules(&path, depth - 1));
+            }
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn the_maps_name_folders_that_are_there_and_every_folder_of_the_source() {
+    // The README has the top of the tree, the page for contributors two levels.
+    for (page, heading, depth) in [
+        ("README.md", "The source tree", 1),
+        ("docs/architecture.md", "Module map", 2),
+    ] {
+        let named = mapped(page, heading);
+        for path in &named {
+            assert!(root().join(path).exists(), "{page} names {}", path.display());
+        }
+        for module in modules(Path::new("src"), depth) {
+            assert!(
+                named.contains(&module),
+                "{page} does not name {}",
+                module.display()
+            );
+        }
+    }
+}
