@@ -2,9 +2,10 @@
 //! has kubectl instances, webhooks and deliveries.
 //!
 //! A command acts as its user, on the objects themselves: what it may do is what kubectl may do. [`objects`] finds them by name
-//! or id, [`wait`] waits until an operation is done, [`output`] prints for people and for scripts.
+//! or id, [`change`] asks for an operation in one guarded patch, [`wait`] waits until an operation is done, [`output`] prints for people and for scripts.
 
 mod account;
+mod change;
 pub mod completions;
 mod connect;
 mod crds;
@@ -16,6 +17,7 @@ mod listen;
 mod objects;
 mod output;
 mod program;
+mod secret;
 mod wait;
 mod webhook;
 

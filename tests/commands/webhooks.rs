@@ -203,10 +203,10 @@ async fn a_disabled_webhook_says_why_and_is_enabled_again_and_what_failed_is_sen
         "{sent:?}"
     );
     assert_eq!(receiver.count(), before + 1);
-    let received = receiver.received();
+    let requests = receiver.received();
     assert_eq!(
-        received[0].body,
-        received.last().unwrap().body,
+        requests[0].body,
+        requests.last().unwrap().body,
         "the same event, byte for byte"
     );
     let table = run("delivery list hook").await;

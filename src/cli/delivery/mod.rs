@@ -9,13 +9,11 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser as _},
 };
 use jiff::Timestamp;
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{ResourceExt as _, api::ListParams};
 
 use super::{
     CliError,
+    change::change,
     connect::Cluster,
     objects::{self, InNamespace},
     output::{self, Output, printable},
@@ -27,9 +25,6 @@ use crate::{
     resources::{Delivery, DeliveryPhase, Webhook, delivery::WEBHOOK_LABEL},
     service::deliveries::{check_finished, created_at, shown_phase, unlabel},
 };
-
-/// Decisions on one command before it gives way to whoever else changes the same delivery.
-const MAX_ATTEMPTS: u32 = 10;
 
 /// List and show what was sent to webhooks, and send it again.
 ///
@@ -176,29 +171,13 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 
 async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
-    let delivery = request_again(cluster, namespace, &args.name).await?;
+    let decide = |delivery: &Delivery| {
+        check_finished(shown_phase(delivery)).map_err(|_| on_its_way(delivery, namespace))?;
+        Ok(Some(unlabel(delivery.metadata.resource_version.as_deref())))
+    };
+    let delivery = change(cluster, namespace, &args.name, "send again", decide).await?;
     let begun = format!("delivery {} is sent again", delivery.id());
     finish(cluster, delivery, args.waiting, args.output, &begun).await
-}
-
-/// Has a delivery sent again, in the version that was looked at: nothing is sent twice because two asked for it.
-async fn request_again(cluster: &Cluster, namespace: &str, name: &str) -> Result<Delivery, CliError> {
-    let api = Api::<Delivery>::namespaced(cluster.client.clone(), namespace);
-    for _ in 0..MAX_ATTEMPTS {
-        let delivery: Delivery = objects::find(cluster, namespace, name).await?;
-        check_finished(shown_phase(&delivery)).map_err(|_| on_its_way(&delivery, namespace))?;
-        let (object, params) = (delivery.name_any(), PatchParams::default());
-        let patch = unlabel(delivery.metadata.resource_version.as_deref());
-        let doing = format!("send delivery {object} in namespace {namespace} again");
-        match cluster
-            .call(&doing, api.patch(&object, &params, &Patch::Merge(&patch)))
-            .await
-        {
-            Err(failure) if failure.is(409) => {}
-            written => return Ok(written?),
-        }
-    }
-    Err(CliError::Contended(format!("delivery {name}")))
 }
 
 /// Why a delivery need not be sent again.
@@ -322,10 +301,10 @@ mod tests {
         .unwrap()
     }
 
-    fn failed() -> Option<Value> {
-        Some(
-            json!({ "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 500, "error": "the receiver answered 500" }),
-        )
+    fn failed() -> Value {
+        json!({
+            "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 500, "error": "the receiver answered 500",
+        })
     }
 
     #[test]
@@ -335,16 +314,16 @@ mod tests {
         assert_eq!(progress(&delivered), Progress::Done);
         assert_eq!(last_attempt(&delivered), "answered 204 in 7 ms");
         assert_eq!(
-            progress(&delivery("Exhausted", true, failed())),
+            progress(&delivery("Exhausted", true, Some(failed()))),
             Progress::Failed("failed for good after 1 attempts: the receiver answered 500".to_owned())
         );
         // Its label was just taken away.
         assert!(matches!(
-            progress(&delivery("Exhausted", false, failed())),
+            progress(&delivery("Exhausted", false, Some(failed()))),
             Progress::UnderWay(_)
         ));
         assert_eq!(
-            progress(&delivery("Pending", false, failed())),
+            progress(&delivery("Pending", false, Some(failed()))),
             Progress::UnderWay("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
         );
         assert!(matches!(

@@ -1,5 +1,7 @@
 //! How deliveries are shown to people.
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
@@ -88,11 +90,11 @@ pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
     let mut text = output::description(&fields);
     text.push_str("\nRequest:\n");
     for line in request(delivery, attempts.last()) {
-        text.push_str(&format!("  {line}\n"));
+        let _ = writeln!(text, "  {line}");
     }
     text.push('\n');
     for line in printable(&spec.body).lines() {
-        text.push_str(&format!("  {line}\n"));
+        let _ = writeln!(text, "  {line}");
     }
     if attempts.is_empty() {
         text.push_str("Answers: none yet");
@@ -100,9 +102,9 @@ pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
     }
     text.push_str("Answers:");
     for attempt in attempts {
-        text.push_str(&format!("\n  {}", answer(attempt)));
+        let _ = write!(text, "\n  {}", answer(attempt));
         for line in printable(attempt.response.as_deref().unwrap_or_default()).lines() {
-            text.push_str(&format!("\n    {line}"));
+            let _ = write!(text, "\n    {line}");
         }
     }
     text

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::{
-    Api, Resource as _, ResourceExt as _,
-    api::{Patch, PatchParams},
-};
-use serde_json::{Map, Value, json};
+use kube::ResourceExt as _;
+use serde_json::Value;
 
 use super::view;
 use crate::{
     cli::{
         CliError,
+        change::change,
         connect::Cluster,
-        objects,
         program::program,
         wait::{self, Progress, Waiting},
     },
@@ -27,11 +24,9 @@ use crate::{
         index::Indexed as _,
         instances::{IndexedInstance, InstanceChange},
         nonce::instance_nonce,
+        store::merge_patch,
     },
 };
-
-/// Decisions on one command before it gives way to whoever else changes the same instance.
-const MAX_ATTEMPTS: u32 = 10;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +72,15 @@ impl Operation {
         }
     }
 
-    /// The spec that asks for it; an error if the instance is in no state for it.
-    fn ask(&self, instance: &Instance, now: Timestamp) -> Result<InstanceSpec, CliError> {
+    /// What asks for it, if the instance is not as wanted already; an error if it is in no state for it.
+    fn patch(&self, instance: &Instance, now: Timestamp) -> Result<Option<Value>, CliError> {
+        let indexed = IndexedInstance::of(Arc::new(instance.clone()));
+        let spec = self.spec(&indexed, now)?;
+        Ok(merge_patch(&indexed, &spec, None))
+    }
+
+    fn spec(&self, indexed: &IndexedInstance, now: Timestamp) -> Result<InstanceSpec, CliError> {
+        let instance = &*indexed.instance;
         let unsuitable = || wrong_state(self, instance);
         if let Self::Resize { plan, on_reboot } = self {
             let change = InstanceChange {
@@ -86,9 +88,7 @@ impl Operation {
                 reboot: Some(!on_reboot),
                 ..InstanceChange::default()
             };
-            return change
-                .apply(&IndexedInstance::of(Arc::new(instance.clone())))
-                .map_err(|_| unsuitable());
+            return change.apply(indexed).map_err(|_| unsuitable());
         }
         let is_allowed = |state| self.action().allowed_from().contains(&state);
         if !view::state(instance).is_some_and(is_allowed) {
@@ -154,7 +154,8 @@ pub(super) async fn operate(
     operation: &Operation,
     waiting: Waiting,
 ) -> Result<Ended, CliError> {
-    let instance = request(cluster, namespace, name, operation).await?;
+    let decide = |instance: &Instance| operation.patch(instance, Timestamp::now());
+    let instance = change(cluster, namespace, name, operation.word(), decide).await?;
     if !waiting.wait {
         let message = operation.begun(&instance);
         return Ok(Ended { instance, message });
@@ -162,56 +163,6 @@ pub(super) async fn operate(
     let instance = wait::until_done(cluster, instance, waiting.timeout, progress).await?;
     let message = operation.done(&instance);
     Ok(Ended { instance, message })
-}
-
-/// Writes what asks for an operation, for the version that it was decided on; decides again if that is not the one that is
-/// there any more. What is so already is not written.
-async fn request(
-    cluster: &Cluster,
-    namespace: &str,
-    name: &str,
-    operation: &Operation,
-) -> Result<Instance, CliError> {
-    let api = Api::<Instance>::namespaced(cluster.client.clone(), namespace);
-    for _ in 0..MAX_ATTEMPTS {
-        let instance: Instance = objects::find(cluster, namespace, name).await?;
-        let spec = operation.ask(&instance, Timestamp::now())?;
-        let Some(patch) = patch(&instance, &spec) else {
-            return Ok(instance);
-        };
-        let object = instance.name_any();
-        let doing = format!("{} instance {object} in namespace {namespace}", operation.word());
-        let patch = Patch::Merge(&patch);
-        let params = PatchParams::default();
-        let written = cluster.call(&doing, api.patch(&object, &params, &patch)).await;
-        match written {
-            Err(failure) if failure.is(409) => {}
-            written => return Ok(written?),
-        }
-    }
-    Err(CliError::Contended(format!("instance {name}")))
-}
-
-/// A merge patch of what differs in the spec, for this version only; `None` if nothing does.
-fn patch(instance: &Instance, spec: &InstanceSpec) -> Option<Value> {
-    let (before, after) = (to_map(&instance.spec), to_map(spec));
-    let changed = after
-        .iter()
-        .filter(|(field, value)| before.get(*field) != Some(value));
-    let mut changes: Map<String, Value> = changed
-        .map(|(field, value)| (field.clone(), value.clone()))
-        .collect();
-    let removed = before.keys().filter(|field| !after.contains_key(*field));
-    changes.extend(removed.map(|field| (field.clone(), Value::Null)));
-    let version = &instance.meta().resource_version;
-    (!changes.is_empty()).then(|| json!({ "metadata": { "resourceVersion": version }, "spec": changes }))
-}
-
-fn to_map(spec: &InstanceSpec) -> Map<String, Value> {
-    match serde_json::to_value(spec) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
-    }
 }
 
 /// How far the instance is on its way to what its spec asks for.
@@ -283,6 +234,8 @@ fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn now() -> Timestamp {
@@ -305,8 +258,7 @@ mod tests {
     }
 
     fn patch_of(operation: &Operation, instance: &Instance) -> Option<Value> {
-        let spec = operation.ask(instance, now()).unwrap();
-        patch(instance, &spec).map(|patch| {
+        operation.patch(instance, now()).unwrap().map(|patch| {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             patch["spec"].clone()
         })
@@ -373,7 +325,7 @@ mod tests {
     #[test]
     fn an_unsuitable_state_is_refused_with_those_that_are_allowed() {
         let refusal = |operation: Operation, state: &str, power: &str| {
-            let error = operation.ask(&instance(state, power), now()).unwrap_err();
+            let error = operation.patch(&instance(state, power), now()).unwrap_err();
             assert!(matches!(error, CliError::WrongState { .. }));
             error.to_string()
         };

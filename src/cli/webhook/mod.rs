@@ -3,17 +3,20 @@
 mod rotate;
 mod view;
 
+use std::sync::Arc;
+
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::rotate::RotateArgs;
 use super::{
     CliError,
+    change::change,
     connect::Cluster,
     delivery,
     objects::{self, InNamespace, InNamespaces},
@@ -28,11 +31,12 @@ use crate::{
         conditions::{READY, find},
         ids,
     },
-    service::webhooks::{WebhookChange, example, example_type},
+    service::{
+        index::Indexed as _,
+        store::merge_patch,
+        webhooks::{IndexedWebhook, WebhookChange, example, example_type},
+    },
 };
-
-/// Decisions on one command before it gives way to whoever else changes the same webhook.
-const MAX_ATTEMPTS: u32 = 10;
 
 /// List, show, test and enable webhooks, and rotate their secrets.
 ///
@@ -217,7 +221,8 @@ fn unsuitable_test(webhook: &Webhook, namespace: &str) -> CliError {
 
 async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
-    let mut webhook = request_enabling(cluster, namespace, &args.name).await?;
+    let decide = |webhook: &Webhook| Ok(enabling(webhook, Timestamp::now()));
+    let mut webhook = change(cluster, namespace, &args.name, "enable", decide).await?;
     if args.waiting.wait {
         webhook = wait::until_done(cluster, webhook, args.waiting.timeout, enabled).await?;
     }
@@ -230,32 +235,14 @@ async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
     }
 }
 
-/// Writes what enables a webhook, for the version that it was decided on. What is enabled already is left alone.
-async fn request_enabling(cluster: &Cluster, namespace: &str, name: &str) -> Result<Webhook, CliError> {
-    let api = Api::<Webhook>::namespaced(cluster.client.clone(), namespace);
+/// What enables a webhook; `None` for one that is enabled already.
+fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
     let on = WebhookChange {
         active: Some(true),
         ..WebhookChange::default()
     };
-    for _ in 0..MAX_ATTEMPTS {
-        let webhook: Webhook = objects::find(cluster, namespace, name).await?;
-        let spec = on.apply(&webhook, Timestamp::now());
-        if spec == webhook.spec {
-            return Ok(webhook);
-        }
-        let patch: Value = json!({
-            "metadata": { "resourceVersion": webhook.metadata.resource_version },
-            "spec": { "active": spec.active, "enableRequestedAt": spec.enable_requested_at },
-        });
-        let object = webhook.name_any();
-        let doing = format!("enable webhook {object} in namespace {namespace}");
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        match cluster.call(&doing, api.patch(&object, &params, &patch)).await {
-            Err(failure) if failure.is(409) => {}
-            written => return Ok(written?),
-        }
-    }
-    Err(CliError::Contended(format!("webhook {name}")))
+    let spec = on.apply(webhook, now);
+    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, None)
 }
 
 /// How far a webhook is on its way to be sent to.
@@ -280,6 +267,8 @@ fn enabled(webhook: &Webhook) -> Progress {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn webhook(observed: i64, ready: &str) -> Webhook {

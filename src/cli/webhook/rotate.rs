@@ -12,7 +12,6 @@ use kube::{
 use serde::Serialize;
 use serde_json::json;
 
-use super::MAX_ATTEMPTS;
 use crate::{
     cli::{
         CliError,
@@ -20,14 +19,14 @@ use crate::{
         duration,
         objects::{self, InNamespace},
         output::{self, Output},
+        secret,
     },
-    resources::{
-        Webhook,
-        webhook::{MAX_SECRET_CHARACTERS, SECRET_CHANGED_ANNOTATION},
-    },
+    resources::{Webhook, webhook::SECRET_CHANGED_ANNOTATION},
     service::webhooks::{SecretChange, random_secret},
 };
 
+/// Reads and writes of one Secret before a command gives way to whoever else changes it.
+const MAX_ATTEMPTS: u32 = 10;
 /// Longest overlap, as through REST: a week.
 const MAX_OVERLAP: Duration = Duration::from_secs(604_800);
 
@@ -48,7 +47,7 @@ pub struct RotateArgs {
     place: InNamespace,
 
     /// The new secret, 1 to 255 characters; others on this machine may see it in the list of processes [default: a random one]
-    #[arg(long, value_parser = secret)]
+    #[arg(long, value_parser = secret::parse)]
     secret: Option<String>,
 
     /// File with the new secret, without the line break at its end; - for stdin
@@ -62,14 +61,6 @@ pub struct RotateArgs {
     /// How the result is printed
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
-}
-
-fn secret(text: &str) -> Result<String, String> {
-    if (1..=MAX_SECRET_CHARACTERS).contains(&text.chars().count()) {
-        Ok(text.to_owned())
-    } else {
-        Err(format!("must have 1 to {MAX_SECRET_CHARACTERS} characters"))
-    }
 }
 
 fn overlap(text: &str) -> Result<Duration, String> {
@@ -154,7 +145,7 @@ fn read_secret(path: &PathBuf) -> Result<String, CliError> {
     };
     let text = text.map_err(unreadable)?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
-    secret(text.strip_suffix('\r').unwrap_or(text)).map_err(|why| CliError::Value {
+    secret::parse(text.strip_suffix('\r').unwrap_or(text)).map_err(|why| CliError::Value {
         flag: "--secret-file",
         why: format!("what is in it {why}"),
     })
@@ -235,7 +226,7 @@ async fn others_with(cluster: &Cluster, webhook: &Webhook, namespace: &str) -> R
     let others = all.iter().filter(|other| {
         other.spec.secret_ref == webhook.spec.secret_ref && other.metadata.uid != webhook.metadata.uid
     });
-    Ok(others.map(|other| other.name_any()).collect())
+    Ok(others.map(kube::ResourceExt::name_any).collect())
 }
 
 #[cfg(test)]
