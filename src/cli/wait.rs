@@ -65,8 +65,10 @@ pub(super) async fn until_done<K: Named>(
         progress,
     };
     let ended = tokio::select! {
-        ended = tokio::time::timeout(patience, waiting.watch(api, written)) => ended,
+        // Ctrl-C is listened for before anything is said.
+        biased;
         _ = tokio::signal::ctrl_c() => Ok(Err(End::Interrupted)),
+        ended = tokio::time::timeout(patience, waiting.watch(api, written)) => ended,
     };
     let Wait { what, told, .. } = waiting;
     let look = format!("{} {} show {name} -n {namespace}", program(), K::WORD);
