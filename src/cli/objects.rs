@@ -230,7 +230,10 @@ async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliEr
 /// Says that a list is empty.
 pub(super) fn note_empty<K: Named>(namespace: Option<&str>) {
     output::note(&match namespace {
-        Some(namespace) => format!("There are no {} in namespace {namespace}.", K::WORDS),
+        Some(namespace) => format!(
+            "There are no {} in namespace {namespace}; -A lists those of all namespaces, -n those of another.",
+            K::WORDS
+        ),
         None => format!("There are no {}.", K::WORDS),
     });
 }

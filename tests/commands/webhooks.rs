@@ -69,7 +69,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     let line = format!("webhook test {} --type instance.stopped --wait", webhook.id());
     let failed = run(&line).await;
     assert!(
-        failed.error().contains("failed for good after 1 attempts: "),
+        failed.error().contains("failed for good after 1 attempt: "),
         "{failed:?}"
     );
     let id = failed.error().split_once("delivery show ").unwrap().1;

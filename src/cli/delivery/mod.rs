@@ -176,7 +176,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         Ok(Some(unlabel(delivery.metadata.resource_version.as_deref())))
     };
     let delivery = change(cluster, namespace, &args.name, "send again", decide).await?;
-    let begun = format!("delivery {} is sent again", delivery.id());
+    let begun = format!("delivery {} is being sent again", delivery.id());
     finish(cluster, delivery, args.waiting, args.output, &begun).await
 }
 
@@ -242,7 +242,8 @@ fn progress(delivery: &Delivery) -> Progress {
     match shown_phase(delivery) {
         DeliveryPhase::Delivered => Progress::Done,
         DeliveryPhase::Exhausted => Progress::Failed(format!(
-            "failed for good after {attempts} attempts: {}",
+            "failed for good after {attempts} {}: {}",
+            if attempts == 1 { "attempt" } else { "attempts" },
             last_attempt(delivery)
         )),
         DeliveryPhase::Held => Progress::Failed(format!(
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(last_attempt(&delivered), "answered 204 in 7 ms");
         assert_eq!(
             progress(&delivery("Exhausted", true, Some(failed()))),
-            Progress::Failed("failed for good after 1 attempts: the receiver answered 500".to_owned())
+            Progress::Failed("failed for good after 1 attempt: the receiver answered 500".to_owned())
         );
         // Its label was just taken away.
         assert!(matches!(

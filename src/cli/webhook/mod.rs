@@ -190,12 +190,8 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let sent = cluster
         .call(&doing, api.create(&PostParams::default(), &example))
         .await?;
-    let begun = format!("{} is sent to {}", an_example_of(event_type), webhook.spec.url);
+    let begun = format!("an example of {event_type} is being sent to {}", webhook.spec.url);
     delivery::finish(cluster, sent, args.waiting, args.output, &begun).await
-}
-
-fn an_example_of(event_type: EventType) -> String {
-    format!("an example of {event_type}")
 }
 
 /// Why nothing can be tried out, and what to do.
