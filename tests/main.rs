@@ -11,6 +11,7 @@
 
 mod accounts;
 mod clients;
+mod commands;
 mod delivery;
 mod docs;
 mod examples;

@@ -15,6 +15,7 @@ use super::{
     connect::Cluster,
     duration,
     output::{self, Output},
+    program::program,
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, ids},
@@ -150,7 +151,8 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         |end| format!("it works until {end}"),
     );
     output::note(&format!(
-        "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `stellage key revoke {name} --account {account}`.",
+        "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `{stellage} key revoke {name} --account {account}`.",
+        stellage = program(),
         account = args.account,
         scope = scope_word(args.scope),
     ));
@@ -199,7 +201,8 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     if keys.is_empty() {
         let account = args.account.as_deref().unwrap_or("NAME");
         output::note(&format!(
-            "There are no keys. `stellage key create --account {account}` makes one."
+            "There are no keys. `{} key create --account {account}` makes one.",
+            program()
         ));
         return Ok(());
     }
@@ -223,7 +226,7 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         })
         .collect();
     output::line(&output::table(
-        ["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
+        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
         &rows,
     ));
     Ok(())
@@ -269,7 +272,8 @@ fn namespace(account: &Account) -> Result<&str, CliError> {
     account.owned_namespace().ok_or_else(|| CliError::NotReady {
         name: account.name_any(),
         what: format!(
-            "has no namespace, and so no keys\n`stellage account show {}` shows why.",
+            "has no namespace, and so no keys\n`{} account show {}` shows why.",
+            program(),
             account.name_any()
         ),
     })

@@ -241,6 +241,8 @@ impl Supervised {
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
 pub fn install(plane: &ControlPlane) {
+    // Every reqwest client wants a default, also one that never speaks TLS; it fails if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
         .output()

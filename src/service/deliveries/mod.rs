@@ -292,7 +292,7 @@ fn too_slow() -> Error {
 }
 
 /// Has a delivery sent again, in this version only: nothing is sent twice because two asked for it.
-fn unlabel(version: Option<&str>) -> Value {
+pub fn unlabel(version: Option<&str>) -> Value {
     json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
 }
 

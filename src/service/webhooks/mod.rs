@@ -17,7 +17,7 @@ use jiff::Timestamp;
 
 pub use self::{
     example::{example, example_type, not_active},
-    secret::{Rotated, random_secret},
+    secret::{Rotated, SecretChange, random_secret},
     spec::{NewWebhook, WebhookChange},
 };
 
