@@ -16,6 +16,7 @@ use crate::{
         ids,
         webhook::HEALTHY,
     },
+    service::webhooks::{Health, health},
 };
 
 /// Longest URL that a table shows in full.
@@ -66,35 +67,20 @@ fn row(webhook: &Webhook, now: Timestamp) -> Vec<String> {
     ]
 }
 
-/// How a webhook fares, in a word, and why.
-fn health(webhook: &Webhook) -> (&'static str, String) {
-    let told = |condition: Option<&Condition>| {
-        condition.map_or_else(
-            || "the operator has not looked at it yet".to_owned(),
-            |condition| format!("{}: {}", condition.reason, condition.message),
-        )
-    };
-    let (ready, healthy) = (condition(webhook, READY), condition(webhook, HEALTHY));
-    let is_false = |condition: Option<&Condition>| condition.is_some_and(|c| c.status == "False");
-    if let Some(disabled) = webhook.disabled() {
-        (
-            "disabled",
-            format!("{}: {}", disabled.reason.as_str(), disabled.message),
-        )
-    } else if !webhook.spec.active {
-        (
-            "inactive",
-            "nothing is recorded or sent, since it is not active".to_owned(),
-        )
-    } else if is_false(ready) {
-        ("blocked", told(ready))
-    } else if is_false(healthy) {
-        ("failing", told(healthy))
-    } else if ready.is_none_or(|ready| ready.status != "True") {
-        ("unknown", told(ready))
-    } else {
-        ("healthy", told(healthy))
+/// Its health in a word, and why. Beside what REST says: `inactive`, and `unknown` until the operator has looked.
+fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
+    let (health, why) = health(webhook);
+    let ready = condition(webhook, READY);
+    if health == Health::Healthy && !webhook.spec.active {
+        let why = "nothing is recorded or sent, since it is not active";
+        return ("inactive", why.to_owned());
     }
+    if health == Health::Healthy && ready.is_none_or(|ready| ready.status != "True") {
+        let why = ready.map_or("the operator has not looked at it yet", |ready| &ready.message);
+        return ("unknown", why.to_owned());
+    }
+    let why = why.or_else(|| condition(webhook, HEALTHY).map(|healthy| healthy.message.as_str()));
+    (health.as_str(), why.unwrap_or_default().to_owned())
 }
 
 /// One webhook in full, without its secret.
@@ -102,7 +88,7 @@ pub(super) fn description(webhook: &Webhook, now: Timestamp) -> String {
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
     let nothing = WebhookStatus::default();
     let status = webhook.status.as_ref().unwrap_or(&nothing);
-    let (health, why) = health(webhook);
+    let (health, why) = health_and_reason(webhook);
     let events: Vec<_> = webhook.spec.events.iter().map(|event| event.as_str()).collect();
     let secret = &webhook.spec.secret_ref;
     let (name, namespace) = (webhook.name_any(), webhook.namespace().unwrap_or_default());
@@ -237,7 +223,7 @@ mod tests {
             ),
             (true, json!({}), "unknown"),
         ] {
-            let (word, why) = health(&webhook(active, &status));
+            let (word, why) = health_and_reason(&webhook(active, &status));
             assert_eq!(word, expected, "{status}");
             assert!(!why.is_empty());
         }

@@ -1,9 +1,6 @@
 //! How answers show webhooks, field by field (specification, section 2.4; decisions, section 6).
 
-use std::borrow::Cow;
-
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
@@ -17,15 +14,10 @@ use crate::{
         deliveries::view::delivery_id,
         view::{Seconds, schema},
     },
-    resources::{
-        DisableReason, Disabled, Webhook,
-        conditions::{self, READY},
-        ids,
-        webhook::HEALTHY,
-    },
+    resources::{DisableReason, Disabled, ids},
     service::{
         id::{PublicId as _, WebhookId},
-        webhooks::IndexedWebhook,
+        webhooks::{Health, IndexedWebhook, health},
     },
 };
 
@@ -53,7 +45,7 @@ pub struct WebhookView<'a> {
         nullable = false,
         example = "the last attempt failed: the receiver answered 503"
     )]
-    health_message: Option<Cow<'a, str>>,
+    health_message: Option<&'a str>,
     /// When a delivery last succeeded; `null`: never.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:02:31Z")]
     last_success_at: Option<Seconds>,
@@ -120,6 +112,7 @@ impl<'a> WebhookView<'a> {
         let webhook = &*shown.webhook;
         let status = webhook.status.as_ref();
         let (health, health_message) = health(webhook);
+        let health = health.as_str();
         Self {
             id: shown.id,
             url: &webhook.spec.url,
@@ -192,29 +185,9 @@ fn webhook_id() -> RefOr<Schema> {
     Ref::from_schema_name("WebhookId").into()
 }
 
-/// How the deliveries of a webhook go, and why not well.
-fn health(webhook: &Webhook) -> (&'static str, Option<Cow<'_, str>>) {
-    if let Some(disabled) = webhook.disabled() {
-        return ("disabled", Some(Cow::Borrowed(&disabled.message)));
-    }
-    let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
-    let not_true = |type_| {
-        conditions::find(conditions.unwrap_or_default(), type_).filter(|found| found.status == "False")
-    };
-    // What the status says of a disablement that has just been ended no longer holds.
-    let holds = |found: &&Condition| found.reason != "Disabled";
-    if let Some(obstacle) = not_true(READY).filter(holds) {
-        return ("blocked", Some(Cow::Borrowed(&obstacle.message)));
-    }
-    if let Some(failure) = not_true(HEALTHY).filter(holds) {
-        return ("failing", Some(Cow::Borrowed(&failure.message)));
-    }
-    ("healthy", None)
-}
-
 fn webhook_health() -> RefOr<Schema> {
     schema(&json!({
-        "type": "string", "enum": ["healthy", "failing", "blocked", "disabled"],
+        "type": "string", "enum": Health::ALL.map(Health::as_str),
         "description": "`healthy`: the last attempt succeeded, or nothing was sent yet; `failing`: the last attempt failed, and is retried; `blocked`: it cannot be sent to, because of its URL or its Secret; `disabled`: retries were exhausted, or the receiver answered 410.",
     }))
 }
@@ -270,46 +243,5 @@ mod tests {
         let created = serde_json::to_value(WebhookWithSecret::of(&shown, "s3cret", None)).unwrap();
         let fields: Vec<_> = created.as_object().unwrap().keys().cloned().collect();
         assert_eq!(fields, ["active", "created_at", "events", "id", "secret", "url"]);
-    }
-
-    #[test]
-    fn health_is_what_the_conditions_say_of_the_spec_as_it_is() {
-        let condition = |type_: &str, status: &str, reason: &str| {
-            json!({
-                "type": type_, "status": status, "reason": reason, "message": reason,
-                "lastTransitionTime": "2026-11-21T10:00:00Z",
-            })
-        };
-        let of = |conditions: Vec<serde_json::Value>| {
-            let webhook: Webhook = serde_json::from_value(json!({
-                "metadata": { "name": "orders", "generation": 3 },
-                "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-                "status": { "conditions": conditions },
-            }))
-            .unwrap();
-            let (health, message) = health(&webhook);
-            (health, message.map(Cow::into_owned))
-        };
-        let good = [
-            condition("Ready", "True", "Active"),
-            condition("Healthy", "True", "NotTried"),
-        ];
-        assert_eq!(of(good.to_vec()), ("healthy", None));
-        assert_eq!(of(vec![]), ("healthy", None));
-        let blocked = condition("Ready", "False", "InvalidURL");
-        let failing = condition("Healthy", "False", "Failing");
-        assert_eq!(
-            of(vec![blocked, failing.clone()]),
-            ("blocked", Some("InvalidURL".to_owned()))
-        );
-        assert_eq!(
-            of(vec![good[0].clone(), failing]),
-            ("failing", Some("Failing".to_owned()))
-        );
-        let ended = [
-            condition("Ready", "False", "Disabled"),
-            condition("Healthy", "False", "Disabled"),
-        ];
-        assert_eq!(of(ended.to_vec()), ("healthy", None), "the disablement was ended");
     }
 }
