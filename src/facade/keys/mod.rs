@@ -30,8 +30,8 @@ use crate::resources::KeyScope;
 /// An API key to be made.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct CreateKey {
-    /// What the key may do.
-    #[schema(required = false, default = "write", schema_with = view::key_scope)]
+    /// What the key may do; `write` if it is left out.
+    #[schema(required = false, schema_with = view::key_scope)]
     pub scope: KeyScope,
     /// RFC 3339 time in the future at which the key stops working; without one it does not expire.
     #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
