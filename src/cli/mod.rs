@@ -27,6 +27,7 @@ use clap::Subcommand;
 use thiserror::Error;
 
 pub use crds::render_crd;
+pub use output::printable;
 pub use program::{PLUGIN, program};
 
 /// The exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT.

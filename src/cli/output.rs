@@ -18,14 +18,14 @@ pub(super) enum Output {
     Json,
 }
 
-/// Prints a line. A reader that has gone away, as in `| head`, is no error.
+/// Prints a line, made [`printable`]. A reader that has gone away, as in `| head`, is no error.
 pub(super) fn line(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{}", printable(text));
 }
 
-/// Prints a line to stderr.
+/// Prints a line to stderr, made [`printable`].
 pub(super) fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
 /// Prints JSON.
@@ -78,7 +78,7 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
 
 /// Text that others wrote, such as a receiver's answer, made safe for a terminal: control characters are escaped, since
 /// they could move the cursor, change colours or the title. Line breaks and tabs stay.
-pub(super) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         // The second range turns the direction of writing around.

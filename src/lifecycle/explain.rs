@@ -1,6 +1,6 @@
 //! Why an instance is not as its account holder asked, in words for the account holder.
 
-use super::{requests::project, summary::in_progress};
+use super::{requests::current, summary::in_progress};
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
@@ -26,7 +26,7 @@ impl Explanation {
 
 /// Why an instance is not as asked, once the controller has seen its spec; `None` if it is.
 pub fn explain(instance: &Instance) -> Option<Explanation> {
-    let status = project(instance, jiff::Timestamp::UNIX_EPOCH);
+    let status = current(instance);
     if let Some(operation) = &status.operation
         && status.state != Some(InstanceState::Error)
     {
@@ -52,9 +52,14 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
 fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
     let ready = conditions::find(&status.conditions, READY).filter(|ready| ready.status != "True")?;
     let message = match ready.reason.as_str() {
-        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again",
-        "Stopped" => "the server is off; start the instance to power it on again",
-        _ => &ready.message,
+        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again".to_owned(),
+        "Stopped" => "the server is off; start the instance to power it on again".to_owned(),
+        // What went wrong inside the provider is not the account holder's business.
+        "ProviderUnavailable" | "ProviderNonsense" => {
+            "the provider cannot do this at the moment; it is tried again".to_owned()
+        }
+        "InvalidSpec" => ready.message.replace("spec.", ""),
+        _ => ready.message.clone(),
     };
     Some(Explanation::new(&ready.reason, message))
 }
@@ -162,6 +167,29 @@ mod tests {
             reason == "GuestShutdown" && !message.contains("spec."),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_spec_that_the_controller_refused_is_told_rather_than_what_it_asks_for() {
+        let refused = json!({
+            "observedGeneration": 2, "state": null,
+            "conditions": [ready("False", "InvalidSpec", "spec.sshKeys[0] must be an SSH public key")],
+        });
+        let (reason, message) = told(&json!({ "powerState": "Stopped" }), &refused).unwrap();
+        assert_eq!(
+            (reason.as_str(), message.as_str()),
+            ("InvalidSpec", "sshKeys[0] must be an SSH public key")
+        );
+    }
+
+    #[test]
+    fn what_the_provider_says_of_itself_is_not_passed_on() {
+        let status = json!({
+            "state": "error",
+            "conditions": [ready("False", "ProviderUnavailable", "the provider reports: vm-17.internal: 500")],
+        });
+        let (_, message) = told(&json!({}), &status).unwrap();
+        assert!(!message.contains("internal"), "{message}");
     }
 
     #[test]

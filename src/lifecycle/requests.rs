@@ -14,6 +14,19 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     status
 }
 
+/// The status to show to people: [`project`]ed only while the controller has not seen the spec. Once it has, the stored status
+/// tells what it made of the spec, also if it refused it.
+pub fn current(instance: &Instance) -> InstanceStatus {
+    let seen = |status: &&InstanceStatus| {
+        status.observed_generation.is_some() && status.observed_generation == instance.metadata.generation
+    };
+    match instance.status.as_ref().filter(seen) {
+        Some(status) => status.clone(),
+        // The time is only that of an operation that begins, which is not shown.
+        None => project(instance, Timestamp::UNIX_EPOCH),
+    }
+}
+
 /// Takes on an instance that is new.
 pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;

@@ -69,7 +69,7 @@ fn row(webhook: &Webhook, now: Timestamp) -> Vec<String> {
 
 /// Its health in a word, and why. Beside what REST says: `inactive`, and `unknown` until the operator has looked.
 fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
-    let (health, why) = health(webhook);
+    let (health, complaint) = health(webhook);
     let ready = condition(webhook, READY);
     if health == Health::Healthy && !webhook.spec.active {
         let why = "nothing is recorded or sent, since it is not active";
@@ -79,8 +79,13 @@ fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
         let why = ready.map_or("the operator has not looked at it yet", |ready| &ready.message);
         return ("unknown", why.to_owned());
     }
-    let why = why.or_else(|| condition(webhook, HEALTHY).map(|healthy| healthy.message.as_str()));
-    (health.as_str(), why.unwrap_or_default().to_owned())
+    let why = match complaint {
+        Some(complaint) => format!("{}: {}", complaint.reason, complaint.message),
+        None => condition(webhook, HEALTHY).map_or_else(String::new, |healthy| {
+            format!("{}: {}", healthy.reason, healthy.message)
+        }),
+    };
+    (health.as_str(), why)
 }
 
 /// One webhook in full, without its secret.
