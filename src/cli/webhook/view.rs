@@ -184,7 +184,7 @@ mod tests {
         let condition = |type_: &str, (status, reason): (&str, &str)| {
             json!({
                 "type": type_, "status": status, "reason": reason, "message": "m",
-                "lastTransitionTime": "2026-11-21T10:00:00Z",
+                "lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 3,
             })
         };
         json!([condition("Ready", ready), condition("Healthy", healthy)])
