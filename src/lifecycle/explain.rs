@@ -176,7 +176,7 @@ mod tests {
             "observedGeneration": 2, "state": null,
             "conditions": [ready("False", "InvalidSpec", "spec.sshKeys[0] must be an SSH public key")],
         });
-        let (reason, message) = told(&json!({ "powerState": "Stopped" }), &refused).unwrap();
+        let (reason, message) = explained(&json!({ "powerState": "Stopped" }), &refused).unwrap();
         assert_eq!(
             (reason.as_str(), message.as_str()),
             ("InvalidSpec", "sshKeys[0] must be an SSH public key")
@@ -189,7 +189,7 @@ mod tests {
             "state": "error",
             "conditions": [ready("False", "ProviderUnavailable", "the provider reports: vm-17.internal: 500")],
         });
-        let (_, message) = told(&json!({}), &status).unwrap();
+        let (_, message) = explained(&json!({}), &status).unwrap();
         assert!(!message.contains("internal"), "{message}");
     }
 
