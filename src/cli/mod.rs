@@ -28,6 +28,7 @@ use clap::Subcommand;
 use thiserror::Error;
 
 pub use crds::render_crd;
+pub use output::printable;
 pub use program::{PLUGIN, program};
 
 /// The exit code after Ctrl-C, by the convention of shells: 128 plus the number of SIGINT.

@@ -18,14 +18,14 @@ pub(super) enum Output {
     Json,
 }
 
-/// Prints a line. A closed pipe, as with `| head`, is not an error.
+/// Prints a line, made [`printable`]. A closed pipe, as with `| head`, is not an error.
 pub(super) fn line(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{}", printable(text));
 }
 
-/// Prints a line to stderr.
+/// Prints a line to stderr, made [`printable`].
 pub(super) fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
 /// Prints JSON.
@@ -78,7 +78,7 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
 
 /// Makes untrusted text, such as a receiver's answer, safe for a terminal: escapes control characters, which could move the
 /// cursor or change colours or the title. Line breaks and tabs stay.
-pub(super) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         // The ranges are bidirectional control characters.

@@ -8,7 +8,7 @@ use crate::{
         duration,
         output::{self, or_dash},
     },
-    lifecycle::project,
+    lifecycle::current,
     resources::{
         Instance, InstanceState, Plan,
         conditions::{self, READY},
@@ -25,8 +25,7 @@ pub(super) fn state(instance: &Instance) -> Option<InstanceState> {
     if is_orphan {
         return None;
     }
-    // The time only matters for an operation that begins now.
-    project(instance, Timestamp::UNIX_EPOCH).state
+    current(instance).state
 }
 
 /// Reason and message of the Ready condition.
@@ -70,7 +69,7 @@ fn row(instance: &Instance, now: Timestamp) -> Vec<String> {
 /// One instance in full.
 pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
     let spec = &instance.spec;
-    let status = project(instance, Timestamp::UNIX_EPOCH);
+    let status = current(instance);
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
     let in_effect = status.plan.unwrap_or(spec.plan);
     let mut fields = vec![("Name", instance.name_any())];
@@ -228,7 +227,8 @@ mod tests {
 
     #[test]
     fn a_request_shows_before_the_controller_has_seen_it() {
-        let stopping = instance(&json!({ "powerState": "Stopped" }), running());
+        let mut stopping = instance(&json!({ "powerState": "Stopped" }), running());
+        stopping.metadata.generation = Some(3);
         assert_eq!(state(&stopping), Some(InstanceState::Stopping));
     }
 

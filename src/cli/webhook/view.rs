@@ -70,7 +70,7 @@ fn row(webhook: &Webhook, now: Timestamp) -> Vec<String> {
 /// The health in a word, and the reason. In addition to the values of REST: `inactive`, and `unknown` until the operator has
 /// processed the webhook.
 fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
-    let (health, why) = health(webhook);
+    let (health, complaint) = health(webhook);
     let ready = condition(webhook, READY);
     if health == Health::Healthy && !webhook.spec.active {
         let why = "it is not active, so no events are recorded or sent";
@@ -80,8 +80,13 @@ fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
         let why = ready.map_or("the operator has not processed it yet", |ready| &ready.message);
         return ("unknown", why.to_owned());
     }
-    let why = why.or_else(|| condition(webhook, HEALTHY).map(|healthy| healthy.message.as_str()));
-    (health.as_str(), why.unwrap_or_default().to_owned())
+    let why = match complaint {
+        Some(complaint) => format!("{}: {}", complaint.reason, complaint.message),
+        None => condition(webhook, HEALTHY).map_or_else(String::new, |healthy| {
+            format!("{}: {}", healthy.reason, healthy.message)
+        }),
+    };
+    (health.as_str(), why)
 }
 
 /// One webhook in full, without its secret.
@@ -180,7 +185,7 @@ mod tests {
         let condition = |type_: &str, (status, reason): (&str, &str)| {
             json!({
                 "type": type_, "status": status, "reason": reason, "message": "m",
-                "lastTransitionTime": "2026-11-21T10:00:00Z",
+                "lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 3,
             })
         };
         json!([condition("Ready", ready), condition("Healthy", healthy)])

@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::{Seconds, schema},
+    facade::view::Seconds,
     resources::{ApiKey, KeyScope},
     service::index::Object as _,
 };
@@ -104,9 +104,7 @@ fn key_id() -> RefOr<Schema> {
 
 /// The schema of `scope` in answers and requests.
 pub(super) fn key_scope() -> RefOr<Schema> {
-    schema(&json!({
-        "type": "string", "enum": ["read", "write"], "description": "`read`: GET requests only. `write`: all requests.",
-    }))
+    Ref::from_schema_name("KeyScope").into()
 }
 
 /// Schemas shared by several answers that have no Rust type, by name.
@@ -115,6 +113,9 @@ pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
         "KeyId": {
             "type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253,
             "description": "Identifier of an API key.", "examples": ["key-ta4q7hz0c9k2m8x1"],
+        },
+        "KeyScope": {
+            "type": "string", "enum": ["read", "write"], "description": "`read`: GET requests only. `write`: all requests.",
         },
     })
 }
