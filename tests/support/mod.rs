@@ -372,7 +372,7 @@ pub async fn own_plane() -> ControlPlane {
     plane_with(ControlPlane::options().audit_log()).await
 }
 
-/// The same with other options.
+/// As [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> ControlPlane {
     let plane = options.start().await.unwrap();
     install(&plane);
