@@ -29,7 +29,7 @@ fn verifies(received: &Received, secret: &str) -> bool {
     verifier.verify(&received.body, &received.headers).is_ok()
 }
 
-/// A webhook `hook` whose secret the operator has read.
+/// Creates a webhook `hook`, and waits until the operator has read its secret.
 async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webhook {
     tenant.webhook("hook", &receiver.url("/hook"), events).await;
     tenant
@@ -300,7 +300,7 @@ async fn a_rotated_secret_signs_at_once_and_the_old_one_too_for_a_while() {
     let sent = next(2).await;
     assert!(verifies(&sent, OTHER) && verifies(&sent, &first) && !verifies(&sent, SECRET));
 
-    // From stdin, without an overlap; and another webhook names the same Secret.
+    // From stdin, without an overlap, and with another webhook that uses the same Secret.
     let twin = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "twin" },
         "spec": { "url": receiver.url("/twin"), "events": ["instance.deleted"], "secretRef": { "name": "hook" } },
