@@ -23,9 +23,10 @@ test: tools ## Run all tests, against a real API server
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
 
-lint: tools cargo-deny ## Check format, clippy, licences, duplicate versions, sources, advisories
+lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
 	@cargo fmt --all --check
 	@cargo clippy --locked --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
 	@cargo fetch --locked --quiet
 	@"$(CARGO_DENY)/bin/cargo-deny" --offline --locked check bans licenses sources
 	@if [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then \

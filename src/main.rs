@@ -122,7 +122,7 @@ async fn main() -> ExitCode {
         Command::Client(command) => match cli::run(command).await {
             Ok(()) => Ok(()),
             Err(error) => {
-                eprintln!("error: {error}");
+                eprintln!("error: {}", cli::printable(&error.to_string()));
                 return ExitCode::from(error.exit_code());
             }
         },

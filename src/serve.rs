@@ -129,7 +129,9 @@ pub async fn serve(
         on_accounts.push(accounts);
         on_instances.push(instances);
         on_webhooks.push(webhooks);
-        watches.spawn::<ApiKey>(vec![keys, facade.key_listener()]);
+        let (used_keys, used_accounts) = facade.listeners();
+        on_accounts.push(used_accounts);
+        watches.spawn::<ApiKey>(vec![keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",

@@ -19,7 +19,7 @@ use stellage::resources::{
 
 use crate::support::{self, eventually};
 
-/// What a test of accounts works with.
+/// The fixture of account tests.
 struct Accounts {
     client: Client,
     api: Api<Account>,
@@ -126,7 +126,7 @@ fn instance(name: &str) -> Instance {
 const INSTANCES: &str = "count/instances.stellage.dev";
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 
-/// What an account's quota limits.
+/// The hard limits of an account's quota.
 async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
     let quota = quotas.get_opt("stellage").await.unwrap();
     let hard = quota.and_then(|quota| quota.spec?.hard).unwrap_or_default();
@@ -208,7 +208,7 @@ async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
         .await;
     test.wait_until_ready("acc-quota").await;
     let instances = test.inside::<Instance>("acc-quota");
-    // Ready means ready: the very first one is accepted.
+    // Once the account is ready, the first create is accepted.
     instances
         .create(&PostParams::default(), &instance("one"))
         .await
@@ -307,7 +307,7 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
             .is_empty()
     );
 
-    // Exactly what the message says.
+    // Do exactly what the message says.
     let plane = support::shared().await.plane;
     let arguments: Vec<&str> = command.split(' ').skip(1).collect();
     support::kubectl(plane, &arguments, None).unwrap();
@@ -437,10 +437,10 @@ async fn nothing_is_written_while_nothing_changes() {
     test.apply("acc-quiet", |spec| spec.instance_quota = Some(3))
         .await;
     test.wait_until_ready("acc-quiet").await;
-    // Until Kubernetes counts those too, the account is looked at again and again.
+    // Until Kubernetes counts webhooks, too, the controller keeps polling the account.
     support::wait_until_webhooks_are_counted(&test.inside("acc-quiet")).await;
     let ready = test.wait_until_ready("acc-quiet").await;
-    // Something that makes the controller look, but is not its business.
+    // A change that triggers a reconcile, but does not concern the controller.
     let annotate = json!({ "metadata": { "annotations": { "example.com/note": "x" } } });
     let annotated = test
         .api
@@ -489,7 +489,7 @@ async fn the_operator_may_touch_secrets_in_accounts_namespaces_and_nowhere_else(
     ] {
         assert!(!may(verb, resource, "default"), "{verb} {resource}");
     }
-    // Binding anything else is an escalation, and refused.
+    // Binding any other role is an escalation, and is refused.
     let operator = plane.client(Identity::Operator).await.unwrap();
     let binding: RoleBinding = serde_json::from_value(json!({
         "metadata": { "name": "greedy" },
@@ -554,7 +554,7 @@ async fn administrators_make_accounts_and_keys_with_the_command() {
     let unknown = stellage(&["account", "show", "acc-nobody"]).unwrap_err();
     assert!(unknown.contains("there is no account acc-nobody"), "{unknown}");
 
-    // Text: the key alone on stdout.
+    // With text output, only the key is on stdout.
     let key = stellage(&["key", "create", "--account", "acc-cli", "--scope", "read"]).unwrap();
     let key = key.trim_end();
     assert!(key.starts_with("stl_") && key.len() == 47, "{key}");

@@ -1,5 +1,5 @@
-//! Clients that two generators make of the OpenAPI document with the commands in `docs/clients.md`: they compile, and take the
-//! tour of `tests/clients/`.
+//! Clients generated from the OpenAPI document by two generators, with the commands in `docs/clients.md`: they compile, and run
+//! the tours in `tests/clients/`.
 
 use std::{
     fs::{self, File},
@@ -18,14 +18,14 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// What a customer types.
+/// The page with the commands that customers use.
 const TYPESCRIPT: &str = "npx openapi-typescript openapi.json --default-non-nullable=false --root-types --root-types-no-schema-prefix --output stellage.ts";
 const GO: &str = "go tool oapi-codegen -config oapi-codegen.yaml openapi.json";
 
-/// The first use of a generator downloads and compiles it; the machine may have other things to do.
+/// Timeout of a command. The first use of a generator downloads and compiles it, perhaps on a busy machine.
 const FIRST_USE: Duration = Duration::from_mins(15);
 
-/// What every tour prints.
+/// The output of every tour.
 const TOUR: &str = "\
 4 plans: starter, business, performance, enterprise
 created: provisioning
@@ -41,20 +41,22 @@ webhook: active true, secret true
 delivery: instance.created delivered 200
 deliveries: 1
 deleted: 204
+key: read, of 20 webhooks 0
+revoked: 204
 ";
 
-/// The program and the pins in one language.
+/// The tour and the pinned versions in one language.
 fn sources(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/clients")
         .join(language)
 }
 
-/// Copies the program into a folder, and the document that the service serves.
+/// Copies the tour into a folder, with the document that the service serves.
 async fn prepare(folder: &Path, language: &str, tenant: &Tenant) {
     for entry in fs::read_dir(sources(language)).unwrap() {
         let source = entry.unwrap();
-        // A folder is what somebody generated or installed by hand.
+        // Skip folders, which were generated or installed by hand.
         if source.file_type().unwrap().is_file() {
             fs::copy(source.path(), folder.join(source.file_name())).unwrap();
         }
@@ -71,7 +73,7 @@ fn command(line: &str, folder: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end, which must be a success; what it printed.
+/// Runs a command, which must succeed, and returns its output.
 async fn run(command: &mut Command, limit: Duration) -> String {
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
     let output = match tokio::time::timeout(limit, output).await {
@@ -94,7 +96,7 @@ async fn take_tour(mut tour: Command, tenant: &Tenant) {
     assert_eq!(receiver.count(), 1);
 }
 
-/// Whether Node.js is there, which `make test` does not ask for. If not, the log says what was not tested.
+/// Whether Node.js is installed, which `make test` does not require. If not, the log says which test was skipped.
 async fn there_is_node() -> bool {
     let version = async |program: &str| {
         let output = Command::new(program).arg("--version").output().await.ok()?;
@@ -114,8 +116,8 @@ async fn there_is_node() -> bool {
     there
 }
 
-/// A folder with the packages of the TypeScript client, installed once for each set of pins. Nobody else uses it meanwhile: it is
-/// also where the compiler keeps what it found out, which halves its time.
+/// A folder with the packages of the TypeScript client, installed once per set of pinned versions. It is locked, because the
+/// compiler also stores its incremental state there, which halves its time.
 struct Packages {
     folder: PathBuf,
     _lock: File,
@@ -199,9 +201,9 @@ async fn a_client_in_go_compiles_and_takes_the_tour() {
     let folder = folder.path();
     prepare(folder, "go", &tenant).await;
     fs::create_dir(folder.join("stellage")).unwrap();
-    // Go itself keeps what it downloads and compiles; -trimpath makes it the same in every folder.
+    // Go caches downloads and compiled packages; -trimpath makes the cache independent of the folder.
     for line in [GO, "go vet -trimpath .", "go build -trimpath -o tour ."] {
-        // The user's settings for other projects do not belong here.
+        // Ignore the user's settings for other projects.
         let mut command = command(line, folder);
         command.envs([("CGO_ENABLED", "0"), ("GOFLAGS", ""), ("GOWORK", "off")]);
         run(&mut command, FIRST_USE).await;

@@ -1,4 +1,4 @@
-//! README.md and docs/ say what is true: settings, links, the map of the source tree.
+//! Checks README.md and docs/: settings, links, the map of the source tree.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +43,7 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
     let output = Command::new(STELLAGE)
         .args([command, "--help"])
         .env_clear()
-        // Wide enough that nothing is wrapped.
+        // Wide enough to avoid wrapping.
         .env("COLUMNS", "10000")
         .output()
         .unwrap();
@@ -161,7 +161,7 @@ fn the_settings_page_has_every_variable_of_the_local_run() {
     assert_eq!(described, taken);
 }
 
-/// A page without its code blocks.
+/// A page without code blocks.
 fn prose(page: &str) -> String {
     let mut in_code = false;
     let lines = page.lines().filter(|line| {
@@ -247,7 +247,7 @@ fn mapped(page: &str, heading: &str) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// The folders below `folder` that have a `mod.rs`, with their own depth at most `depth`.
+/// The folders below `folder`, down to `depth`, that have a `mod.rs`.
 fn modules(folder: &Path, depth: usize) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root().join(folder)).unwrap() {

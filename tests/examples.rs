@@ -1,4 +1,4 @@
-//! The examples, run exactly as the README says.
+//! Runs the examples exactly as the README says.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use crate::support::{
     shared,
 };
 
-/// Runs one line of the README in a shell that has what `source .run/env` gives.
+/// Runs one line of the README in a shell with the variables of `.run/env`.
 async fn run_line_of_readme(line: &str, key: &str) -> String {
     let root = env!("CARGO_MANIFEST_DIR");
     let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();

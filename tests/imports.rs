@@ -1,9 +1,9 @@
-//! Imports go one way (architecture, rule 10). At every level of the module tree the children of a module form no circle, and
-//! the folders of the program only name what is below them. Needs no cluster: it reads the source.
+//! Checks that imports go one way (architecture, rule 10): at every level of the module tree, the children of a module form no
+//! cycle, and the folders of the program use only folders below them. Needs no cluster, because it reads the source.
 //!
-//! An arrow from one child to another is anything in the first one's files that names something in the second one's, in a
-//! `use`, in a path within the code or a macro, or through a re-export. What a parent defines in its own `mod.rs` is free to
-//! its children. Code for tests is left out.
+//! There is an arrow from one child to another if the first one's files name anything in the second one's: in a `use`, in a
+//! path in the code or a macro, or through a re-export. Children may use what their parent defines in its own `mod.rs`. Test
+//! code is left out.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -18,7 +18,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-/// The roots of all crates that are looked at.
+/// The roots of all checked crates.
 const ROOTS: [&str; 5] = [
     LIBRARY,
     "src/main.rs",
@@ -28,7 +28,7 @@ const ROOTS: [&str; 5] = [
 ];
 const LIBRARY: &str = "src/lib.rs";
 
-/// The folders of the program from top to bottom. Each names only what is in a lower row, or in its own without a circle.
+/// The folders of the program from top to bottom. Each uses only lower rows, or its own row without a cycle.
 const LAYERS: [&[&str]; 5] = [
     &["serve", "settings"],
     &["facade", "console", "controllers", "cli"],
@@ -37,7 +37,7 @@ const LAYERS: [&[&str]; 5] = [
     &["resources"],
 ];
 
-/// The service is what an account holder can do, without HTTP: these crates are for its faces alone.
+/// The crates for HTTP, which the service must not use.
 const HTTP: [&str; 3] = ["axum", "hyper", "http"];
 
 #[test]
@@ -112,18 +112,18 @@ struct Tree {
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// What its `use` items bring in, by name: the path as written.
+    /// The names that its `use` items import, with the paths as written.
     names: HashMap<String, Vec<String>>,
     mentions: Vec<Mention>,
 }
 
-/// A path that is written somewhere.
+/// A path in the source.
 struct Mention {
     path: Vec<String>,
     line: usize,
 }
 
-/// By the child that it starts at, and the child that it leads to: where that is written.
+/// Positions of arrows, by the children that they start and end at.
 type Arrows = BTreeMap<String, BTreeMap<String, String>>;
 
 impl Tree {
@@ -141,7 +141,7 @@ impl Tree {
         tree
     }
 
-    /// `folder` is where the files of its children are.
+    /// `folder` contains the files of its children.
     fn add_file(&mut self, path: ModulePath, file: &Path, folder: &Path) {
         let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file))
             .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -170,7 +170,7 @@ impl Tree {
     }
 
     fn add_child(&mut self, parent: &ModulePath, file: &Path, folder: &Path, module: &ItemMod) {
-        // One in another place is the tests' (`#[path = "…/tests/…"]`), and the benchmarks borrow it.
+        // A module elsewhere belongs to the tests (`#[path = "…/tests/…"]`); the benchmarks share it.
         if is_for_tests(&module.attrs)
             || module
                 .attrs
@@ -191,14 +191,14 @@ impl Tree {
         self.add_file(path, if is_there(&flat) { &flat } else { &nested }, &folder);
     }
 
-    /// The modules that a path leads to or through, re-exports followed.
+    /// The modules that a path leads through or to, following re-exports.
     fn resolve(&self, from: &[String], path: &[String]) -> Vec<ModulePath> {
         let mut through = Vec::new();
         self.walk_from(from, path, &mut through, 0);
         through
     }
 
-    /// As [`Self::walk`], from the beginning of a path as it is written in a module.
+    /// As [`Self::walk`], for a path as written in a module.
     fn walk_from(
         &self,
         from: &[String],
@@ -223,7 +223,7 @@ impl Tree {
         self.walk(at, rest, through, depth)
     }
 
-    /// Goes from a module along a path. Returns the module at its end; none if that is not a module.
+    /// Follows a path from a module. Returns the module at its end, if it is one.
     fn walk(
         &self,
         mut at: ModulePath,
@@ -239,7 +239,7 @@ impl Tree {
                 continue;
             }
             let target = self.modules.get(&at)?.names.get(name)?;
-            // `use serde::serde` would bring in itself.
+            // `use serde::serde` would import itself.
             let end = if depth < 8 {
                 self.walk_from(&at, target, through, depth + 1)
             } else {
@@ -283,7 +283,7 @@ impl Tree {
                 let Some(circle) = shortest_circle(start, &arrows) else {
                     continue;
                 };
-                // The same one, begun at another of its modules.
+                // The same cycle, starting at another of its modules.
                 if !seen.insert(circle.iter().cloned().collect::<BTreeSet<_>>()) {
                     continue;
                 }
@@ -319,7 +319,7 @@ impl Tree {
         messages
     }
 
-    /// Where a folder names one of these crates.
+    /// The positions at which a folder uses one of these crates.
     fn external(&self, folder: &str, crates: &[&str]) -> Vec<String> {
         let modules = self
             .modules
@@ -351,7 +351,7 @@ fn shown(path: &ModulePath) -> String {
         .join("::")
 }
 
-/// The shortest way from a child back to itself, with it at both ends.
+/// The shortest cycle through a child, with the child at both ends.
 fn shortest_circle(start: &str, arrows: &Arrows) -> Option<Vec<String>> {
     let mut ways = VecDeque::from([vec![start.to_owned()]]);
     let mut reached = BTreeSet::new();
@@ -380,10 +380,10 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Calls `found` with each path of a `use` item and the name that it brings in; a `*` brings in none.
+/// Calls `found` with each path of a `use` item and the name that it imports; a `*` imports none.
 fn flatten(tree: &UseTree, before: &[String], found: &mut impl FnMut(Vec<String>, Option<&str>, Span)) {
     let with = |name: &Ident| {
-        // `a::{self, B}` brings in `a`.
+        // `a::{self, B}` imports `a`.
         let own = (name != "self" || before.is_empty()).then(|| name.to_string());
         [before, own.as_slice()].concat()
     };
@@ -411,14 +411,14 @@ struct Reader {
 
 impl Reader {
     fn mention(&mut self, path: Vec<String>, span: Span) {
-        // A name alone is a `use`'s, which is a mention itself, or the module's own.
+        // A single name comes from a `use`, which is counted already, or from the module itself.
         if path.len() > 1 {
             let line = span.start().line;
             self.module.mentions.push(Mention { path, line });
         }
     }
 
-    /// Paths in tokens that nobody has parsed: those of macros and attributes, where they may be in strings too.
+    /// Paths in the unparsed tokens of macros and attributes, and in their strings.
     fn scan(&mut self, tokens: TokenStream, with_strings: bool) {
         let (mut path, mut start, mut colons) = (Vec::new(), Span::call_site(), 0);
         for token in tokens {

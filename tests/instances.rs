@@ -1,4 +1,4 @@
-//! The lifecycle as `kubectl` users see it.
+//! The lifecycle, as `kubectl` users see it.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
@@ -78,7 +78,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
 async fn any_spec_change_in_the_middle_of_an_operation_converges() {
     let tenant = Tenant::new("middle").await;
     tenant.apply("web", |_| {}).await;
-    // While it is still being made: another plan and image, a reboot, off and on again.
+    // While it is still being created: another plan and image, a reboot, off and on again.
     patch(
         &tenant,
         "web",
@@ -285,7 +285,7 @@ async fn a_finalizer_that_an_earlier_version_left_does_not_hold_the_object() {
         .delete("web", &DeleteParams::default())
         .await
         .unwrap();
-    // What is somebody else's stays theirs.
+    // Other controllers' fields are left alone.
     tenant
         .wait("web", "our finalizers to go", |instance: Option<&Instance>| {
             instance.is_some_and(|i| i.finalizers() == ["example.com/mine"])

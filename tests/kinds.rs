@@ -1,5 +1,5 @@
-//! The kinds as the API server has them: accepted without a warning, nothing pruned, and what is refused is refused in words
-//! that name the field and the fix.
+//! The kinds in the API server: it accepts them without warnings and prunes nothing, and its refusals name the field and the
+//! fix.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn dynamic(client: kube::Client, kind: &str, namespace: Option<&str>) -> Api<Dyn
     }
 }
 
-/// Every field of an Instance that there is.
+/// An Instance with all its fields.
 fn whole_instance() -> Value {
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "whole" },
@@ -80,7 +80,7 @@ fn whole_webhook_status() -> Value {
     })
 }
 
-/// Its status is an ordinary field, which one write sets with the rest.
+/// A Delivery with all its fields. Its status is an ordinary field, set in the same write.
 fn whole_delivery() -> Value {
     json!({
         "apiVersion": "stellage.dev/v1", "kind": "Delivery",
@@ -157,7 +157,7 @@ async fn the_api_server_takes_the_crds_without_a_warning() {
 async fn every_field_survives_a_round_trip_through_the_api_server() {
     let plane = support::shared().await.plane;
     let client = plane.client(Identity::Admin).await.unwrap();
-    // No Account has this namespace, so the operator leaves the objects alone but for one condition.
+    // No Account has this namespace, so the operator ignores the objects, except for one condition.
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
@@ -247,7 +247,7 @@ fn spec_of(object: &impl serde::Serialize) -> Value {
     serde_json::to_value(object).unwrap()["spec"].clone()
 }
 
-/// What the API server says to a manifest.
+/// The API server's answer to a manifest.
 fn refusal(manifest: &Value) -> String {
     let plane = control_plane_of_tests();
     support::kubectl(

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{self, LEASE_SECONDS, PATIENCE};
 
-/// Renewed often, and yet not lost when the machine is busy for a while.
+/// Renewed often, but not lost on a busy machine.
 fn times() -> LeaseTimes {
     LeaseTimes {
         // Whole seconds, as in the Lease.
@@ -81,7 +81,7 @@ async fn a_released_lease_is_taken_over_at_once_and_only_one_leads_at_a_time() {
         (1, Some("first"))
     );
 
-    // Held for longer than it lasts: renewed, so nobody else gets it.
+    // Held for longer than its duration: it was renewed, so no other replica gets it.
     assert!(
         timeout(times().duration.mul_f64(1.2), second.acquire(&never))
             .await
@@ -106,7 +106,7 @@ async fn a_released_lease_is_taken_over_at_once_and_only_one_leads_at_a_time() {
 async fn a_dead_holder_is_succeeded_after_its_lease_and_shutdown_ends_the_wait() {
     let test = Candidates::new("leader-dead").await;
     let never = CancellationToken::new();
-    // Made, and never renewed.
+    // Acquired, but never renewed.
     let dead: Lease = serde_json::from_value(json!({
         "metadata": { "name": LEASE_NAME },
         "spec": { "holderIdentity": "dead", "leaseDurationSeconds": 15, "renewTime": "2020-01-01T00:00:00.000000Z" },
@@ -168,7 +168,7 @@ async fn a_holder_whose_lease_was_taken_or_deleted_knows_it_has_lost() {
         .unwrap();
     timeout(PATIENCE, leads.lost.cancelled()).await.unwrap();
 
-    // Somebody's label on the Lease changes its version, but not who holds it.
+    // A label on the Lease changes its version, but not its holder.
     let leads = timeout(PATIENCE, candidate.acquire(&never))
         .await
         .unwrap()

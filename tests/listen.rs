@@ -1,4 +1,4 @@
-//! `stellage listen`, against a real API server. No controller runs: the tests write outboxes as it does.
+//! `stellage listen` with a real API server. No controller runs; the tests write the outboxes themselves.
 
 use std::{
     collections::HashMap,
@@ -33,7 +33,7 @@ use crate::support::{Operator, PATIENCE, STELLAGE, Tenant, own_plane, spec, stel
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// An account on a control plane of its own, whose operator has ended.
+/// An account on its own control plane, whose operator has been stopped.
 async fn account(name: &str) -> (ControlPlane, Api<Instance>) {
     let plane = own_plane().await;
     let mut operator = Operator::start(&plane, &["run"]).await;
@@ -62,7 +62,7 @@ fn entry(id: &str, event_type: &str, name: &str) -> Value {
     })
 }
 
-/// What the controller does in one status write: the outbox is these `instance.started` from now on.
+/// Writes the status as the controller does: the outbox contains these `instance.started` events.
 async fn record(instances: &Api<Instance>, name: &str, ids: &[&str]) {
     let outbox: Vec<_> = ids.iter().map(|id| entry(id, "instance.started", name)).collect();
     record_entries(instances, name, &outbox).await;
@@ -125,7 +125,7 @@ impl Listen {
         outcomes.collect()
     }
 
-    /// Ctrl-C; fails unless it ends with success and without another event.
+    /// Sends Ctrl-C; fails unless it exits with success and without another event.
     fn interrupt(mut self) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-INT", &pid]).status().unwrap();
@@ -161,7 +161,7 @@ fn lines(pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
     receiver
 }
 
-/// A receiver on loopback. It answers `evt_slow…` only once it may.
+/// A receiver on loopback. It answers `evt_slow…` only when it is released.
 struct Receiver {
     url: String,
     received: async_mpsc::UnboundedReceiver<(HeaderMap, Bytes)>,
@@ -175,7 +175,7 @@ struct Shared {
     may_answer: Arc<Semaphore>,
 }
 
-/// A certificate for `localhost` that signs itself.
+/// A self-signed certificate for `localhost`.
 struct Certificate {
     pem: tempfile::NamedTempFile,
     acceptor: TlsAcceptor,
@@ -214,7 +214,7 @@ impl axum::serve::Listener for Tls {
 }
 
 impl Receiver {
-    /// With TLS if there is a certificate.
+    /// Starts a receiver, with TLS if there is a certificate.
     async fn start(certificate: Option<&Certificate>) -> Self {
         let (sender, received) = async_mpsc::unbounded_channel();
         let may_answer = Arc::new(Semaphore::new(0));
@@ -309,7 +309,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
     );
     assert!(stopped.note().contains("https://localhost:"));
 
-    // As fast as the API server writes: each is in one version of the object alone, or in several.
+    // As fast as the API server can write: an event may be in only one version of the object, or in several.
     let mut expected = Vec::new();
     for round in 0..20 {
         let (one, two) = (format!("evt_{round}"), format!("evt_{round}_and"));
@@ -324,7 +324,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
             line,
             format!("2026-11-21T10:00:00.000Z   instance.started   {id}   a   running")
         );
-        // Those of one instance arrive in their order.
+        // Events of one instance arrive in order.
         assert_eq!(&receiver.next().await, id);
     }
     let outcomes = listen.outcomes(expected.len());
@@ -332,7 +332,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
         assert!(outcomes[id].starts_with("200 OK in "), "{outcomes:?}");
     }
 
-    // An event that the receiver takes its time for holds back those of the same instance, and no others.
+    // A slow answer delays only events of the same instance.
     record(&instances, "b", &["evt_slow_b", "evt_after_b"]).await;
     assert_eq!(receiver.next().await, "evt_slow_b");
     record(&instances, "a", &["evt_meanwhile"]).await;
@@ -345,7 +345,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
     }
     assert_eq!(listen.outcomes(3).len(), 3);
 
-    // A receiver that is gone is told of, and the next event is shown all the same.
+    // A stopped receiver is reported, and the next event is still shown.
     drop(receiver);
     record(&instances, "a", &["evt_unheard"]).await;
     assert!(listen.line().contains("evt_unheard"));
@@ -355,7 +355,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
         "{outcomes:?}"
     );
 
-    // The other has shown nothing so far, since none of it was of its types.
+    // The other one has shown nothing so far, because no event had its types.
     record_entries(&instances, "b", &[entry("evt_b_off", "instance.stopped", "b")]).await;
     assert_eq!(stopped.line(), body("evt_b_off", "instance.stopped", "b"));
     assert!(listen.line().contains("evt_b_off"));
@@ -363,7 +363,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
     assert!(stopped.outcomes(1)["evt_b_off"].starts_with("200 OK in "));
     stopped.interrupt();
 
-    // What is recorded right before and after an outage of the API server is not missed.
+    // Events recorded just before and after an outage of the API server are not missed.
     plane.kill_apiserver();
     plane.start_apiserver().await.unwrap();
     record(&instances, "b", &["evt_later"]).await;

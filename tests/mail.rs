@@ -1,4 +1,4 @@
-//! Notification e-mails, to a real mail server on loopback and into a folder.
+//! Notification e-mails to a mail server on loopback, and to a folder.
 
 use mail_parser::{Message, MessageParser};
 use mailin::{
@@ -225,7 +225,7 @@ async fn it_logs_in_with_plain_and_login() {
 
 #[tokio::test]
 async fn a_wrong_password_is_reported_without_showing_it() {
-    // A server that repeats what it got, as it is and as it was sent.
+    // A server that echoes the password, in plain text and as it was sent.
     let plain = "AGFkYQBwOnNzL3dAcmQ=";
     let echo = format!("5.7.8 no login with {PASSWORD} or {plain}");
     for (answer, permanent, expected) in [

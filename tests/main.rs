@@ -1,5 +1,5 @@
-//! Tests against a real API server: one module a subject. They share one control plane and one operator; a test that
-//! kills something, or counts every write, starts its own. `imports` needs none: it reads the source.
+//! Tests with a real API server, one module per subject. They share one control plane and one operator; a test that kills
+//! something, or counts all writes, starts its own. `imports` needs none, because it reads the source.
 
 #![allow(
     clippy::expect_used,

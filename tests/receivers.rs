@@ -1,4 +1,4 @@
-//! The receivers under `examples/receivers/`: each is run as its README says, and does what a receiver must do.
+//! The receivers in `examples/receivers/`: each is run as its README says, and does what a receiver must do.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -27,7 +27,7 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Whether a program that `make test` does not ask for is there. If not, the log says what was not tested.
+/// Whether a program is installed that `make test` does not require. If not, the log says which test was skipped.
 fn there_is(program: &str) -> bool {
     let there = Command::new(program)
         .arg("--version")
@@ -41,7 +41,7 @@ fn there_is(program: &str) -> bool {
     there
 }
 
-/// A certificate for 127.0.0.1 that signs itself.
+/// A self-signed certificate for 127.0.0.1.
 struct Certificate {
     folder: tempfile::TempDir,
     pem: String,
@@ -98,7 +98,7 @@ impl Receiver {
         receiver
     }
 
-    /// The next line that it prints.
+    /// The next line of its output.
     fn line(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("a line in time")
     }
@@ -108,7 +108,7 @@ impl Receiver {
         port.parse().unwrap()
     }
 
-    /// Sends a delivery; the answer is its status.
+    /// Sends a delivery and returns the status of the answer.
     async fn post(&self, headers: HeaderMap, body: &str, certificate: Option<&Certificate>) -> u16 {
         let mut roots = rustls::RootCertStore::empty();
         if let Some(certificate) = certificate {
@@ -139,7 +139,7 @@ impl Receiver {
         answer.expect("an answer in time").unwrap().status().as_u16()
     }
 
-    /// Announces a body of this length without sending it; the answer is the status.
+    /// Announces a body of this length without sending it, and returns the status of the answer.
     fn announce(&self, length: usize) -> u16 {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port())).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -151,7 +151,7 @@ impl Receiver {
         line.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// SIGTERM; fails unless it ends in time, with success, and without a word more.
+    /// Sends SIGTERM; fails unless it exits in time, with success, and without further output.
     fn stop(mut self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").arg(pid).status().unwrap().success());
@@ -202,9 +202,9 @@ async fn does_what_a_receiver_must(command: impl Fn() -> Command) {
     assert_eq!(receiver.post(headers.clone(), &first, None).await, 200);
     assert_eq!(receiver.line(), "received instance.started evt_first for wéb");
 
-    // Again, as after an answer that got lost: accepted, and not processed again.
+    // Again, as after a lost answer: accepted, but not processed again.
     assert_eq!(receiver.post(headers.clone(), &first, None).await, 200);
-    // Other bytes under the same signature; another secret; no signature; a replay under another id; too long.
+    // A changed body, another secret, no signature, a replay with another id, a body that is too long.
     let changed = first.replace("wéb", "web");
     assert_eq!(receiver.post(headers.clone(), &changed, None).await, 401);
     let forged = body("evt_forged");
@@ -216,7 +216,7 @@ async fn does_what_a_receiver_must(command: impl Fn() -> Command) {
     assert_eq!(receiver.post(replayed, &first, None).await, 401);
     assert_eq!(receiver.announce(300 * 1024), 413);
 
-    // The next line is the next event's: nothing of all that was processed.
+    // The next line is about the next event: none of those was processed.
     let last = body("evt_last");
     let headers = signed(SECRET, "evt_last", &last);
     assert_eq!(receiver.post(headers, &last, None).await, 200);
@@ -227,7 +227,7 @@ async fn does_what_a_receiver_must(command: impl Fn() -> Command) {
     let receiver = Receiver::start(command(), Some(&certificate));
     assert!(receiver.url.starts_with("https://"), "{}", receiver.url);
     let headers = signed(SECRET, "evt_first", &first);
-    // Somebody who connects and says nothing holds up nobody.
+    // A silent connection does not block others.
     let silent = TcpStream::connect((Ipv4Addr::LOCALHOST, receiver.port())).unwrap();
     assert_eq!(receiver.post(headers, &first, Some(&certificate)).await, 200);
     assert_eq!(receiver.line(), "received instance.started evt_first for wéb");
@@ -261,7 +261,7 @@ async fn the_receiver_in_node_does_what_a_receiver_must() {
 
 #[tokio::test]
 async fn the_receiver_in_go_does_what_a_receiver_must() {
-    // `go run` would end on SIGTERM without passing it on.
+    // `go run` would exit on SIGTERM without forwarding it.
     let output = tempfile::tempdir().unwrap();
     let binary = output.path().join("receiver");
     let mut build = Command::new("go");
@@ -277,7 +277,7 @@ async fn the_receiver_in_go_does_what_a_receiver_must() {
 
 #[tokio::test]
 async fn the_receiver_in_rust_does_what_a_receiver_must() {
-    // `cargo test` has built it already, unless it was told to build one test alone.
+    // `cargo test` has built it already, unless it builds a single test.
     let profile = Path::new(STELLAGE).parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
     build

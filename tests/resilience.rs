@@ -1,4 +1,4 @@
-//! What goes wrong in production: the controller dies, the provider hangs, objects do not parse.
+//! Failures in production: the controller dies, the provider hangs, objects do not match their schema.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -113,7 +113,7 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
 #[tokio::test]
 async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_holds_up_no_other() {
     let plane = own_plane().await;
-    // With five minutes for a provider call, whoever waits behind one that hangs is not done in time.
+    // With a timeout of five minutes for provider calls, anything queued behind a hanging one would be late.
     let provider_timeout = |seconds| {
         [
             "run",
@@ -152,7 +152,7 @@ async fn a_provider_that_hangs_for_a_tenth_of_1000_instances_holds_up_no_other()
         |running| *running == 900,
     )
     .await;
-    // So does a change of one that works.
+    // A change of a working instance is processed, too.
     let patch = json!({ "spec": { "powerState": "Stopped" } });
     tenant
         .instances()
@@ -195,7 +195,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
     tenant.apply("good", |_| {}).await;
     tenant.apply("bad", |_| {}).await;
     tenant.wait_for_state("bad", InstanceState::Running).await;
-    // A schema from another age: anything goes into the spec.
+    // An old schema, which accepts anything in the spec.
     let crds: Api<CustomResourceDefinition> = Api::all(tenant.kube.clone());
     let mut lax = crds.get("instances.stellage.dev").await.unwrap();
     let schema = lax.spec.versions[0]
@@ -209,7 +209,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
         .as_mut()
         .unwrap()
         .insert("spec".into(), serde_json::from_value(anything).unwrap());
-    // What else speaks of fields of the spec.
+    // Remove the other parts of the schema that refer to fields of the spec.
     schema.x_kubernetes_validations = None;
     lax.spec.versions[0].selectable_fields = None;
     lax.metadata.managed_fields = None;
@@ -261,7 +261,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
             .await
             >= 1.0
     );
-    // Others go on, now and after a restart that lists the poison.
+    // Others are processed, now and after a restart that lists the broken object.
     for restart in [false, true] {
         if restart {
             operator.stop().await;
@@ -271,7 +271,7 @@ async fn an_object_that_does_not_parse_is_told_so_and_stops_nobody_else() {
         tenant.apply(&name, |_| {}).await;
         tenant.wait_for_state(&name, InstanceState::Running).await;
     }
-    // Mended, it goes on by itself.
+    // Once fixed, it is processed again.
     let mended = json!({ "spec": { "plan": "business", "tags": null } });
     raw.patch("bad", &PatchParams::default(), &Patch::Merge(&mended))
         .await

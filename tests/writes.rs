@@ -1,4 +1,4 @@
-//! How much is written: little while things change, nothing while nothing does.
+//! Numbers of writes: few while objects change, none while nothing does.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -40,7 +40,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     )
     .await;
     tenant.wait_for_clear_outboxes().await;
-    // Where the CRDs are new, Kubernetes cannot count webhooks for half a minute, and the controller tries until it can.
+    // Kubernetes cannot count webhooks for half a minute after the CRDs were created; the controller retries until then.
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let quotas: Api<ResourceQuota> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let is_counted = async || {
@@ -67,7 +67,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
             writes.entry(request.name).or_default().push(what);
         }
     }
-    // Refused writes count too. A creation's name is in its body, so the log has it without one or with one.
+    // Refused writes count, too. The name of a create is in its body, so the log may or may not have it.
     let unnamed = writes.remove("").unwrap_or_default().len();
     let total: usize = writes.values().map(Vec::len).sum::<usize>() + unnamed;
     let most = writes.values().max_by_key(|all| all.len()).unwrap();
@@ -82,7 +82,7 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
             .filter(|r| r.user == user && r.is_write() && r.resource != "leases")
             .collect()
     };
-    // The Events of the last transitions may still be under way: two for each instance.
+    // The Events of the last transitions may still be in flight, two for each instance.
     let events =
         |all: &Vec<control_plane::audit::Request>| all.iter().filter(|r| r.resource == "events").count();
     eventually(

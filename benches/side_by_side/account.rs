@@ -1,4 +1,4 @@
-//! The account whose instances and webhooks are measured.
+//! The account for the measurements.
 
 use std::{process::Command, time::Duration};
 
@@ -13,20 +13,20 @@ use crate::{
 
 const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
 const ACCOUNT: &str = "bench";
-/// How long an account may take to be ready.
+/// Timeout for the account to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whose instances are measured.
+/// The account that owns the measured instances.
 pub struct Account {
-    /// Where they are.
+    /// Its namespace.
     pub namespace: String,
-    /// A key that may write.
+    /// A key with the scope `write`.
     pub key: String,
 }
 
 impl Account {
-    /// Makes it in a cluster; `product` gives it its namespace. Its rate limit is there, and counted, but never reached; so is its
-    /// webhook quota.
+    /// Creates the account; `product` sets up its namespace. Rate limit and webhook quota are enforced, but too high to be
+    /// reached.
     pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
         let object = json!({
             "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },

@@ -1,8 +1,8 @@
-//! The client that (d) is measured beside: as cheap as one can be.
+//! The client that (d) is compared with: the cheapest possible one.
 //!
-//! It has as many connections for creating as those over which (d) applies its instances, and as many for the rest as the
-//! operator has writes under way at most. It creates the same manifests; its other writes are merge patches of one number
-//! of the status. It reads nothing and decides nothing, has the machine to itself, and the operator's identity.
+//! It creates the same manifests, over as many connections as (d); its other writes are merge patches of one number in the
+//! status, over as many connections as the operator has concurrent writes at most. It reads nothing and decides nothing, has
+//! the machine to itself, and uses the operator's identity.
 
 use std::{
     sync::{
@@ -32,25 +32,25 @@ use crate::{
 pub const CREATORS: usize = 32;
 /// Connections that patch them: the default of `--write-concurrency`.
 const WRITERS: usize = 16;
-/// Where its instances are: a namespace of nobody.
+/// The namespace of its instances, which belongs to no account.
 const NOBODYS: &str = "nobodys";
 
-/// What the bare client did in one turn.
+/// The result of one turn of the bare client.
 #[derive(Clone, Copy)]
 pub struct Turn {
-    /// How many.
+    /// Number of writes.
     pub writes: u64,
-    /// In what time.
+    /// Duration.
     pub took: Duration,
 }
 
-/// Does the writes, and deletes what was made.
+/// Does the writes, then deletes the created objects.
 pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn> {
     static TURNS: AtomicU64 = AtomicU64::new(0);
     let turn = TURNS.fetch_add(1, Ordering::Relaxed);
     let count = sizes.converging;
     say(&format!(
-        "a bare client's turn: {count} creations and {patches} patches each"
+        "a bare client's turn: {count} creates and {patches} patches each"
     ));
     if turn == 0 {
         let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
@@ -106,7 +106,7 @@ async fn write(cluster: &Cluster, prefix: &str, count: u64, patches: u64) -> Res
     Ok(())
 }
 
-/// Creates instances until their numbers are used up, and passes those on.
+/// Creates instances until their numbers are used up, and sends each number on.
 async fn create(
     target: Target,
     numbers: impl Iterator<Item = u64>,
@@ -120,14 +120,14 @@ async fn create(
         creations(n, &mut request);
         let status = connection.exchange(&request).await?;
         if status != 201 {
-            return Err(format!("a creation was answered with {status}").into());
+            return Err(format!("a create was answered with {status}").into());
         }
         created.send(n)?;
     }
     Ok(())
 }
 
-/// Patches what is created until nothing is any more.
+/// Patches the created instances until the channel closes.
 async fn patch(
     target: Target,
     created: Arc<Mutex<mpsc::UnboundedReceiver<u64>>>,
@@ -140,7 +140,7 @@ async fn patch(
         let Some(n) = next else { return Ok(()) };
         let path = format!("{}/status?fieldManager=bench", objects::path(NOBODYS, &prefix, n));
         for step in 1..=patches {
-            // A different number each time: a patch that changes nothing is no write.
+            // A different number each time, because a patch that changes nothing is not a write.
             let body = json!({ "status": { "observedGeneration": step } }).to_string();
             let body = Some(("application/merge-patch+json", body.as_str()));
             let status = connection.exchange(&target.request("PATCH", &path, body)).await?;

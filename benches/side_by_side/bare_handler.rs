@@ -1,5 +1,5 @@
-//! The upper bound for (a) and (b): an axum handler in a process of its own, on the same runtime and the same server code
-//! as the facade's, that answers with bytes it was given: the facade's, headers included.
+//! The upper bound for (a) and (b): an axum handler in its own process, with the runtime and server code of the facade, that
+//! replays the facade's answers, headers included.
 
 use std::{
     env, fs,
@@ -21,13 +21,13 @@ use crate::{
     wire::{Answer, Target},
 };
 
-/// Names the file with the answers, and so makes this program the bare server.
+/// The variable with the path of the answers. If it is set, this program runs as the bare server.
 const ANSWERS: &str = "STELLAGE_BENCH_BARE_ANSWERS";
-/// Headers that the server itself writes.
+/// Headers that the server adds by itself.
 const OWN_HEADERS: [&str; 3] = ["content-length", "date", "transfer-encoding"];
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// An answer to send again and again.
+/// An answer to replay.
 #[derive(Serialize, Deserialize)]
 pub struct Canned {
     path: String,
@@ -37,7 +37,7 @@ pub struct Canned {
 }
 
 impl Canned {
-    /// An answer that a server gave.
+    /// Converts a server's answer.
     pub fn from(path: &str, answer: &Answer) -> Self {
         let path = path.split('?').next().unwrap_or(path);
         let headers = answer
@@ -83,7 +83,7 @@ impl BareHandler {
         }
     }
 
-    /// Where it serves. It is sent the key too, so that the requests are the same.
+    /// Its address. Requests carry the key, too, so that they are the same as those to the facade.
     pub fn target(&self, key: &str) -> Result<Target> {
         Target::plain(&self.url, key)
     }
@@ -93,7 +93,7 @@ impl BareHandler {
         self.daemon.pid()
     }
 
-    /// Ends it.
+    /// Stops it.
     pub fn stop(&mut self) {
         self.daemon.kill();
     }
@@ -103,7 +103,7 @@ fn url_file(answers: &std::path::Path) -> PathBuf {
     answers.with_extension("url")
 }
 
-/// The file with the answers, if this process is to be the bare server.
+/// The path of the answers, if this process should run as the bare server.
 pub fn wanted() -> Option<PathBuf> {
     env::var_os(ANSWERS).map(PathBuf::from)
 }

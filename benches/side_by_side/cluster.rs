@@ -1,4 +1,4 @@
-//! The API server that everything is measured against, with what Stellage needs in it.
+//! The API server for the measurements, with the CRDs, policies and rights that Stellage needs.
 
 use std::{
     io::Write as _,
@@ -17,9 +17,9 @@ pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 pub struct Cluster {
     /// etcd, kube-apiserver, kube-controller-manager.
     pub plane: ControlPlane,
-    /// Who may everything, at once: a request of an administrator passes neither RBAC nor a queue.
+    /// The administrator, whose requests bypass RBAC and priority queues.
     pub admin: Target,
-    /// Who Stellage is.
+    /// The operator's identity.
     pub operator: Target,
 }
 
@@ -50,7 +50,7 @@ impl Cluster {
         run(command.args(arguments).env("KUBECONFIG", kubeconfig), input)
     }
 
-    /// The processes of the API server: etcd, without which it is none, and itself.
+    /// The processes of the API server: etcd and kube-apiserver.
     pub fn api_server_pids(&self) -> Vec<u32> {
         let servers = self.plane.pids().into_iter();
         servers
@@ -65,7 +65,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command to its end. Returns what it prints; an error with its complaint if it fails.
+/// Runs a command and returns its stdout; an error with its stderr if it fails.
 pub fn run(command: &mut Command, input: &str) -> Result<String> {
     let mut child = command
         .stdin(Stdio::piped())

@@ -1,9 +1,9 @@
-//! (d): 5,000 instances, from the first one applied to the last one running, with servers that are ready at once; beside
-//! the time in which a bare client does as many writes.
+//! (d): the time from the first of 5,000 instances applied to the last one running, with servers that are ready at once,
+//! compared with the time that a bare client takes for as many writes.
 //!
-//! How many writes that are is counted from the API server's metrics: of Instances and their status, creations included.
-//! Kubernetes Events are not among them: the operator writes them in the background, nobody waits for them, and it drops
-//! them when the API server cannot keep up. They do share the machine, so a second line counts them too.
+//! The writes of Instances and their status, creates included, are counted from the API server's metrics. Kubernetes Events
+//! are left out: the operator writes them in the background, nothing waits for them, and they are dropped if the API server
+//! cannot keep up. But they use the same machine, so a second line includes them.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ use crate::{
     writes::Writes,
 };
 
-/// How long all of them may take.
+/// Timeout for all instances.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Instances that came to run.
+/// The result of bringing instances to run.
 pub struct Converged {
     instances: u64,
     took: Duration,
@@ -34,7 +34,7 @@ pub struct Converged {
 }
 
 impl Converged {
-    /// Writes of each instance beside its creation.
+    /// Writes per instance, in addition to its create.
     pub fn patches_each(&self) -> u64 {
         (self.writes.instances - self.instances).div_ceil(self.instances)
     }
@@ -68,7 +68,7 @@ pub async fn converge(
         extent: Extent::Count(count),
     };
     let applied = apply.run().await?.took;
-    // Asked of the facade, whose index answers at next to no cost.
+    // Ask the facade, whose index answers at almost no cost.
     product
         .until(PATIENCE, "all instances running", async || {
             connection.exchange(&running_request).await?;
@@ -102,7 +102,7 @@ fn total(page: &[u8]) -> Result<u64> {
         .ok_or_else(|| format!("not a page: {page}"))?)
 }
 
-/// What the facade said is what the API server has.
+/// Checks the facade's answer against the API server.
 async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()> {
     let path = format!(
         "{}?fieldSelector=status.state%3Drunning",
@@ -136,7 +136,7 @@ pub fn report(table: &mut Table, converged: &Converged, bare: &[bare_client::Tur
     );
     let all = writes.instances + writes.events;
     table.ratio(
-        "    the same, the operator's Events among the writes",
+        "    the same, including the operator's Events",
         &format!("{:.1} s, {all} writes", took.as_secs_f64()),
         &format!("{:.1} s, bare client", reference * as_f64(all)),
         per_write(*took, all) / reference,

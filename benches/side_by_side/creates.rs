@@ -1,8 +1,8 @@
-//! (c): creations through REST (`stellage api`, no controller running), beside posting the same objects straight to the
+//! (c): creates through REST (`stellage api`, without a controller), compared with posting the same objects directly to the
 //! API server with the same identity.
 //!
-//! The two take turns. During the API server's turns no `stellage` runs, so that nothing watches what is posted; each of
-//! the facade's turns is a fresh process, warmed up.
+//! The two take turns. During the API server's turns, no `stellage` runs, so that nothing watches the objects. Each of the
+//! facade's turns uses a new process, warmed up.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub async fn measure(table: &mut Table, cluster: &Cluster, account: &Account, si
     let rate = |turns: &[Measured]| median(turns.iter().map(Measured::rate).collect());
     let p99 = |turns: &[Measured]| median(turns.iter().map(|turn| turn.millis(0.99)).collect());
     table.ratio(
-        "(c) creations/s, REST : API server",
+        "(c) creates/s, REST : API server",
         &format!("{:.0}/s", rate(&rest)),
         &format!("{:.0}/s", rate(&raw)),
         rate(&rest) / rate(&raw),
@@ -78,7 +78,7 @@ async fn turn(name: &str, target: &Target, requests: Arc<Requests>, sizes: &Size
     };
     let measured = load.run().await?;
     say(&format!(
-        "  {name}: {:.0} creations/s, p50 {:.1} ms, p99 {:.1} ms",
+        "  {name}: {:.0} creates/s, p50 {:.1} ms, p99 {:.1} ms",
         measured.rate(),
         measured.millis(0.5),
         measured.millis(0.99)
@@ -86,8 +86,8 @@ async fn turn(name: &str, target: &Target, requests: Arc<Requests>, sizes: &Size
     Ok(measured)
 }
 
-/// Requests that make the API server store what it stores for a creation through REST: that object, as it was found
-/// there, under names of the same form.
+/// Requests to the API server that create the same objects as a create through REST: a stored one is read, and posted under
+/// names of the same form.
 async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> Result<Arc<Requests>> {
     let body = objects::rest_body();
     let created: Value = facade

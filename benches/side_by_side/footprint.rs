@@ -1,5 +1,5 @@
-//! (e): memory and processor time of `stellage run`. Each number of instances is measured twice: of a fresh process that
-//! found them there, and of one that has brought them to run, since an allocator does not return all that it once used.
+//! (e): memory and CPU time of `stellage run`. Each number of instances is measured twice: with a new process that finds them
+//! running, and with one that has brought them to run, because an allocator does not return all memory.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::{
     table::{Aim, Table},
 };
 
-/// Resident MiB of a process that has been left alone for a while.
+/// Resident memory in MiB of a process after it has been idle for a while.
 pub async fn settled(product: &Product, sizes: &Sizes) -> Result<f64> {
     tokio::time::sleep(sizes.settling).await;
     let resident = resident_mib(product.pid)?;
@@ -20,7 +20,7 @@ pub async fn settled(product: &Product, sizes: &Sizes) -> Result<f64> {
     Ok(resident)
 }
 
-/// The share of one core that a process uses while nothing happens.
+/// The share of one core that an idle process uses.
 pub async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
     say(&format!("idle for {} s", sizes.idle.as_secs()));
     let (before, begun) = (processor_time(product.pid)?, Instant::now());
@@ -45,23 +45,19 @@ pub fn report(
     };
     let aim = Some(Aim::AtMost(64.0));
     memory("(e) resident, 0 instances", empty, None);
-    memory(
-        &format!("    {small} instances, fresh process"),
-        small_fresh,
-        None,
-    );
+    memory(&format!("    {small} instances, new process"), small_fresh, None);
     memory(
         &format!("    {small} instances, having created them"),
         small_after,
         None,
     );
-    memory(&format!("    {large} instances, fresh process"), large_fresh, aim);
+    memory(&format!("    {large} instances, new process"), large_fresh, aim);
     memory(
         &format!("    {large} instances, having created {made} of them"),
         large_after,
         aim,
     );
     let seconds = sizes.idle.as_secs();
-    let what = format!("    processor while idle at {large} instances, over {seconds} s");
+    let what = format!("    CPU while idle at {large} instances, over {seconds} s");
     table.value(&what, idle, &format!("{:.2} % of a core", idle * 100.0), None);
 }

@@ -1,6 +1,6 @@
-//! The load: a closed loop of a fixed number of kept-alive connections, each of which sends its next request when its last
-//! one is answered. Two threads, one a core, with a single-threaded runtime each, so that the generator costs little beside
-//! the server that it shares the machine with, and costs the same for every server.
+//! The load generator: a closed loop over a fixed number of keep-alive connections, each of which sends its next request when
+//! the last one is answered. It uses two threads, one per core, each with a single-threaded runtime, so that it costs little
+//! compared with the server on the same machine, and the same for every server.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use crate::{
     wire::{Connection, Target},
 };
 
-/// Connections, and so requests under way, of every measurement of (a), (b) and (c).
+/// Connections, and so concurrent requests, in all measurements of (a), (b) and (c).
 pub const CONNECTIONS: usize = 16;
 
 const THREADS: usize = 2;
@@ -26,22 +26,22 @@ const THREADS: usize = 2;
 /// Writes the n-th request of a load into an empty buffer.
 pub type Requests = dyn Fn(u64, &mut Vec<u8>) + Send + Sync;
 
-/// The same request again and again.
+/// A load that repeats one request.
 pub fn same(request: Vec<u8>) -> Arc<Requests> {
     Arc::new(move |_, buffer| buffer.extend_from_slice(&request))
 }
 
-/// For how long, or how often.
+/// Duration or number of requests.
 #[derive(Clone, Copy)]
 pub enum Extent {
-    /// A while that does not count, and a while that does.
+    /// Runs for a time, after a warm-up.
     For {
-        /// What does not count.
+        /// The warm-up, which is not measured.
         warm_up: Duration,
-        /// What counts.
+        /// The measured time.
         measured: Duration,
     },
-    /// Requests 0 to n - 1, of which all count.
+    /// Sends requests 0 to n - 1, all of which are measured.
     Count(u64),
 }
 
@@ -50,30 +50,30 @@ pub enum Extent {
 pub struct Load {
     /// The server.
     pub target: Target,
-    /// How many connections.
+    /// Number of connections.
     pub connections: usize,
-    /// What is asked.
+    /// The requests.
     pub requests: Arc<Requests>,
-    /// The status that every answer must have.
+    /// The expected status of every answer.
     pub status: u16,
-    /// For how long, or how often.
+    /// Duration or number of requests.
     pub extent: Extent,
 }
 
-/// What came of a load.
+/// The result of a load.
 pub struct Measured {
-    /// Requests that were sent, in the warm-up too.
+    /// Requests sent, including those of the warm-up.
     pub asked: u64,
-    /// Requests that were answered while it counted.
+    /// Requests answered in the measured time.
     pub answered: u64,
-    /// How long that took.
+    /// The measured time.
     pub took: Duration,
     /// Microseconds from sending to the last byte of the answer.
     pub latencies: Histogram<u64>,
 }
 
 impl Measured {
-    /// Requests a second.
+    /// Requests per second.
     pub fn rate(&self) -> f64 {
         as_f64(self.answered) / self.took.as_secs_f64()
     }
@@ -91,7 +91,7 @@ pub const fn as_f64(count: u64) -> f64 {
 }
 
 impl Load {
-    /// Puts the load on the server.
+    /// Runs the load.
     pub async fn run(self) -> Result<Measured> {
         let next = Arc::new(AtomicU64::new(0));
         let begun = Instant::now();

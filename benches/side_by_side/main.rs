@@ -1,27 +1,28 @@
-//! `make bench`: what Stellage costs beside what it is built on, measured in one run against the same API server on loopback.
+//! `make bench`: what Stellage costs compared with what it is built on, measured in one run against the same API server on
+//! loopback.
 //!
-//! Absolute numbers say more about the machine than about the program, so each number here is a ratio of two that were
-//! taken within seconds of each other, in turns (A-B-A-B, medians), with the same load generator on the same cores:
+//! Absolute numbers say more about the machine than about the program. So each number is a ratio of two that were measured
+//! within seconds of each other, in turns (A-B-A-B, medians), with the same load generator on the same cores:
 //!
-//! - (a), (b) reading through the facade (`reads`), beside the API server's own answer to the same question and beside an
-//!   axum handler that answers with the same bytes and does nothing for them;
-//! - (c) creating through REST (`creates`), beside posting the same objects to the API server;
-//! - (d) the time until 5,000 instances run (`convergence`), beside the time that a bare client needs for as many writes;
-//! - (e) memory and processor time of `stellage run` (`footprint`);
-//! - `webhooks` has (a) to (e) of its own.
+//! - (a), (b) reads through the facade (`reads`), compared with the API server's answer to the same question, and with an
+//!   axum handler that just sends the same bytes;
+//! - (c) creates through REST (`creates`), compared with posting the same objects to the API server;
+//! - (d) the time until 5,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
+//! - (e) memory and CPU time of `stellage run` (`footprint`);
+//! - `webhooks` has its own (a) to (e).
 //!
-//! What they use: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
-//! `wire` (the load generator and its HTTP), `bare_client` and `bare_handler` (what is measured beside), `writes` (what the
-//! API server was asked to write), `processes` (memory and processor time), `sizes` (how much of everything), `table`.
+//! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
+//! `wire` (the load generator and its HTTP client), `bare_client` and `bare_handler` (the comparisons), `writes` (counts the API
+//! server's writes), `processes` (memory and CPU time), `sizes` (numbers of instances and the like), `table`.
 //!
-//! The program under test is the shipped one with its shipped settings, but for ports, a provisioning time of 0, and an
-//! account whose rate limit is counted and never reached. The API server keeps no audit log; etcd does not sync to disk,
-//! which makes the API server faster and so the comparisons harder.
+//! The program under test is the shipped one with its default settings, except for ports, a provisioning time of 0, and an
+//! account with a rate limit too high to be reached. The API server keeps no audit log, and etcd does not sync to disk, which
+//! makes the API server faster and so the comparisons harder.
 //!
-//! Progress goes to standard error, the table to standard output. `--quick` tries the bench itself, with numbers that mean
-//! nothing. Parts can be named: `instances`, `reads` (of these (a) and (b) alone), `webhooks`, or one of `webhooks-sender`,
-//! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`. With
-//! `--baseline PATH` reads are also measured beside another build of `stellage`.
+//! Progress goes to stderr, the table to stdout. `--quick` tests the bench itself; its numbers are meaningless. Parts can be
+//! selected by name: `instances`, `reads` (only (a) and (b) of them), `webhooks`, or one of `webhooks-sender`,
+//! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
+//! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
 mod account;
 mod bare_client;
@@ -53,10 +54,10 @@ use sizes::Sizes;
 use table::Table;
 use webhooks::Part;
 
-/// Anything may fail here; whatever does ends the run, and the message is for the person who started it.
+/// Any error ends the run with its message.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Whatever hangs, the run ends.
+/// Timeout of the whole run.
 const LONGEST: Duration = Duration::from_mins(60);
 
 #[tokio::main]
@@ -70,12 +71,12 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// What is asked for on the command line.
+/// The command line.
 struct Wanted {
     sizes: Sizes,
     instances: bool,
     reads: bool,
-    /// Another build of `stellage` to measure reads beside.
+    /// Another build of `stellage` to compare reads with.
     baseline: Option<PathBuf>,
     webhooks: Vec<Part>,
 }
@@ -91,7 +92,7 @@ impl Wanted {
         };
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                // What cargo adds.
+                // `cargo bench` adds it.
                 "--bench" => {}
                 "--quick" => wanted.sizes = Sizes::QUICK,
                 "--baseline" => {
@@ -108,7 +109,7 @@ impl Wanted {
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither an option (--quick, --baseline PATH) nor a part; there are: instances, reads, webhooks, {names}"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, webhooks, {names})"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
@@ -136,7 +137,7 @@ impl Wanted {
     }
 }
 
-/// Everything, in the order in which each part leaves behind what the next one needs.
+/// Measures everything, in an order in which each part leaves behind what the next one needs.
 async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start().await?;
 
@@ -160,14 +161,14 @@ async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> R
     product.stop().await?;
     let bare_after = bare_client::turn(&cluster, patches, sizes).await?;
 
-    // (e), (a) and (b) on one fresh process with all ten thousand.
+    // (e), (a) and (b), on one new process with all ten thousand instances.
     let mut product = Product::run(&cluster).await?;
     let large_fresh = footprint::settled(&product, sizes).await?;
     let idle = footprint::idle(&product, sizes).await?;
     read_beside(table, &cluster, &product, baseline, &account, sizes).await?;
     product.stop().await?;
 
-    // (c) last: its objects are of no use to anybody else.
+    // (c) is last, because no other part can use its objects.
     creates::measure(table, &cluster, &account, sizes).await?;
     cluster.stop().await;
 
@@ -177,7 +178,7 @@ async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> R
     Ok(())
 }
 
-/// (a) and (b) alone.
+/// Measures only (a) and (b).
 async fn measure_reads(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut product = Product::run(&cluster).await?;
@@ -208,7 +209,7 @@ async fn read_beside(
     Ok(())
 }
 
-/// A line of progress.
+/// Prints a line of progress.
 fn say(line: &str) {
     static BEGUN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     let seconds = BEGUN.get_or_init(std::time::Instant::now).elapsed().as_secs();

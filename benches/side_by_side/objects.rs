@@ -1,4 +1,4 @@
-//! The instances: their manifests and requests for them.
+//! Manifests of the measured objects, and requests for them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{load::Requests, wire::Target};
 
-/// What a caller of REST sends to create an instance.
+/// The body of a REST request to create an instance.
 pub fn rest_body() -> String {
     let body = json!({
         "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"],
@@ -14,7 +14,7 @@ pub fn rest_body() -> String {
     body.to_string()
 }
 
-/// The n-th manifest that somebody applies.
+/// The manifest of the n-th instance.
 fn manifest(prefix: &str, n: u64) -> String {
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name(prefix, n) },
@@ -27,17 +27,17 @@ fn name(prefix: &str, n: u64) -> String {
     format!("{prefix}-{n:05}")
 }
 
-/// Where the instances of a namespace are.
+/// Path of the instances of a namespace.
 pub fn collection(namespace: &str) -> String {
     format!("/apis/stellage.dev/v1/namespaces/{namespace}/instances")
 }
 
-/// The n-th of many.
+/// Path of the n-th instance.
 pub fn path(namespace: &str, prefix: &str, n: u64) -> String {
     format!("{}/{}", collection(namespace), name(prefix, n))
 }
 
-/// Creates the n-th instance.
+/// A request to create the n-th instance.
 pub fn create(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
     let (target, prefix) = (target.clone(), prefix.to_owned());
     let path = format!("{}?fieldManager=bench", collection(namespace));
@@ -47,23 +47,23 @@ pub fn create(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
     })
 }
 
-/// Deletes the n-th instance.
+/// A request to delete the n-th instance.
 pub fn delete(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
     let (target, namespace, prefix) = (target.clone(), namespace.to_owned(), prefix.to_owned());
     Arc::new(move |n, buffer| *buffer = target.request("DELETE", &path(&namespace, &prefix, n), None))
 }
 
-/// Where the webhooks of a namespace are.
+/// Path of the webhooks of a namespace.
 pub fn webhooks(namespace: &str) -> String {
     format!("/apis/stellage.dev/v1/namespaces/{namespace}/webhooks")
 }
 
-/// Where the deliveries of a namespace are.
+/// Path of the deliveries of a namespace.
 pub fn deliveries(namespace: &str) -> String {
     format!("/apis/stellage.dev/v1/namespaces/{namespace}/deliveries")
 }
 
-/// A webhook for what is stopped and started, as somebody applies it.
+/// The manifest of a webhook for `instance.started` and `instance.stopped`.
 pub fn webhook(name: &str, url: &str) -> String {
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": name },
@@ -77,7 +77,7 @@ pub fn webhook(name: &str, url: &str) -> String {
 /// Name of the Secret of all webhooks.
 pub const SECRET: &str = "signing";
 
-/// The signing secret.
+/// The manifest of that Secret.
 pub fn secret() -> String {
     let manifest = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": { "name": SECRET },
@@ -86,7 +86,7 @@ pub fn secret() -> String {
     manifest.to_string()
 }
 
-/// What is signed with.
+/// The signing secret.
 pub const SIGNING_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// Changes what the n-th of many shall do.

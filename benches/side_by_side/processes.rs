@@ -1,8 +1,8 @@
-//! What a process uses, from /proc.
+//! Memory and CPU time of processes, from /proc.
 
 use crate::Result;
 
-/// Of the times in /proc/PID/stat: USER_HZ, which is 100 on every architecture that this runs on.
+/// USER_HZ, the unit of the times in /proc/PID/stat: 100 on all supported architectures.
 const TICKS_A_SECOND: f64 = 100.0;
 
 /// Resident memory in MiB (VmRSS).
@@ -17,25 +17,25 @@ pub fn resident_mib(pid: u32) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Seconds of processor time since the start, user and system together.
+/// Seconds of CPU time since the start, user and system together.
 pub fn processor_time(pid: u32) -> Result<f64> {
     times(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
 }
 
 fn times(stat: &str) -> Result<f64> {
-    // The second field is the name in parentheses, which may hold anything.
+    // The second field is the name in parentheses, which may contain any character.
     let (_, fields) = stat.rsplit_once(')').ok_or("no name")?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
     let mut ticks = || -> Result<f64> { Ok(fields.next().ok_or("no times")?.parse()?) };
     Ok((ticks()? + ticks()?) / TICKS_A_SECOND)
 }
 
-/// Processor time of several processes together.
+/// Total CPU time of several processes.
 pub fn processor_time_of(pids: &[u32]) -> Result<f64> {
     pids.iter().map(|pid| processor_time(*pid)).sum()
 }
 
-/// Seconds of processor time of one thread of this process.
+/// Seconds of CPU time of one thread of this process.
 pub fn processor_time_of_thread(thread: u32) -> Result<f64> {
     times(&std::fs::read_to_string(format!(
         "/proc/self/task/{thread}/stat"
@@ -48,7 +48,7 @@ pub fn this_thread() -> Result<u32> {
     Ok(stat.split(' ').next().ok_or("no id")?.parse()?)
 }
 
-/// The machine's load averages, to be told beside figures: a shared machine makes them worse.
+/// The machine's load averages, to be shown with the results, because a busy machine makes them worse.
 pub fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! The program under test: the built `stellage`, started as a user would.
+//! The program under test: the built `stellage`, started as users start it.
 
 use std::{
     path::Path,
@@ -16,9 +16,9 @@ use crate::{
     wire::Target,
 };
 
-/// How long it may take to serve: it lists everything first.
+/// Timeout until it serves; it lists everything first.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long it may take to end.
+/// Timeout for its shutdown.
 const GRACE: Duration = Duration::from_secs(30);
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
@@ -32,22 +32,22 @@ pub struct Product {
 }
 
 impl Product {
-    /// `stellage run` whose servers are ready at once.
+    /// Starts `stellage run` with a provisioning time of 0.
     pub async fn run(cluster: &Cluster) -> Result<Self> {
         Self::start(cluster, STELLAGE.as_ref(), "run", &[]).await
     }
 
-    /// The same, with more arguments.
+    /// Starts `stellage run` with more arguments.
     pub async fn run_with(cluster: &Cluster, arguments: &[String]) -> Result<Self> {
         Self::start(cluster, STELLAGE.as_ref(), "run", arguments).await
     }
 
-    /// `stellage api`: the facade without controllers.
+    /// Starts `stellage api`, the facade without controllers.
     pub async fn api(cluster: &Cluster) -> Result<Self> {
         Self::api_of(cluster, STELLAGE.as_ref()).await
     }
 
-    /// `api` of another build of `stellage`.
+    /// Starts `api` of another build of `stellage`.
     pub async fn api_of(cluster: &Cluster, program: &Path) -> Result<Self> {
         Self::start(cluster, program, "api", &[]).await
     }
@@ -88,7 +88,7 @@ impl Product {
                 let Ok(text) = std::fs::read(&ready_file) else {
                     return Ok(None);
                 };
-                // It may be half written.
+                // The file may be partly written.
                 let ready: Option<Value> = serde_json::from_slice(&text).ok();
                 let text = |ready: &Value, field: &str| Some(ready[field].as_str()?.to_owned());
                 Ok(ready.and_then(|ready| Some((text(&ready, "url")?, text(&ready, "metrics_url")?))))
@@ -102,7 +102,7 @@ impl Product {
         Target::plain(&self.url, key)
     }
 
-    /// The sum of a counter of its own, over the label sets that contain `labels`.
+    /// The value of one of its counters, summed over the label sets that contain `labels`.
     pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
         let target = Target::plain(&self.metrics_url, "")?;
         let page = target.call("GET", "/metrics", None).await?.body;
@@ -134,7 +134,7 @@ impl Product {
         }
     }
 
-    /// SIGTERM; an error unless it then ends well.
+    /// Stops it with SIGTERM; an error unless it exits with success.
     pub async fn stop(&mut self) -> Result<()> {
         match self.daemon.stop(GRACE).await {
             Some(status) if status.success() => Ok(()),

@@ -1,12 +1,12 @@
 //! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication
-//! and rate limit; beside the API server's answer to the same question (`LIST` with limit=20, `GET`) and beside an axum
+//! and rate limit; compared with the API server's answer to the same question (`LIST` with limit=20, `GET`), and with an axum
 //! handler that sends the same bytes.
 //!
-//! With `--baseline` another build of `stellage`, such as that of an earlier commit, is measured beside them.
+//! With `--baseline`, another build of `stellage`, such as that of an earlier commit, is measured, too.
 //!
-//! They take turns under the same load. The API server is asked as an administrator, for whom it checks the least.
-//! Requests a second on a shared machine include the load generator's own work, the same for all but for TLS, so the
-//! processor time that each server itself takes for a request is told too.
+//! They take turns under the same load. The API server is asked as an administrator, for whom it checks the least. Requests
+//! per second include the load generator's own work on the same machine, which is the same for all except for TLS. So the CPU
+//! time per request of each server is shown, too.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ use crate::{
     wire::Target,
 };
 
-/// One of those that are measured.
+/// A measured server.
 struct Side {
     name: &'static str,
     target: Target,
@@ -36,7 +36,7 @@ struct Side {
 
 struct Turn {
     measured: Measured,
-    /// Microseconds of processor time that the server took for a request.
+    /// The server's CPU time per request, in microseconds.
     cost: f64,
 }
 
@@ -67,7 +67,7 @@ impl Side {
         let used = processor_time_of(&self.pids)? - before;
         let cost = used * 1e6 / as_f64(measured.asked);
         say(&format!(
-            "  {}: {:.0} requests/s, p50 {:.2} ms, p99 {:.2} ms, {cost:.0} µs of processor time each",
+            "  {}: {:.0} requests/s, p50 {:.2} ms, p99 {:.2} ms, {cost:.0} µs of CPU time each",
             self.name,
             measured.rate(),
             measured.millis(0.5),
@@ -94,7 +94,7 @@ impl Side {
     }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The median.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -105,7 +105,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Measures both.
+/// Measures (a) and (b).
 pub async fn measure(
     table: &mut Table,
     cluster: &Cluster,

@@ -1,26 +1,26 @@
-//! How much of everything.
+//! Sizes and durations of the measurements.
 
 use std::time::Duration;
 
-/// How much of everything.
+/// Sizes and durations of the measurements.
 pub struct Sizes {
     /// Instances of the first footprint.
     pub small: u64,
-    /// Instances that (a), (b) and (e) are about.
+    /// Instances in (a), (b) and (e).
     pub large: u64,
-    /// Instances of (d).
+    /// Instances in (d).
     pub converging: u64,
     /// Turns of each side in (a), (b) and (c).
     pub rounds: usize,
-    /// Of each turn, what does not count.
+    /// Warm-up of each turn.
     pub warm_up: Duration,
-    /// Of each turn, what counts.
+    /// Measured time of each turn.
     pub measured: Duration,
-    /// How long a process is left alone before its memory is read.
+    /// How long a process is idle before its memory is read.
     pub settling: Duration,
-    /// How long it is then watched while nothing happens.
+    /// How long the CPU time of the idle process is then measured.
     pub idle: Duration,
-    /// Of each measurement of webhooks, what counts.
+    /// Measured time of each measurement of webhooks.
     pub webhooks_measured: Duration,
     /// Numbers of webhooks.
     pub webhooks: &'static [usize],
@@ -33,7 +33,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of the issue.
+    /// The sizes for real measurements.
     pub const FULL: Self = Self {
         small: 1_000,
         large: 10_000,
@@ -50,7 +50,7 @@ impl Sizes {
         hostile: Duration::from_secs(60),
     };
 
-    /// For trying the bench itself.
+    /// Small sizes, for testing the bench itself.
     pub const QUICK: Self = Self {
         small: 50,
         large: 500,

@@ -1,8 +1,8 @@
-//! The table at the end: what was measured, against what, the aim, and whether it was met.
+//! The table of results: each measurement, its comparison, its target, and whether it was met.
 
 use std::fmt;
 
-/// What a number should be.
+/// The target of a number.
 #[derive(Clone, Copy)]
 pub enum Aim {
     /// At least this.
@@ -29,7 +29,7 @@ impl fmt::Display for Aim {
     }
 }
 
-/// Lines, in the order in which they are to be read.
+/// The lines of the table.
 #[derive(Default)]
 pub struct Table {
     rows: Vec<[String; 6]>,
@@ -48,12 +48,12 @@ impl Table {
         self.push(what, measured, beside, &shown, ratio, aim);
     }
 
-    /// Adds a number that stands for itself.
+    /// Adds a number without a comparison.
     pub fn value(&mut self, what: &str, value: f64, shown: &str, aim: Option<Aim>) {
         self.push(what, shown, "", "", value, aim);
     }
 
-    /// Adds a line of words.
+    /// Adds a line of text.
     pub fn note(&mut self, what: &str) {
         self.push(what, "", "", "", 0.0, None);
     }

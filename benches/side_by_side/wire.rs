@@ -1,6 +1,5 @@
-//! HTTP/1.1 as leanly as a client can speak it: one connection, one request at a time, bytes in, bytes out. The same code
-//! talks to the facade and to the API server, so neither side's client costs more than the other's, but for TLS, which the
-//! API server insists on.
+//! A minimal HTTP/1.1 client: one connection, one request at a time, bytes in, bytes out. The facade and the API server are
+//! measured with the same code, so that the client costs the same for both, except for TLS, which the API server requires.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,10 +15,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerNam
 
 use crate::Result;
 
-/// Nothing measured here takes nearly as long; a server that hangs ends the run.
+/// Timeout of a request, far longer than any takes, so that a hanging server ends the run.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whom to talk to, and as whom.
+/// A server and the credentials for it.
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
@@ -53,7 +52,7 @@ impl Target {
         })
     }
 
-    /// A whole request, ready to send as often as wanted.
+    /// A complete request, which can be sent any number of times.
     pub fn request(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Vec<u8> {
         let Self { address, token, .. } = self;
         let (kind, body) = body.map_or((String::new(), ""), |(content_type, body)| {
@@ -91,7 +90,7 @@ impl Target {
         })
     }
 
-    /// One request on a connection of its own, for what is not measured. An error unless it succeeds.
+    /// Sends one request on its own connection, outside of measurements. An error unless it succeeds.
     pub async fn call(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Result<Answer> {
         let mut connection = self.connect().await?;
         let status = connection.exchange(&self.request(method, path, body)).await?;
@@ -107,7 +106,7 @@ impl Target {
     }
 }
 
-/// An answer, kept.
+/// A complete answer.
 pub struct Answer {
     head: String,
     /// The body, without its framing.
@@ -138,7 +137,7 @@ enum Stream {
 /// A kept-alive connection.
 pub struct Connection {
     stream: Stream,
-    /// The last answer as it came.
+    /// The last answer, unparsed.
     buffer: Vec<u8>,
     head: usize,
     chunked: bool,
@@ -192,7 +191,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves `at` past the chunks that are there whole; whether the last one was among them.
+    /// Moves `at` past the complete chunks. Returns whether the last chunk was among them.
     fn skip_chunks(&self, at: &mut usize) -> Result<bool> {
         while let Some((start, size)) = self.chunk(*at)? {
             let end = start + size + 2;
@@ -207,7 +206,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// Where the data of the chunk at `at` begins, and its size, if its first line is there.
+    /// The start and the size of the data of the chunk at `at`, if its first line has arrived.
     fn chunk(&self, at: usize) -> Result<Option<(usize, usize)>> {
         let Some(line) = find(&self.buffer[at..], b"\r\n") else {
             return Ok(None);

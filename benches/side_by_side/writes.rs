@@ -1,23 +1,23 @@
-//! Counts what the API server was asked to write, from its own metrics: no audit log slows down what is measured.
+//! Counts the API server's writes from its metrics, since an audit log would slow down the measurements.
 
 use std::ops::Sub;
 
 use crate::{Result, wire::Target};
 
-/// Writes since the API server's start.
+/// Numbers of writes since the API server's start.
 #[derive(Clone, Copy, Default)]
 pub struct Writes {
-    /// Writes of Instances and their status that were done.
+    /// Successful writes of Instances and their status.
     pub instances: u64,
-    /// Of Instances and their status, refused (conflicts, mostly).
+    /// Refused writes of Instances and their status, mostly conflicts.
     pub refused: u64,
-    /// Kubernetes Events that were written.
+    /// Written Kubernetes Events.
     pub events: u64,
-    /// Deliveries that were created.
+    /// Created Deliveries.
     pub deliveries: u64,
-    /// Deliveries that were changed or deleted.
+    /// Changed or deleted Deliveries.
     pub delivery_changes: u64,
-    /// Webhooks and their status, written.
+    /// Writes of Webhooks and their status.
     pub webhooks: u64,
 }
 

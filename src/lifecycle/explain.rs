@@ -1,6 +1,6 @@
 //! Why an instance differs from its spec, in words for the account holder.
 
-use super::{requests::project, summary::in_progress};
+use super::{requests::current, summary::in_progress};
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
@@ -26,7 +26,7 @@ impl Explanation {
 
 /// Why an instance differs from its spec, as if the controller had already seen that spec; `None` if it does not differ.
 pub fn explain(instance: &Instance) -> Option<Explanation> {
-    let status = project(instance, jiff::Timestamp::UNIX_EPOCH);
+    let status = current(instance);
     if let Some(operation) = &status.operation
         && status.state != Some(InstanceState::Error)
     {
@@ -53,9 +53,14 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
 fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
     let ready = conditions::find(&status.conditions, READY).filter(|ready| ready.status != "True")?;
     let message = match ready.reason.as_str() {
-        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again",
-        "Stopped" => "the server is stopped; start the instance to power it on again",
-        _ => &ready.message,
+        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again".to_owned(),
+        "Stopped" => "the server is stopped; start the instance to power it on again".to_owned(),
+        // The provider's own words are for administrators.
+        "ProviderUnavailable" | "ProviderNonsense" => {
+            "the provider cannot do this at the moment; it is being retried".to_owned()
+        }
+        "InvalidSpec" => ready.message.replace("spec.", ""),
+        _ => ready.message.clone(),
     };
     Some(Explanation::new(&ready.reason, message))
 }
@@ -163,6 +168,29 @@ mod tests {
             reason == "GuestShutdown" && !message.contains("spec."),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_refused_spec_is_explained_rather_than_what_it_asks_for() {
+        let refused = json!({
+            "observedGeneration": 2, "state": null,
+            "conditions": [ready("False", "InvalidSpec", "spec.sshKeys[0] must be an SSH public key")],
+        });
+        let (reason, message) = explained(&json!({ "powerState": "Stopped" }), &refused).unwrap();
+        assert_eq!(
+            (reason.as_str(), message.as_str()),
+            ("InvalidSpec", "sshKeys[0] must be an SSH public key")
+        );
+    }
+
+    #[test]
+    fn the_providers_own_words_are_not_passed_on() {
+        let status = json!({
+            "state": "error",
+            "conditions": [ready("False", "ProviderUnavailable", "the provider reports: vm-17.internal: 500")],
+        });
+        let (_, message) = explained(&json!({}), &status).unwrap();
+        assert!(!message.contains("internal"), "{message}");
     }
 
     #[test]

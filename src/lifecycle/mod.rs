@@ -21,6 +21,6 @@ pub use actions::Action;
 pub use decide::decide;
 pub use decision::{Audience, Decision, Gate, Note, Seen};
 pub use explain::{Explanation, explain};
-pub use requests::{project, take_on};
+pub use requests::{current, project, take_on};
 
 pub use crate::providers::Timings;

@@ -1,29 +1,29 @@
-//! The account of a request: what it is, may use and does use.
+//! The quotas of an account, and how much of them is used.
 
 use super::{Service, credentials::Tenant, keys::MAX_KEYS};
 
-/// How much of something an account uses, and how much it may.
+/// A quota: the number in use, and the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// What is there now.
+    /// Number in use.
     pub used: usize,
-    /// What may be there; `None`: any number.
+    /// Maximum; `None` means unlimited.
     pub limit: Option<usize>,
 }
 
-/// What an account uses.
+/// The quotas of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
     /// Instances that are not being deleted.
     pub instances: Quota,
     /// Webhooks.
     pub webhooks: Quota,
-    /// API keys.
+    /// API keys that have not expired.
     pub api_keys: Quota,
 }
 
 impl Service {
-    /// What an account may use, and uses.
+    /// The quotas of an account, and how much of them is used.
     pub fn quotas(&self, tenant: &Tenant) -> Quotas {
         let limit = |limit: u32| usize::try_from(limit).ok();
         Quotas {
@@ -36,7 +36,7 @@ impl Service {
                 limit: limit(tenant.webhook_quota),
             },
             api_keys: Quota {
-                used: self.credentials.count(&tenant.namespace),
+                used: self.credentials.count(&tenant.namespace, self.clock.now()),
                 limit: Some(MAX_KEYS),
             },
         }

@@ -1,4 +1,4 @@
-//! API keys: list, create, revoke. Only the digest of a key is kept, so a key is shown once.
+//! API keys: list, create, revoke. Only the digest of a key is stored, so a key can be shown only once.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,33 +10,34 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, ErrorKind, quota_used_up},
+    error::{Detail, Error, ErrorKind, quota_used_up},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     precondition::Precondition,
+    store::{contended, pause},
 };
 use crate::{
     resources::{ApiKey, ApiKeySpec, KeyScope, ids},
     runtime::watch::revision,
 };
 
-/// Keys that an account may have (decisions, section 8).
+/// Maximum number of keys per account (decisions, section 8).
 pub const MAX_KEYS: usize = 50;
-/// Attempts at one key before a request gives way to whoever else changes it.
+/// Attempts to delete a key that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// The kind as messages call it.
+/// The name of the kind in messages.
 const WORD: &str = "API key";
 
 /// A key that was created.
 pub struct CreatedKey {
     /// The object.
     pub object: Arc<ApiKey>,
-    /// The key itself; `None` if an earlier request with the same idempotency key created it: it was shown then.
+    /// The key itself; `None` if an earlier request with the same idempotency key created it and has shown it.
     pub key: Option<String>,
 }
 
-/// A new key and its object's spec: `stl_` and 43 letters and digits, 256 bits. No `-` or `_` in it, so that a double click
-/// takes all of it.
+/// A new key, and the spec of its object. A key is `stl_` and 43 letters and digits (256 bits), without punctuation after the
+/// prefix, so that a double click selects it.
 pub fn new_key(scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
     const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let mut rng = rand::rng();
@@ -83,61 +84,69 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
-        let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
-        let name = format!("key-{suffix}");
-        if let Some(request) = request
-            && let Some(object) = self.credentials.get(namespace, &name)
-        {
-            return created_before(object, request);
-        }
-        tenant.check_stays()?;
-        if self.credentials.count(namespace) >= MAX_KEYS {
-            return Err(quota_used_up("API keys"));
-        }
-        let (key, spec) = new_key(scope, expires_at);
-        let annotation = |request: &IdempotentRequest| {
-            BTreeMap::from([(
-                REQUEST_HASH_ANNOTATION.to_owned(),
-                request.visible_hash().to_owned(),
-            )])
-        };
-        let object = ApiKey {
-            metadata: ObjectMeta {
-                name: Some(name.clone()),
-                annotations: request.map(annotation),
-                ..ObjectMeta::default()
-            },
-            spec,
-        };
-        match (self.calls.create(namespace, &object).await, request) {
-            (Ok(object), _) => {
-                self.credentials.progress().wait_for(revision(&object)).await;
-                Ok(CreatedKey {
-                    object: Arc::new(object),
-                    key: Some(key),
-                })
+        // One at a time, so that those that come together are counted.
+        let _lock = self.key_locks.lock(namespace).await;
+        for _ in 0..MAX_ATTEMPTS {
+            let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
+            let name = format!("key-{suffix}");
+            if let Some(request) = request
+                && let Some(object) = self.credentials.get(namespace, &name)
+            {
+                return replayed(object, request);
             }
-            (Err(error), Some(request)) if error.is_conflict() => {
-                created_before(self.fetch_key(namespace, &name).await?, request)
+            tenant.check_not_terminating()?;
+            if expires_at.is_some_and(|end| end <= self.clock.now()) {
+                let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
+                return Err(Error::invalid(vec![detail]));
             }
-            (Err(error), _) => Err(error.into()),
+            if self.credentials.count(namespace, self.clock.now()) >= MAX_KEYS {
+                return Err(quota_used_up("API keys"));
+            }
+            let (key, spec) = new_key(scope, expires_at);
+            let object = ApiKey {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    annotations: request.map(|request| {
+                        let hash = request.visible_hash().to_owned();
+                        BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)])
+                    }),
+                    ..ObjectMeta::default()
+                },
+                spec,
+            };
+            match (self.calls.create(namespace, &object).await, request) {
+                (Ok(object), _) => {
+                    self.credentials.progress().wait_for(revision(&object)).await;
+                    return Ok(CreatedKey {
+                        object: Arc::new(object),
+                        key: Some(key),
+                    });
+                }
+                (Err(error), Some(request)) if error.is_conflict() => {
+                    // Another replica was faster. If the key has been revoked since, its name is free again.
+                    if let Some(object) = self.calls.get(namespace, &name).await? {
+                        return replayed(Arc::new(object), request);
+                    }
+                }
+                (Err(error), _) => return Err(error.into()),
+            }
         }
+        Err(contended(WORD))
     }
 
-    /// Revokes a key; it stops working at once here, and within a second on other replicas.
+    /// Revokes a key. It stops working at once on this replica, and within a second on others.
     pub async fn revoke_key(
         &self,
         namespace: &str,
         name: Option<&str>,
         precondition: &Precondition,
     ) -> Result<(), Error> {
-        for _ in 0..MAX_ATTEMPTS {
-            let key = self.key(namespace, name).await?;
-            if let Err(refusal) = precondition.check(&*key) {
-                // The watch may be a moment behind.
-                precondition
-                    .check(&*self.fetch_key(namespace, key.name()).await?)
-                    .map_err(|_| refusal)?;
+        let mut key = self.key(namespace, name).await?;
+        for attempt in 1..=MAX_ATTEMPTS {
+            if precondition.check(&*key).is_err() {
+                // The watch may lag behind: check the current object before refusing.
+                key = self.fetch_key(namespace, key.name()).await?;
+                precondition.check(&*key)?;
             }
             match self.calls.delete(&*key, precondition.is_some()).await {
                 Ok(_) => {
@@ -148,12 +157,15 @@ impl Service {
                         .await;
                     return Ok(());
                 }
-                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_conflict() => {
+                    pause(attempt).await;
+                    key = self.fetch_key(namespace, key.name()).await?;
+                }
                 Err(error) if error.is_not_found() => return Err(unknown()),
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(super::store::contended(WORD))
+        Err(contended(WORD))
     }
 }
 
@@ -161,7 +173,7 @@ fn unknown() -> Error {
     Error::no_such(WORD)
 }
 
-fn created_before(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
+fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
     if object.is_terminating() {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -179,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_random_safe_to_paste_and_known_by_their_digest() {
+    fn keys_are_random_easy_to_select_and_stored_as_a_digest() {
         let ((a, spec), (b, _)) = (new_key(KeyScope::Read, None), new_key(KeyScope::Read, None));
         assert_ne!(a, b);
         assert_eq!(a.len(), 47);

@@ -1,4 +1,4 @@
-//! The commands for people with kubectl, as they type them.
+//! The commands for kubectl users, run as users type them.
 
 mod instances;
 mod plugin;
@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::support::{STELLAGE, shared};
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 struct Ran {
     code: Option<i32>,
@@ -31,7 +31,7 @@ impl Ran {
         }
     }
 
-    /// What it printed; fails unless it succeeded.
+    /// Its output; fails unless the command succeeded.
     #[track_caller]
     fn text(&self) -> &str {
         assert_eq!(self.code, Some(0), "{self:?}");
@@ -43,7 +43,7 @@ impl Ran {
         serde_json::from_str(self.text()).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
     }
 
-    /// What it complained of; fails unless it failed, with nothing on stdout.
+    /// Its error message; fails unless the command failed with nothing on stdout.
     #[track_caller]
     fn error(&self) -> &str {
         assert!(self.code == Some(1) && self.out.is_empty(), "{self:?}");

@@ -1,4 +1,4 @@
-//! `kubectl stellage …`, found by its name; and completions.
+//! The plugin `kubectl stellage`, and completions.
 
 use std::{os::unix::fs::symlink, path::Path, process::Stdio};
 
@@ -9,7 +9,7 @@ use tokio::process::Command;
 use super::{Ran, run_words};
 use crate::support::{STELLAGE, Tenant, shared};
 
-/// A folder with the plugin in it, as `.run/bin` has it.
+/// A folder with the plugin, like `.run/bin`.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["stellage", "kubectl-stellage", "kubectl_complete-stellage"] {
@@ -116,7 +116,7 @@ async fn every_command_has_help_with_an_example() {
             .skip_while(|line| *line != "Commands:")
             .skip(1)
             .take_while(|line| !line.is_empty())
-            // What is indented further is the rest of a line that was wrapped.
+            // Skip wrapped lines, which are indented further.
             .filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')))
             .filter_map(|line| line.split_whitespace().next())
             .filter(|command| *command != "help")

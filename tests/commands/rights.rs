@@ -1,4 +1,4 @@
-//! A command acts as its user, in the namespace of the kubeconfig's context.
+//! Commands use their user's rights, and the namespace of the kubeconfig's context.
 
 use control_plane::Identity;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -62,7 +62,7 @@ async fn a_command_may_do_what_its_user_may_and_says_what_it_may_not() {
         command.env("KUBECONFIG", kubeconfig.path());
         Ran::of(command.output().await.unwrap())
     };
-    // The API server learns of the rights in a moment.
+    // It takes a moment until the API server knows the new rights.
     let listed = crate::support::eventually(
         "the rights to be known",
         async || run(&["instance", "list"]).await,
@@ -103,7 +103,7 @@ async fn a_command_may_do_what_its_user_may_and_says_what_it_may_not() {
         ),
         (
             &["instance", "stop", "web", "--wait"],
-            "not allowed to watch instance web in namespace cmd-rights, as --wait does",
+            "not allowed to watch instance web in namespace cmd-rights for --wait",
         ),
     ] {
         let ran = run(words).await;

@@ -29,7 +29,7 @@ fn verifies(received: &Received, secret: &str) -> bool {
     verifier.verify(&received.body, &received.headers).is_ok()
 }
 
-/// A webhook `hook` whose secret the operator has read.
+/// Creates a webhook `hook`, and waits until the operator has read its secret.
 async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webhook {
     tenant.webhook("hook", &receiver.url("/hook"), events).await;
     tenant
@@ -69,7 +69,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     let line = format!("webhook test {} --type instance.stopped --wait", webhook.id());
     let failed = run(&line).await;
     assert!(
-        failed.error().contains("failed for good after 1 attempt: "),
+        failed.error().contains("has failed after 1 attempt: "),
         "{failed:?}"
     );
     let id = failed.error().split_once("delivery show ").unwrap().1;
@@ -97,7 +97,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     assert!(
         foreign
             .error()
-            .contains("--type must be one of its own: instance.created, instance.stopped"),
+            .contains("--type must be one of its types: instance.created, instance.stopped"),
         "{foreign:?}"
     );
     tenant.change_webhook("hook", json!({ "active": false })).await;
@@ -238,7 +238,7 @@ async fn a_webhook_that_cannot_be_sent_to_is_not_waited_for_and_what_is_held_goe
     assert!(
         enabled
             .error()
-            .contains("is enabled, but cannot be sent to: SecretMissing: "),
+            .contains("is enabled, but nothing can be sent to it: SecretMissing: "),
         "{enabled:?}"
     );
     let shown = run("cmd-blocked", "webhook show hook").await;
@@ -300,7 +300,7 @@ async fn a_rotated_secret_signs_at_once_and_the_old_one_too_for_a_while() {
     let sent = next(2).await;
     assert!(verifies(&sent, OTHER) && verifies(&sent, &first) && !verifies(&sent, SECRET));
 
-    // From stdin, without an overlap; and another webhook names the same Secret.
+    // From stdin, without an overlap, and with another webhook that uses the same Secret.
     let twin = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "twin" },
         "spec": { "url": receiver.url("/twin"), "events": ["instance.deleted"], "secretRef": { "name": "hook" } },

@@ -1,4 +1,4 @@
-//! What an attempt sends, what it makes of the answer, and what it never does.
+//! Attempts: their requests, their outcomes, and what they must never do.
 
 use std::{
     process::Command,
@@ -183,7 +183,7 @@ async fn the_answer_is_kept_undecoded_and_up_to_four_kilobytes() {
     assert_eq!(receiver.count(), 4);
 }
 
-/// A receiver that closes each connection after a request: after it has answered, or before. Requests are counted.
+/// A receiver that closes each connection after a request, after or before the answer. It counts requests.
 async fn closing(
     tls: Arc<ServerConfig>,
     answers: &'static [&'static str],
@@ -286,7 +286,7 @@ async fn where_nobody_listens_the_outcome_says_so() {
     );
 }
 
-/// Runs itself again with a proxy named in every variable that programs know.
+/// Runs this program again with a proxy in all the usual environment variables.
 #[tokio::test]
 async fn proxies_named_in_the_environment_are_ignored() {
     const CHILD: &str = "STELLAGE_TEST_WITH_PROXIES";
@@ -353,7 +353,7 @@ async fn a_wrong_file_of_authorities_is_named_with_what_to_do() {
 #[tokio::test]
 async fn without_the_administrators_authority_its_receivers_are_unknown() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
-    // Another authority stands in for the system's, which the machine may lack.
+    // Another authority replaces the system's root certificates, which may be missing.
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other.pem");
     std::fs::write(&other, Authority::new().pem()).unwrap();

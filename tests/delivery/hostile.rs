@@ -1,4 +1,4 @@
-//! What a receiver does to hurt: the outcome, the time it takes and the bytes it gets rid of.
+//! Hostile receivers: the outcome of an attempt, its duration, and the bytes that are read.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::support::{
     receivers::{Hostile, HostileReceiver},
 };
 
-/// What a flooder gets rid of at most: what is read, and what the kernels' buffers hold.
+/// Maximum number of bytes that a flooder can send: those that are read, and those in kernel buffers.
 const MOST_SENT: u64 = 512 * 1024;
 
 #[tokio::test]

@@ -19,7 +19,7 @@ struct Sender {
     _ca: NamedTempFile,
 }
 
-/// Short deadlines, so that what never ends is seen to end; and long enough for a busy machine to do what does.
+/// Deadlines short enough for tests of endless answers, and long enough for normal ones on a busy machine.
 fn short() -> ClientSettings {
     ClientSettings {
         timeout: Duration::from_secs(15),
@@ -29,7 +29,7 @@ fn short() -> ClientSettings {
     }
 }
 
-/// Connections are kept for longer than a busy machine takes from one request to the next.
+/// Keep-alive long enough for two requests on a busy machine.
 fn keeping() -> ClientSettings {
     ClientSettings {
         idle_timeout: Duration::from_mins(1),
@@ -37,7 +37,7 @@ fn keeping() -> ClientSettings {
     }
 }
 
-/// Loopback is allowed, beside what is public.
+/// Allows loopback in addition to public addresses.
 fn loopback() -> TargetRules {
     TargetRules {
         allow: vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()],
@@ -59,7 +59,7 @@ impl Sender {
         }
     }
 
-    /// With times in which any answer of a kind receiver comes, however busy the machine is.
+    /// Uses deadlines that a normal receiver meets even on a busy machine.
     fn patient(rules: TargetRules) -> Self {
         Self::new(ClientSettings::default(), rules)
     }

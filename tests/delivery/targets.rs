@@ -1,4 +1,4 @@
-//! Where names lead: what a receiver's name resolves to decides, at the moment of the dial.
+//! Checks of a receiver's addresses: the addresses that its name resolves to when the connection is made decide.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::support::{
     receivers::{Answer, DnsServer, Options, Receiver, Reply},
 };
 
-/// A sender that asks this name server.
+/// A sender that uses this name server.
 fn asking(dns: &DnsServer, rules: TargetRules) -> Sender {
     let settings = ClientSettings {
         name_servers: vec![dns.address()],
@@ -100,8 +100,8 @@ async fn on(address: &str, port: u16) -> Receiver {
 
 #[tokio::test]
 async fn a_name_that_changes_its_answer_between_check_and_dial_gets_nowhere() {
-    // The first look-up is answered with an allowed address, every other with a forbidden one: were the name looked up again
-    // for the dial, the forbidden receiver would be called.
+    // The first look-up is answered with an allowed address, all others with a forbidden one. If the name were looked up again
+    // for the connection, the forbidden receiver would be called.
     let dns = DnsServer::start(|_, count| {
         Reply::addresses(&[if count.is_multiple_of(2) {
             "127.0.0.1"

@@ -46,7 +46,7 @@ async fn the_account_shows_what_it_may_have_and_has() {
         ),
         (&json!("acct-show"), &json!("acct-show@example.com"), &json!(3600))
     );
-    // Two keys come with every account of a test.
+    // Every test account has two keys from the start.
     assert_eq!(
         account["quotas"],
         json!({

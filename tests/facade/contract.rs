@@ -1,4 +1,4 @@
-//! Every answer that a test gets is held against the OpenAPI document.
+//! Checks every answer in a test against the OpenAPI document.
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -10,9 +10,9 @@ use crate::support::{Answer, Tenant};
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     pub method: Method,
-    /// With placeholders.
+    /// The path, with placeholders.
     pub path: String,
-    /// The example of its body, if it takes one.
+    /// The example of its body, if it has one.
     pub body: Option<Value>,
 }
 
@@ -36,8 +36,8 @@ pub fn endpoints() -> Vec<Endpoint> {
     endpoints
 }
 
-/// Calls, and fails on an answer that the document does not describe, word for word: fields that it does not know count as
-/// wrong here, although clients have to put up with them.
+/// Sends a request, and fails if the document does not describe the answer exactly. Unknown fields are errors here, although
+/// clients have to tolerate them.
 pub async fn call(
     tenant: &Tenant,
     method: Method,
@@ -50,7 +50,7 @@ pub async fn call(
     answer
 }
 
-/// As [`call`], and fails unless the status is this one.
+/// As [`call`], but also fails unless the answer has this status.
 pub async fn expect(
     tenant: &Tenant,
     status: u16,
@@ -82,7 +82,7 @@ pub fn fields(answer: &Answer) -> Vec<String> {
         .collect()
 }
 
-/// Fails on an answer that the document does not describe.
+/// Fails if the document does not describe an answer.
 pub fn check(method: &Method, path: &str, answer: &Answer) {
     let document = openapi::value();
     let path = path.split('?').next().unwrap_or_default();

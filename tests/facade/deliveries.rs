@@ -1,4 +1,4 @@
-//! Deliveries through REST: the log of a webhook, sending again, examples.
+//! Deliveries through REST: the log of a webhook, redelivery, test events.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -22,15 +22,15 @@ fn deliveries(tenant: &Tenant) -> Api<Delivery> {
     Api::namespaced(tenant.kube.clone(), &tenant.namespace)
 }
 
-/// What is to be in the log.
+/// A delivery to write into the log.
 struct Entry {
     number: usize,
     phase: DeliveryPhase,
     event_type: EventType,
 }
 
-/// Writes a Delivery as the controller would, but for its owner, which is the webhook's Secret: so the controller takes it for
-/// another webhook's and leaves it as it is.
+/// Writes a Delivery as the controller would, except for the owner: with the webhook's Secret as owner, the controller ignores
+/// it, as if it were another webhook's.
 async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let owner = secrets.get(&webhook.spec.secret_ref.name).await.unwrap().metadata;
@@ -263,7 +263,7 @@ async fn a_finished_delivery_is_sent_again_once_for_a_key() {
     let wrong = json!({ "force": true });
     let refused = expect(&tenant, 422, Method::POST, &redeliver(&ids[2]), Some(&wrong), &[]).await;
     assert_eq!(fields(&refused), ["force"]);
-    // What is asked for again is among the pending ones.
+    // A redelivered one is pending.
     let list = format!("{}/deliveries?status=pending", url_of(&hook));
     let pending = expect(&tenant, 200, Method::GET, &list, None, &[]).await.json();
     for id in &ids[2..] {
@@ -296,7 +296,7 @@ async fn recover_sends_again_what_was_given_up_since_a_time() {
         all.iter().filter(|delivery| is_labelled(delivery)).count()
     };
     let path = format!("{}/recover", url_of(&hook));
-    // Those with the odd numbers are exhausted: 15, 17, 19, 21, 23 were so no earlier. Their events are ten years older.
+    // Those with odd numbers are exhausted; only 15, 17, 19, 21 and 23 since that time. Their events are ten years older.
     let since = json!({ "since": "2036-11-21T11:00:15+01:00" });
     let key = [("Idempotency-Key", "once")];
     let first = expect(&tenant, 202, Method::POST, &path, Some(&since), &key).await;
@@ -321,7 +321,7 @@ async fn the_etag_of_a_delivery_outlasts_its_attempts_and_recover_leaves_tests_a
     let path = url_of(&hook);
     let tested = expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
     let id = tested.json()["data"]["id"].as_str().unwrap().to_owned();
-    // As the controller writes it down.
+    // As the controller writes it.
     let ended = serde_json::json!({
         "metadata": { "labels": { "stellage.dev/finished": "true", "stellage.dev/phase": "exhausted" } },
         "status": { "phase": "Exhausted" },

@@ -1,4 +1,4 @@
-//! Every error code, from the endpoint that gives it.
+//! Every error code, from an endpoint that answers with it.
 
 use kube::api::{Patch, PatchParams};
 use reqwest::{Client, Method};
@@ -145,7 +145,7 @@ async fn bodies_are_checked_before_anything_is_done() {
             "unsupported_media_type",
         ),
         (post().body(" ".repeat(65_537)), 413, "payload_too_large"),
-        // More than the kernel's buffers hold: who sends all of it first sees the answer all the same.
+        // More than the kernel buffers: a client that sends the whole body first must still see the answer.
         (post().body(" ".repeat(12 << 20)), 413, "payload_too_large"),
         (
             post().body("{}").header("Idempotency-Key", "a b"),

@@ -1,5 +1,5 @@
-//! Two accounts, every endpoint of the document, the other's ids: the same answer as for an unknown id, byte for byte. And
-//! what a key may, on every endpoint.
+//! Isolation: on every endpoint of the document, an id of another account gets the same answer as an unknown id, byte for byte.
+//! Also checks the rights of keys on every endpoint.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
-/// An answer without what is another one each time.
+/// An answer without the parts that differ each time.
 pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
     let mut body = answer.json();
     body["error"]["request_id"] = json!("");
@@ -29,7 +29,7 @@ pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
     (answer.status.as_u16(), body.to_string(), headers)
 }
 
-/// What a path can name, as the account that owns it sees it.
+/// The objects of an account that paths can name.
 struct Ids {
     instance: String,
     webhook: String,
@@ -81,7 +81,7 @@ impl Ids {
     }
 }
 
-/// What a tenant has, without what only the controllers write.
+/// A tenant's objects, without the parts that controllers write.
 async fn look(tenant: &Tenant) -> Vec<String> {
     let everything = ListParams::default();
     let (kube, namespace) = (tenant.kube.clone(), &tenant.namespace);
@@ -133,7 +133,7 @@ async fn anothers_ids_are_like_unknown_ones_on_every_endpoint_of_the_document() 
             );
         }
         if path.contains("{delivery_id}") {
-            // Another's delivery is not to be had through a webhook of one's own either.
+            // Another account's delivery must not be reachable through one's own webhook either.
             let path = path
                 .replace("{id}", &own.webhook)
                 .replace("{delivery_id}", &theirs.delivery);
@@ -230,7 +230,7 @@ async fn an_object_whose_name_is_anothers_id_harms_nobody() {
     );
     let named = create(&ada, "web").await;
     ada.wait_for_state(&named, InstanceState::Running).await;
-    // The last write that the controller does by itself.
+    // Wait for the controller's last write.
     ada.wait_for_clear_outboxes().await;
     let version = async || {
         ada.instances()

@@ -1,4 +1,4 @@
-//! The ten instance endpoints and the catalogue, as a client goes through them.
+//! The ten instance endpoints and the catalogue, in the order in which a client uses them.
 
 use reqwest::Method;
 use serde_json::json;
@@ -154,7 +154,7 @@ async fn objects_of_kubectl_are_served_under_derived_ids() {
     let tenant = Tenant::new("rest-kubectl").await;
     let object = tenant.apply("web", |_| {}).await;
     let id = object.id();
-    // Unlike a name, a derived id can only be looked up in the watch, which may be a moment behind kubectl.
+    // Unlike a name, a derived id can only be looked up in the index, which may lag behind kubectl.
     let look = async || {
         tenant
             .call(Method::GET, &format!("/v1/instances/{id}"), None)

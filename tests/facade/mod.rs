@@ -1,4 +1,4 @@
-//! The REST facade against a real API server, every answer held against the OpenAPI document.
+//! The REST facade with a real API server; every answer is checked against the OpenAPI document.
 
 mod account;
 mod contract;
@@ -40,7 +40,7 @@ async fn create(tenant: &Tenant, name: &str) -> String {
     answer.json()["data"]["id"].as_str().unwrap().to_owned()
 }
 
-/// Gives an account a quota, and waits until Kubernetes counts it: where the CRDs are new, that takes half a minute.
+/// Gives an account a quota, and waits until Kubernetes has computed it, which takes half a minute after the CRDs were created.
 async fn limit_instances(tenant: &Tenant, quota: i32) {
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let change = Patch::Merge(json!({ "spec": { "instanceQuota": quota } }));

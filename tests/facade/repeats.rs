@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: the same request twice is done once.
+//! `Idempotency-Key`: a repeated request is carried out once.
 
 use kube::api::{Patch, PatchParams};
 use reqwest::Method;
@@ -13,7 +13,7 @@ use crate::support::{Tenant, eventually};
 #[tokio::test]
 async fn a_create_with_a_key_is_done_once() {
     let tenant = Tenant::new("idem-create").await;
-    // The repetition must find its instance although the quota is used up by it.
+    // The repetition must find its instance, although that uses up the quota.
     super::limit_instances(&tenant, 1).await;
     let headers = [("Idempotency-Key", "first")];
     let path = "/v1/instances";
@@ -31,7 +31,7 @@ async fn a_create_with_a_key_is_done_once() {
     );
     let other = expect(&tenant, 422, Method::POST, path, Some(&order("other")), &headers).await;
     assert_eq!(code(&other), "idempotency_key_reused");
-    // Held back in deletion, the key is neither free nor answered.
+    // While a finalizer delays the deletion, the key can neither be reused nor replayed.
     let hold =
         Patch::Merge(json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } }));
     tenant
@@ -115,7 +115,7 @@ async fn an_action_with_a_key_acts_once() {
         "it is not rebooted again"
     );
     assert_eq!(nonce(&tenant.instances().get(&id).await.unwrap()), before);
-    // The same key on another path is another request; with another body it is a mistake.
+    // The same key on another path is another request; with another body it is refused.
     let rebuild = format!("/v1/instances/{id}/rebuild");
     expect(
         &tenant,

@@ -1,4 +1,4 @@
-//! What a client was told is what it reads next, and of two that want the same at once one wins.
+//! Read-your-writes, and concurrent requests, of which one wins.
 
 use reqwest::Method;
 use serde_json::json;

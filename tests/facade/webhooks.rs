@@ -65,7 +65,7 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
     let secret = first["secret"].as_str().unwrap().to_owned();
     assert!(secret.starts_with("whsec_") && secret.len() == 6 + 44, "{secret}");
 
-    // Two objects, one of which goes with the other.
+    // Two objects, one of which owns the other.
     let name = name_of(&first);
     let object = webhooks(&tenant).get(&name).await.unwrap();
     assert_eq!(object.spec.secret_ref.name, name);
@@ -93,7 +93,7 @@ async fn a_webhook_is_created_listed_read_changed_and_deleted() {
         (&second["secret"], &second["active"], &second["events"]),
         (&body["secret"], &json!(false), &json!(["invoice.created"]))
     );
-    // Made by hand, found by an id of its own.
+    // Created with kubectl, found by its derived id.
     let by_hand: Webhook = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "by-hand" },
         "spec": { "url": "https://example.com", "events": ["backup.failed"], "secretRef": { "name": "mine" } },
@@ -190,7 +190,7 @@ async fn every_wrong_field_of_a_webhook_is_named() {
     assert_eq!(fields(&answer), ["url", "events[0]", "secret", "active", "name"]);
     let answer = expect(&tenant, 422, Method::POST, PATH, Some(&json!({})), &[]).await;
     assert_eq!(fields(&answer), ["url", "events"]);
-    // What only the API server's rules refuse is told in the same words.
+    // Refusals by the API server's rules have the same format.
     let mut cluster = hook();
     cluster["url"] = json!("https://hooks.shop.svc.cluster.local/in");
     let answer = expect(&tenant, 422, Method::POST, PATH, Some(&cluster), &[]).await;
@@ -274,7 +274,7 @@ async fn of_many_creates_at_once_no_more_are_accepted_than_the_quota_allows() {
 async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
     let tenant = Tenant::new("hook-idem").await;
     let headers = [("Idempotency-Key", "burst")];
-    // What comes to nothing must not use the quota of 20 up.
+    // Failed attempts must not use up the quota of 20.
     tenant.wait_until_webhooks_are_counted().await;
     let body = hook();
     let calls = (0..50).map(|_| expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers));
@@ -301,7 +301,7 @@ async fn a_create_with_a_key_makes_one_webhook_with_one_secret() {
         assert_eq!(code(&answer), "idempotency_key_reused", "{field}");
     }
 
-    // With a secret of its own, another secret is another body although the Webhook does not have it.
+    // Another `secret` is another body, although the Webhook does not contain it.
     let mut own = hook();
     own["secret"] = json!("mine");
     let headers = [("Idempotency-Key", "own")];
@@ -411,7 +411,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
         "the one before is one that somebody was told"
     );
 
-    // A Secret of the account holder's own, under a key of their own, with something else in it.
+    // A Secret of the account holder, with its own key and another entry.
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let mine: Secret = serde_json::from_value(json!({
         "metadata": { "name": "mine" }, "stringData": { "signing": "old", "other": "x" },
@@ -435,7 +435,7 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
         Some("old")
     );
     assert_eq!(stored(&tenant, "mine", "other").await.as_deref(), Some("x"));
-    // One that is gone is made again.
+    // A missing Secret is created.
     secrets.delete("mine", &DeleteParams::default()).await.unwrap();
     let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
         .await
@@ -469,7 +469,7 @@ async fn active_enables_a_webhook_that_was_disabled() {
     .await;
     assert_eq!(seen["disabled"]["reason"], "retries_exhausted");
     assert_eq!(seen["disabled"]["delivery_id"], "dlv_abcdefgh01234567");
-    // Whether its receiver is mended can be tried out before it is enabled.
+    // The receiver can be tested before the webhook is enabled.
     expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
 
     let on = json!({ "active": true });
@@ -481,7 +481,7 @@ async fn active_enables_a_webhook_that_was_disabled() {
     let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
     let nonce = spec.enable_requested_at.unwrap();
     assert!(nonce.parse::<jiff::Timestamp>().is_ok(), "{nonce}");
-    // What is enabled is left as it is.
+    // An enabled webhook is not changed.
     expect(&tenant, 200, Method::PATCH, &path, Some(&on), &[]).await;
     let spec = webhooks(&tenant).get(&name).await.unwrap().spec;
     assert_eq!(spec.enable_requested_at.as_deref(), Some(nonce.as_str()));
@@ -491,7 +491,7 @@ async fn active_enables_a_webhook_that_was_disabled() {
 async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
     let tenant = Tenant::new("hook-none").await;
     create(&tenant).await;
-    // Somebody else's Secret has the name that the webhook's would have.
+    // Another Secret already has the name of the webhook's Secret.
     let accounts: Api<Account> = Api::all(tenant.kube.clone());
     let uid = accounts
         .get(&tenant.namespace)
@@ -534,7 +534,7 @@ async fn a_webhook_shows_its_health_and_what_blocks_it() {
         (&json!("healthy"), &json!(0), &json!(0), &json!(0))
     );
     assert!(shown.get("health_message").is_none() && shown["last_success_at"].is_null());
-    // Made with kubectl, and its Secret is not there.
+    // Created with kubectl, without its Secret.
     let object: Webhook = serde_json::from_value(json!({
         "metadata": { "name": "wh-abcdefgh01234567" },
         "spec": {

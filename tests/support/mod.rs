@@ -1,6 +1,6 @@
-//! The control plane, the operator and an account of one's own for every test.
+//! The control plane, the operator, and an own account for every test.
 //!
-//! - [`receivers`]: receivers on loopback, kind and hostile, and a DNS server;
+//! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`smtp`]: a mail server on loopback.
 
 pub mod receivers;
@@ -32,14 +32,14 @@ use stellage::{
 use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long anything awaited may take. Generous, since everything runs in parallel on two cores that others may use too: it
-/// only bounds a test that fails.
+/// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it only
+/// matters for failing tests.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
 
-/// Waits until `condition` is true of what `look` finds; fails naming `what` after [`PATIENCE`].
+/// Waits until `condition` is true of the result of `look`; fails with `what` after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> T, condition: impl Fn(&T) -> bool) -> T
 where
     T: std::fmt::Debug,
@@ -58,12 +58,12 @@ where
     }
 }
 
-/// How long the Lease of an operator lasts in tests: one that was not given back has expired before patience ends.
+/// Duration of an operator's Lease in tests: one that was not released expires before [`PATIENCE`] ends.
 pub const LEASE_SECONDS: i32 = 90;
-/// The usual time of a Lease, for tests in which a leader is to lose it.
+/// The default duration of a Lease, for tests in which a leader loses it.
 pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
 
-/// A running `stellage`. Tells the end of its log if it is dropped by a test that fails.
+/// A running `stellage`. Prints the end of its log when a failing test drops it.
 pub struct Operator {
     daemon: Daemon,
     pub url: String,
@@ -73,13 +73,13 @@ pub struct Operator {
 impl Operator {
     /// Starts `stellage <arguments>` as the operator's service account and waits until it serves.
     ///
-    /// Its Lease lasts for longer than usual unless the arguments say otherwise: one that ends because the machine was busy for ten
-    /// seconds is of no use to a test. So whoever kills it and starts another says so with [`die`](Self::die).
+    /// Its Lease lasts longer than the default unless the arguments say otherwise, so that it is not lost when the machine is
+    /// busy for ten seconds. So a test that kills it and starts another one must do so with [`die`](Self::die).
     pub async fn start(plane: &ControlPlane, arguments: &[&str]) -> Self {
         Self::start_with(plane, arguments, &plane.kubeconfig(Identity::Operator)).await
     }
 
-    /// The same with another kubeconfig.
+    /// As [`Self::start`], with another kubeconfig.
     pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
         let (mut daemon, ready_file) = spawn_operator(plane, arguments, kubeconfig);
         let ready = eventually(
@@ -111,13 +111,12 @@ impl Operator {
         self.daemon.pid()
     }
 
-    /// SIGKILL. Then its Lease is given back, as whoever knows that the holder is dead may do; else the next one waits until
-    /// it has expired.
+    /// Sends SIGKILL, then releases its Lease; otherwise the next leader would wait until it expires.
     pub async fn die(&mut self, plane: &ControlPlane) {
         self.daemon.kill();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
-        // The annotation makes it a change in any case: a write of the dead one that is still under way is then refused.
+        // The annotation makes this a change in any case, so that a late write of the dead process is refused.
         let free = json!({
             "metadata": { "annotations": { "test/killed": self.pid().to_string() } },
             "spec": { "holderIdentity": "" },
@@ -128,22 +127,22 @@ impl Operator {
             .unwrap();
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn halt(&self) {
         self.daemon.halt();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.daemon.resume();
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it has exited by itself.
     pub fn has_ended(&mut self) -> bool {
         self.daemon.exited().is_some()
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM, and returns the exit status.
     pub async fn stop(&mut self) -> Option<std::process::ExitStatus> {
         self.daemon.stop(Duration::from_secs(30)).await
     }
@@ -180,7 +179,7 @@ impl Drop for Operator {
     }
 }
 
-/// Starts `stellage <arguments>`. Returns it with the file that it writes once it serves.
+/// Starts `stellage <arguments>`. Also returns the path of the file that it writes once it serves.
 fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> (Daemon, PathBuf) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -202,14 +201,14 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     (daemon, ready_file)
 }
 
-/// An operator that is started anew whenever it has ended, as Kubernetes does.
+/// An operator that is restarted whenever it exits, as in Kubernetes.
 pub struct Supervised {
     stop: CancellationToken,
     task: JoinHandle<(Operator, usize)>,
 }
 
 impl Supervised {
-    /// Takes over an operator that was started with these arguments. Its URLs are of no use from then on.
+    /// Takes over an operator that was started with these arguments. Its URLs become invalid.
     pub fn new(plane: &Arc<ControlPlane>, mut operator: Operator, arguments: &[&str]) -> Self {
         let stop = CancellationToken::new();
         let (stopped, plane) = (stop.clone(), plane.clone());
@@ -230,7 +229,7 @@ impl Supervised {
         Self { stop, task }
     }
 
-    /// Stops it. Returns how often it was started anew.
+    /// Stops it. Returns the number of restarts.
     pub async fn stop(self) -> usize {
         self.stop.cancel();
         let (mut operator, restarts) = self.task.await.unwrap();
@@ -241,7 +240,7 @@ impl Supervised {
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
 pub fn install(plane: &ControlPlane) {
-    // Every reqwest client wants a default, also one that never speaks TLS; it fails if there is one already.
+    // Every reqwest client needs a default provider, even without TLS. The call fails if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
@@ -275,7 +274,7 @@ pub fn install(plane: &ControlPlane) {
     .unwrap();
 }
 
-/// Waits until Kubernetes counts webhooks against an account's quota: where the CRDs are new, it cannot for half a minute.
+/// Waits until Kubernetes counts webhooks against an account's quota, which takes half a minute after the CRDs were created.
 pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     let used = async || {
         let quota = quotas.get_opt("stellage").await.unwrap();
@@ -288,7 +287,7 @@ pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     .await;
 }
 
-/// Runs kubectl as the administrator; the answer is what it printed, or its complaint.
+/// Runs kubectl as the administrator; returns its stdout, or its stderr if it fails.
 pub fn kubectl(plane: &ControlPlane, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
     run(
         Command::new(plane.assets().kubectl())
@@ -328,13 +327,13 @@ fn run(command: &mut Command, input: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// The shared control plane with one operator, whose servers take half a second to make.
+/// The shared control plane with one operator, whose provisioning takes half a second.
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     pub operator: Operator,
 }
 
-/// Arguments with which an operator sends to the receivers of the tests, and writes mails into `mail/` of the plane's folder.
+/// Arguments that let an operator send to the tests' receivers, and write mails into `mail/` in the plane's folder.
 pub fn receiver_arguments(plane: &ControlPlane) -> Vec<String> {
     let ca = plane.folder().join("receivers.pem");
     std::fs::write(&ca, receivers::Receiver::ca_pem()).unwrap();
@@ -346,12 +345,12 @@ pub fn receiver_arguments(plane: &ControlPlane) -> Vec<String> {
     ]
 }
 
-/// Where that operator's mails are.
+/// The folder with that operator's mails.
 pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
     plane.folder().join("mail")
 }
 
-/// The cluster that all tests share which neither kill nor count.
+/// The cluster shared by all tests that neither kill processes nor count writes.
 pub async fn shared() -> &'static Cluster {
     static SHARED: OnceCell<Cluster> = OnceCell::const_new();
     SHARED
@@ -368,12 +367,12 @@ pub async fn shared() -> &'static Cluster {
         .await
 }
 
-/// A control plane of the test's own, with everything installed but no operator.
+/// A new control plane for one test, with everything installed but no operator.
 pub async fn own_plane() -> ControlPlane {
     plane_with(ControlPlane::options().audit_log()).await
 }
 
-/// The same with other options.
+/// As [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> ControlPlane {
     let plane = options.start().await.unwrap();
     install(&plane);
@@ -422,7 +421,7 @@ impl Tenant {
         Self::with(plane, operator, name, |_| {}).await
     }
 
-    /// A new account whose spec is as `change` makes it.
+    /// A new account with its spec changed by `change`.
     pub async fn with(
         plane: &ControlPlane,
         operator: &Operator,
@@ -454,8 +453,8 @@ impl Tenant {
             url: operator.url.clone(),
             http: reqwest::Client::new(),
         };
-        // The facade learns of keys through its watch, in the order in which they were made: once it knows another that
-        // was made later, it knows this one, and its rate limit is untouched.
+        // The facade gets keys from its watch in the order of their creation. So once it knows a key that was created later,
+        // it knows this one, without a request that counts against its rate limit.
         let answer = async || tenant.call(Method::GET, "/v1/plans", None).await.status;
         eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
         tenant.key = key;
@@ -481,7 +480,7 @@ impl Tenant {
         eventually("the outboxes to be cleared", left, |left| *left == 0).await;
     }
 
-    /// Waits until Kubernetes counts webhooks against the quota: where the CRDs are new, it cannot for half a minute.
+    /// Waits until Kubernetes counts webhooks against the quota, which takes half a minute after the CRDs were created.
     pub async fn wait_until_webhooks_are_counted(&self) {
         let quotas = Api::namespaced(self.kube.clone(), &self.namespace);
         wait_until_webhooks_are_counted(&quotas).await;
@@ -501,7 +500,7 @@ impl Tenant {
             .unwrap()
     }
 
-    /// Waits until an Instance is as wanted.
+    /// Waits until an Instance fulfils a condition.
     pub async fn wait(&self, name: &str, what: &str, condition: impl Condition<Instance>) -> Instance {
         let found = timeout(PATIENCE, await_condition(self.instances(), name, condition)).await;
         match found {

@@ -1,4 +1,4 @@
-//! A mail server on loopback: the protocol is the `mailin` crate's (which leaves the sockets to its user), TLS is rustls'.
+//! A mail server on loopback. The `mailin` crate implements the protocol, rustls TLS; the sockets are here.
 
 use std::{
     io,
@@ -40,11 +40,11 @@ pub enum Encryption {
     FromTheStart,
 }
 
-/// How the server behaves; by default it takes every mail, unencrypted.
+/// The server's behaviour. By default, it accepts every mail, unencrypted.
 #[derive(Clone, Default)]
 pub struct Behaviour {
     pub encryption: Encryption,
-    /// Mechanism, user name and password, without which it takes no mail.
+    /// Mechanism, user name and password that it requires.
     pub login: Option<(AuthMechanism, &'static str, &'static str)>,
     /// Its answer to a wrong login.
     pub refuses_login: Option<Response>,
@@ -52,11 +52,11 @@ pub struct Behaviour {
     pub recipient: Option<Response>,
     /// Its answer to the content.
     pub content: Option<Response>,
-    /// It falls silent instead of saying good-bye.
+    /// Whether it does not answer QUIT.
     pub never_says_goodbye: bool,
 }
 
-/// What the server was sent.
+/// A received mail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     pub hello: String,
@@ -64,7 +64,7 @@ pub struct Received {
     pub encrypted: bool,
     pub from: String,
     pub to: Vec<String>,
-    /// The content, lines ending in CRLF, dot-stuffing taken away.
+    /// The content, with CRLF line ends and without dot-stuffing.
     pub content: Vec<u8>,
 }
 
@@ -92,7 +92,7 @@ impl SmtpServer {
                     acceptor: acceptor.clone(),
                     mails: sender.clone(),
                 };
-                // A client that breaks off, as one that does not trust the certificate, is no failure here.
+                // Ignore clients that disconnect, for example because they do not trust the certificate.
                 tokio::spawn(async move { connection.serve(stream, peer.ip()).await });
             }
         });
@@ -109,13 +109,13 @@ impl SmtpServer {
         self.folder.path().join("ca.pem")
     }
 
-    /// The next mail that it took.
+    /// The next accepted mail.
     pub async fn next(&mut self) -> Received {
         let mail = timeout(PATIENCE, self.mails.recv()).await;
         mail.expect("no mail came").unwrap()
     }
 
-    /// Whether it has taken no other mail.
+    /// Whether it has accepted no other mail.
     pub fn is_idle(&mut self) -> bool {
         self.mails.try_recv().is_err()
     }
@@ -127,7 +127,7 @@ impl Drop for SmtpServer {
     }
 }
 
-/// An authority, as PEM, and a server with a certificate from it.
+/// The PEM of a new authority, and a TLS server with a certificate from it.
 fn certificates() -> (String, TlsAcceptor) {
     let mut params = CertificateParams::new([]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -187,7 +187,7 @@ impl Connection {
     }
 }
 
-/// Answers until the connection is to end (false) or to be encrypted (true).
+/// Answers until the connection should be closed (`false`) or encrypted (`true`).
 async fn talk(
     stream: &mut Box<dyn Stream>,
     session: &mut Session<Mailbox>,
@@ -213,7 +213,7 @@ async fn talk(
     }
 }
 
-/// Decides what is taken, and passes it on.
+/// Decides which mails are accepted, and sends them to the test.
 struct Mailbox {
     behaviour: Behaviour,
     mails: UnboundedSender<Received>,

@@ -1,4 +1,4 @@
-//! Everything dies again and again while instances change: the operator, the API server, etcd.
+//! Kills the operator, the API server and etcd repeatedly while instances change.
 //!
 //! For a longer run: `STELLAGE_TEST_KILLS=2000 STELLAGE_TEST_CHANGES=20000 STELLAGE_TEST_STORE_KILLS=100 cargo test --test
 //! integration -- webhooks::crashes --nocapture`
@@ -26,7 +26,7 @@ use crate::support::{
 
 const INSTANCES: usize = 30;
 
-/// A number from the environment, for other runs than that of the suite.
+/// A number from the environment, for longer runs than those of the suite.
 fn setting<T: FromStr>(name: &str, default: T) -> T {
     std::env::var(name)
         .ok()
@@ -54,7 +54,7 @@ async fn start(plane: &ControlPlane, log: &str) -> Operator {
     Operator::start(plane, &arguments).await
 }
 
-/// An operator that dies.
+/// An operator that is killed repeatedly.
 struct Mortal<'a> {
     plane: &'a ControlPlane,
     log: &'a str,
@@ -77,7 +77,7 @@ impl Mortal<'_> {
     }
 }
 
-/// Answers yes, mostly after some milliseconds; how often not, and how often only after a second, is told per thousand.
+/// Answers 200, mostly after some milliseconds. The rates of failures and of answers after a second are given per thousand.
 fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'static {
     move || {
         let mut rng = rand::rng();
@@ -90,7 +90,7 @@ fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'stati
     }
 }
 
-/// An account with instances that run, a receiver that says yes, and one that fails at times.
+/// An account with running instances, a receiver that always succeeds, and one that sometimes fails.
 struct Scene {
     tenant: Tenant,
     names: Vec<String>,
@@ -127,7 +127,7 @@ impl Scene {
         }
     }
 
-    /// Waits until all has arrived. Returns the figures.
+    /// Waits until all events have arrived. Returns the counters.
     async fn close(&self, by_instance: HashMap<String, usize>, begun: Instant) -> String {
         let took = begun.elapsed();
         let changes: usize = by_instance.values().sum();
@@ -187,7 +187,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
             mortal.rise().await;
         }
     }
-    // Once more when nothing changes any more: what the dead one left is all that the next one has to go by.
+    // Kill it once more when nothing changes any more: the next one has only the state that the dead one left.
     let by_instance = workload.stop().await;
     mortal.kill().await;
     mortal.rise().await;
@@ -203,7 +203,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
 async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 10);
     let plane = Arc::new(plane_with(ControlPlane::options()).await);
-    // One that cannot renew its Lease ends.
+    // An operator that cannot renew its Lease exits.
     let mut arguments = arguments(&plane, "all");
     arguments.push(USUAL_LEASE.to_owned());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -214,7 +214,7 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let workload = Workload::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
     let (mut ready, mut longest) = (begun, Duration::ZERO);
     for round in 0..kills {
-        // Once in a while they die before all is well again.
+        // Sometimes kill them again before everything has recovered.
         if round % 4 != 3 {
             let done = workload.count();
             eventually(

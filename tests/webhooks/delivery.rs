@@ -1,4 +1,4 @@
-//! From a transition to a receiver, and what is written down of it.
+//! From a transition to a receiver, and the records of it.
 
 use http::Method;
 use kube::api::{DeleteParams, PatchParams};

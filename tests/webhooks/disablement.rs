@@ -1,4 +1,4 @@
-//! A webhook that fails for good is disabled in its status, its account holder told once, and nothing lost.
+//! A webhook whose retries are exhausted is disabled in its status, its account holder is notified once, and no event is lost.
 
 use control_plane::ControlPlane;
 use kube::api::PatchParams;
@@ -12,7 +12,7 @@ use crate::support::{
     shared,
 };
 
-/// The mails to this address that were written so far.
+/// The mails to this address so far.
 fn mails_to(plane: &ControlPlane, address: &str) -> Vec<String> {
     let files = std::fs::read_dir(mail_folder(plane)).into_iter().flatten();
     let files = files.filter_map(|file| Some(file.ok()?.path()));
@@ -86,7 +86,7 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
     let shown = kubectl(plane, &["get", "webhooks", "-n", "hooks-ladder", "alarm"], None).unwrap();
     assert!(shown.contains("RetriesExhausted"), "{shown}");
 
-    // What happens meanwhile is held; once it is enabled it goes out in order, the exhausted one stays.
+    // Events recorded in the meantime are held, and sent in order once the webhook is enabled; the exhausted one stays.
     let stop = json!({ "spec": { "powerState": "Stopped" } });
     let merge = kube::api::Patch::Merge(&stop);
     tenant
@@ -128,7 +128,7 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
         .await;
     assert!(webhook.is_active());
 
-    // Taking the label away sends the exhausted one again.
+    // Removing the label sends the exhausted one again.
     let name = exhausted[0].metadata.name.clone().unwrap();
     kubectl(
         plane,
@@ -178,7 +178,7 @@ async fn who_enables_a_webhook_before_the_mail_could_be_sent_is_told_all_the_sam
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut operator = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &operator, "hooks-untold").await;
-    // No mail can be written for now.
+    // Mails cannot be written at first.
     let folder = mail_folder(&plane);
     std::fs::remove_dir_all(&folder).unwrap();
     std::fs::write(&folder, "").unwrap();
@@ -259,7 +259,7 @@ async fn an_inactive_webhook_records_nothing_and_an_active_one_only_what_it_asks
     tenant.apply("web", |_| {}).await;
     let got = on.wait_for(1).await;
     assert_eq!(types(&got), ["instance.started"]);
-    // Its entries leave the outbox once nobody is owed anything.
+    // Its entries leave the outbox once no webhook needs them.
     let empty = async || {
         let instance = tenant.instances().get("web").await.unwrap();
         instance.status.unwrap().outbox

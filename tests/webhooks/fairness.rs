@@ -1,4 +1,4 @@
-//! Receivers that do their worst hurt nobody but themselves.
+//! Hostile receivers do not affect healthy ones.
 
 use std::{
     collections::BTreeSet,
@@ -16,13 +16,13 @@ use crate::support::{
     receivers::{Answer, Hostile, HostileReceiver, Receiver},
 };
 
-/// Of each kind.
+/// Number of receivers of each kind.
 const EACH: usize = 50;
 const TIMEOUT_SECONDS: u64 = 10;
-/// What the operator may take with all of them at once. It takes some 40 MB with none.
+/// Memory limit of the operator with all receivers at once. It uses about 40 MB with none.
 const MAX_MEMORY_KB: u64 = 250_000;
 
-/// The ids of the events that came.
+/// The ids of the received events.
 fn events(receiver: &Receiver) -> BTreeSet<String> {
     let requests = receiver.received();
     let ids = requests
@@ -44,7 +44,7 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
         "run".to_owned(),
         "--provisioning-seconds=0".to_owned(),
         format!("--receiver-timeout-seconds={TIMEOUT_SECONDS}"),
-        // Even a healthy receiver may be too slow once, on a machine that is busy with something else.
+        // On a busy machine, even a healthy receiver may be too slow once.
         format!("--retry-schedule={}", ["15s"; 20].join(",")),
     ];
     arguments.extend(receiver_arguments(&plane));
@@ -78,7 +78,7 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
             .unwrap();
     })
     .await;
-    // One event for each of them, and while they are at it, one after the other for the healthy one.
+    // One event for each of them; while these are in flight, one after the other for the healthy one.
     bad.apply("bait", |_| {}).await;
     let mut slowest = Duration::ZERO;
     let mut rounds = 0;

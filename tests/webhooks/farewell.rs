@@ -1,4 +1,4 @@
-//! Namespaces that go with everything in them. What is awaited is awaited for far less than the ladder of a delivery takes.
+//! Deletion of namespaces with everything in them. The timeouts are far shorter than the retry schedule of a delivery.
 
 use std::time::Instant;
 

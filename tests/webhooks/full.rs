@@ -1,4 +1,4 @@
-//! etcd is full for a while: it answers every write with `mvcc: database space exceeded`.
+//! etcd is temporarily full: it answers every write with `mvcc: database space exceeded`.
 
 use std::{
     collections::HashSet,
@@ -24,14 +24,14 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// Small, so that it is full soon.
+/// etcd's quota, small so that it is soon full.
 const QUOTA_BYTES: usize = 24 * 1024 * 1024;
 const INSTANCES: usize = 10;
 const IS_FULL: &str = "database space exceeded";
-/// Longer than the operator keeps trying to renew its Lease.
+/// Longer than the deadline for renewing the Lease.
 const FULL_FOR: Duration = Duration::from_secs(15);
 
-/// Fills etcd with this many objects of some bytes each, until it takes no more of these.
+/// Fills etcd with up to this many objects of a given size, until it accepts no more.
 async fn fill(maps: &Api<ConfigMap>, ballast: &[(usize, std::ops::Range<usize>)]) {
     for (size, numbers) in ballast {
         for i in numbers.clone() {
@@ -43,21 +43,21 @@ async fn fill(maps: &Api<ConfigMap>, ballast: &[(usize, std::ops::Range<usize>)]
                 if error.to_string().contains(IS_FULL) {
                     break;
                 }
-                // Anything else is a machine that is too busy.
+                // Other errors come from a busy machine.
                 println!("full: {error}");
             }
         }
     }
 }
 
-/// A request to etcd itself.
+/// Sends a request to etcd.
 async fn etcd(plane: &ControlPlane, path: &str, body: &Value) -> Value {
     let url = format!("{}{path}", plane.etcd_url());
     let answer = reqwest::Client::new().post(url).json(body).send().await.unwrap();
     answer.error_for_status().unwrap().json().await.unwrap()
 }
 
-/// What the administrator of an etcd that is full does.
+/// Frees space, as the administrator of a full etcd does.
 async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
     maps.delete_collection(&DeleteParams::default(), &ListParams::default())
         .await
@@ -85,7 +85,7 @@ async fn all(tenant: &Tenant) -> Vec<Instance> {
 async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let options = ControlPlane::options().etcd_arg(format!("--quota-backend-bytes={QUOTA_BYTES}"));
     let plane = Arc::new(plane_with(options).await);
-    // Longer than etcd is full.
+    // Longer than etcd stays full.
     let ladder = ["2s"; 20].join(",");
     let mut arguments = vec![
         "run",
@@ -101,7 +101,7 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let tenant = Tenant::on(&plane, &operator, "full").await;
     let operator = Supervised::new(&plane, operator, &arguments);
     let maps: Api<ConfigMap> = Api::default_namespaced(plane.client(Identity::Admin).await.unwrap());
-    // Answers only once etcd is full, and badly at first.
+    // Answers only when etcd is full, first with errors.
     let (is_full, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (full, over) = (is_full.clone(), is_over.clone());
     let receiver = Receiver::start(move |_| {
@@ -116,13 +116,13 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     .await;
     tenant.webhook("orders", &receiver.url("/"), &ALL).await;
     fill(&maps, &[(900_000, 0..16)]).await;
-    // These come up while etcd is full.
+    // These start while etcd is full.
     for i in 0..INSTANCES {
         tenant.apply(&format!("web-{i}"), |_| {}).await;
     }
     receiver.wait_for(1).await;
     let begun = Instant::now();
-    // Big ones first, then what still fits.
+    // Large objects first, then small ones that still fit.
     fill(&maps, &[(900_000, 16..100), (20_000, 0..100), (100, 0..1000)]).await;
     is_full.store(true, Ordering::Relaxed);
     let filled = begun.elapsed();

@@ -1,4 +1,4 @@
-//! A receiver that is down for all retries, and comes back.
+//! A receiver that is down during all retries, and then recovers.
 
 use std::{
     collections::HashSet,
@@ -21,7 +21,7 @@ use crate::support::{
     receivers::{Answer, Received, Receiver},
 };
 
-/// Attempts with the schedule of the shared operator: the first one and five retries.
+/// Number of attempts with the schedule of the shared operator: the first one and five retries.
 const ATTEMPTS: usize = 6;
 
 fn ids(received: &[Received]) -> Vec<String> {
@@ -58,7 +58,7 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
     tenant.webhook("orders", &receiver.url("/"), &ALL).await;
     tenant.apply("web", |_| {}).await;
 
-    // Down for the whole ladder of the first event.
+    // Down during all retries of the first event.
     let webhook = tenant
         .wait_for_webhook("orders", "the disablement", |webhook| {
             webhook.disabled().is_some()
@@ -69,7 +69,7 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
         (disabled.reason, disabled.attempts, disabled.last_status_code),
         (DisableReason::RetriesExhausted, 6, Some(503))
     );
-    // Life goes on meanwhile.
+    // More events are recorded in the meantime.
     tenant.wait_for_state("web", InstanceState::Running).await;
     set_power(&tenant, "web", "Stopped", InstanceState::Stopped).await;
     set_power(&tenant, "web", "Running", InstanceState::Running).await;
@@ -95,10 +95,10 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
         .iter()
         .map(|delivery| delivery.spec.event_id.clone())
         .collect();
-    // None of what happened since was tried.
+    // None of the later events was attempted.
     assert!(held_ids[1..].iter().all(|id| !attempts.contains(id)));
 
-    // Back, and enabled by a change of the spec.
+    // The receiver is back, and a change of the spec enables the webhook.
     is_down.store(false, Ordering::Relaxed);
     tenant
         .change_webhook("orders", json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
@@ -123,7 +123,7 @@ async fn after_a_receiver_was_down_for_all_retries_it_gets_what_was_held_in_orde
         .await;
     assert!(enabled.disabled().is_none());
 
-    // The exhausted one stays as it is, until somebody asks for it.
+    // The exhausted delivery stays as it is, until it is redelivered.
     let exhausted = tenant.deliveries().get(&disabled.delivery).await.unwrap();
     assert_eq!(phase_of(&exhausted), Some(DeliveryPhase::Exhausted));
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Webhooks that the operator's watch does not show yet. Between operator and API server is a proxy that holds that watch
-//! back for five seconds.
+//! Webhooks that the operator's watch does not show yet. A proxy between operator and API server delays that watch by five
+//! seconds.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use crate::support::{
     receivers::{Answer, Received, Receiver},
 };
 
-/// How long the watch is held back.
+/// Delay of the watch.
 const LAG: Duration = Duration::from_secs(5);
 
-/// Instance and type of what came, sorted.
+/// Instance and type of the received events, sorted.
 fn events(receiver: &Receiver) -> Vec<(String, String)> {
     let event = |request: &Received| {
         let body = body(request);
@@ -41,7 +41,7 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
     let receiver = async || Receiver::start(|_| Answer::ok()).await;
     let (known, created, deleted) = (receiver().await, receiver().await, receiver().await);
 
-    // The watch works: what it shows is written down.
+    // The watch works: a status is written for what it shows.
     tenant
         .webhook("known", &known.url("/"), &["instance.deleted"])
         .await;
@@ -83,7 +83,7 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
         .await
         .unwrap();
 
-    // Beside these, events of just before may come: one too many is harmless.
+    // Events from just before may come in addition; one too many is harmless.
     let wanted = [
         ("created", &created, "web", "instance.created"),
         ("created", &created, "web", "instance.started"),
@@ -112,9 +112,9 @@ async fn a_webhook_acknowledged_just_before_the_operation_gets_its_event_though_
     tokio::time::sleep(LAG.saturating_sub(held_since.elapsed())).await;
     proxy.release();
 
-    // Shown at last, and nothing is sent again: one Delivery each, and one request for each of them.
+    // When the watch shows them, nothing is sent again: there is one Delivery for each, with one request.
     for (name, receiver) in [("known", &known), ("created", &created), ("deleted", &deleted)] {
-        // The watch shows this change, and so all before it.
+        // The watch shows this change, and so all earlier ones.
         tenant
             .change_webhook(name, json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
             .await;

@@ -1,4 +1,4 @@
-//! Instances that change all the time, and the books of what has to arrive and what did.
+//! Instances that change all the time, and a ledger of expected and received events.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -33,7 +33,7 @@ use crate::support::{
     receivers::{Answer, Options, Received, Receiver},
 };
 
-/// Watches that go on through the deaths of the API server.
+/// Watches that survive restarts of the API server.
 fn patient() -> watcher::ExponentialBackoff {
     let backoff = ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(100))
@@ -41,7 +41,7 @@ fn patient() -> watcher::ExponentialBackoff {
     watcher::ExponentialBackoff::from(backoff.without_max_times())
 }
 
-/// Stops and starts instances, each again and again with pauses at random, through all failures.
+/// Stops and starts instances repeatedly with random pauses, through all failures.
 pub struct Workload {
     changes: Arc<Mutex<HashMap<String, usize>>>,
     count: Arc<AtomicUsize>,
@@ -51,7 +51,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// For these instances, which run.
+    /// A workload for these running instances.
     pub async fn start(tenant: &Tenant, names: &[String], pause: Duration) -> Self {
         let (reader, writer) = store::<Instance>();
         let stream = watcher(tenant.instances(), watcher::Config::default()).backoff(patient());
@@ -88,12 +88,12 @@ impl Workload {
         workload
     }
 
-    /// Changes that are done so far.
+    /// Number of completed changes.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Lets every change that is asked for be done. Returns their number for each instance.
+    /// Waits until all requested changes are done. Returns their number for each instance.
     pub async fn stop(mut self) -> HashMap<String, usize> {
         self.stop.cancel();
         let all = async {
@@ -137,7 +137,7 @@ impl Work {
                     .await
                 {
                     Ok(instance) => break instance.metadata.generation,
-                    // The API server is dead. Asking for the same again changes nothing.
+                    // The API server is down. Repeating the request is harmless.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             };
@@ -167,7 +167,7 @@ impl Work {
 #[derive(Clone)]
 pub struct Logged {
     seen: Arc<Mutex<HashMap<(String, String), Instant>>>,
-    /// Whether successes at once are logged too.
+    /// Whether deliveries that succeed at once are logged, too.
     is_complete: bool,
 }
 
@@ -195,7 +195,7 @@ impl Logged {
     }
 }
 
-/// What a receiver got, by event.
+/// The requests of a receiver, by event.
 #[derive(Clone, Default)]
 pub struct Book(Arc<Mutex<Pages>>);
 
@@ -205,7 +205,7 @@ struct Pages {
     requests: usize,
 }
 
-/// When each request came, and whether the answer was yes.
+/// When each request arrived, and whether it was answered with success.
 type Arrivals = Vec<(Instant, bool)>;
 
 struct Page {
@@ -217,7 +217,7 @@ struct Page {
 }
 
 impl Book {
-    /// Starts a receiver that writes down what it gets, and answers as `answer` says.
+    /// Starts a receiver that records its requests, and answers as `answer` says.
     pub async fn start(&self, answer: impl Fn() -> Answer + Send + Sync + 'static) -> Receiver {
         let book = self.clone();
         let options = Options {
@@ -248,7 +248,7 @@ impl Book {
         page.arrivals.push((request.at, accepted));
     }
 
-    /// Events of these that have not been answered with yes, or whose Delivery does not say so where each is logged.
+    /// The events among these that were not answered with success, or (if all are logged) whose Delivery does not say so.
     fn missing(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Vec<(String, i64, String)> {
         let (pages, log) = (self.0.lock(), logged.seen.lock());
         let is_done = |id: &String| {
@@ -263,11 +263,11 @@ impl Book {
     }
 }
 
-/// Event ids, with the instance, the number and the type that each has.
+/// Event ids, with the instance, the sequence number and the type of each.
 pub type Expected = BTreeMap<String, (String, i64, &'static str)>;
 
-/// What has to arrive, as the API server counts it. The instances were made, came up, and then were stopped and started in
-/// turn, as often as `changes` says.
+/// The events that must arrive, according to the API server. The instances were created and started, and then stopped and
+/// started in turn, as often as `changes` says.
 pub async fn expected(tenant: &Tenant, changes: &HashMap<String, usize>) -> Expected {
     let instances = tenant.all_instances().await;
     assert_eq!(instances.len(), changes.len());
@@ -290,14 +290,14 @@ pub async fn expected(tenant: &Tenant, changes: &HashMap<String, usize>) -> Expe
     all
 }
 
-/// What came of it all.
+/// The results.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Balance {
     events: usize,
     requests: usize,
-    /// Requests for an event that the receiver had said yes to.
+    /// Requests for an event that the receiver had already accepted.
     duplicates: usize,
-    /// Events that first came before an earlier one of the same instance.
+    /// Events that first arrived before an earlier one of the same instance.
     early: usize,
 }
 
@@ -316,8 +316,8 @@ impl std::fmt::Display for Balance {
     }
 }
 
-/// Waits until everything expected is accepted and logged, and checks that nothing else came, and nothing after it was logged
-/// as delivered. What came out of order is counted and told with all that is known of it, but does not fail.
+/// Waits until all expected events are accepted and logged, and checks that no others arrived, and none after it was logged as
+/// delivered. Events out of order are counted and printed with their details, but do not fail the test.
 pub async fn balance(
     tenant: &Tenant,
     book: &Book,
@@ -341,7 +341,7 @@ pub async fn balance(
 }
 
 impl Book {
-    /// Pairs of events of an instance the later of which came first: for each its id, its number and when it came.
+    /// Pairs of events of an instance of which the later one arrived first: each with its id, number and time of arrival.
     fn early(&self, expected: &Expected) -> Vec<(String, i64, Arrivals)> {
         let pages = self.0.lock();
         let mut all: Vec<_> = pages

@@ -46,7 +46,7 @@ impl Tenant {
         Api::namespaced(self.kube.clone(), &self.namespace)
     }
 
-    /// Makes a Secret and a Webhook for these events, as kubectl would.
+    /// Creates a Secret and a Webhook for these events, as kubectl would.
     pub async fn webhook(&self, name: &str, url: &str, events: &[&str]) -> Webhook {
         self.secret(name, SECRET).await;
         let webhook = json!({
@@ -89,7 +89,7 @@ impl Tenant {
             .unwrap()
     }
 
-    /// Waits until a webhook is as wanted.
+    /// Waits until a webhook fulfils a condition.
     pub async fn wait_for_webhook(&self, name: &str, what: &str, is: impl Fn(&Webhook) -> bool) -> Webhook {
         let look = async || self.webhooks().get(name).await.unwrap();
         eventually(what, look, is).await
@@ -103,7 +103,7 @@ impl Tenant {
         all
     }
 
-    /// Waits until a webhook's deliveries are as wanted.
+    /// Waits until a webhook's deliveries fulfil a condition.
     pub async fn wait_for_deliveries(
         &self,
         webhook: &str,
@@ -114,7 +114,7 @@ impl Tenant {
     }
 }
 
-/// Whether there are as many deliveries, and all in this phase.
+/// Whether there are this many deliveries, all in this phase.
 pub fn all_in(count: usize, phase: DeliveryPhase) -> impl Fn(&Vec<Delivery>) -> bool {
     move |all| all.len() == count && all.iter().all(|delivery| phase_of(delivery) == Some(phase))
 }
@@ -123,7 +123,7 @@ pub fn phase_of(delivery: &Delivery) -> Option<DeliveryPhase> {
     delivery.status.as_ref().map(|status| status.phase)
 }
 
-/// The body of a request that a receiver got.
+/// The body of a received request.
 pub fn body(received: &Received) -> Value {
     serde_json::from_slice(&received.body).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Two that believe to lead.
+//! Two operators that both believe to be the leader.
 
 use std::sync::{
     Arc,
@@ -59,7 +59,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         })
         .await;
 
-    // A request that does not end keeps the first one alive for a while after it has lost the Lease.
+    // A request that does not end keeps the first operator alive for a while after it has lost the Lease.
     let address = first.url.strip_prefix("http://").unwrap();
     let mut unfinished = TcpStream::connect(address).await.unwrap();
     let head = format!(
@@ -78,7 +78,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         .await;
     assert_eq!(receiver.count(), 2 * INSTANCES);
 
-    // Its retries are overdue by now, all of them.
+    // All its retries are overdue by now.
     first.resume();
     eventually(
         "the first one to see that it has lost the Lease",

@@ -1,4 +1,4 @@
-//! A proxy between the operator and the API server that holds the watch of Webhooks back.
+//! A proxy between the operator and the API server that can hold back the watch of Webhooks.
 
 use std::{net::Ipv4Addr, path::PathBuf, sync::Arc};
 
@@ -24,10 +24,10 @@ use tokio::{
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Forwards everything with the operator's credentials, at once but for what the watch of Webhooks brings while
-/// [`hold`](Self::hold) is on. Ends when dropped.
+/// Forwards everything with the operator's credentials; holds back the watch of Webhooks after [`hold`](Self::hold). Ends when
+/// dropped.
 pub struct Proxy {
-    /// For the operator.
+    /// The kubeconfig for the operator.
     pub kubeconfig: PathBuf,
     gate: Gate,
     _task: JoinSet<()>,
@@ -36,7 +36,7 @@ pub struct Proxy {
 #[derive(Clone)]
 struct Gate {
     holds: Arc<watch::Sender<bool>>,
-    /// What came while it held, as text.
+    /// The data held back, as text.
     waiting: Arc<Mutex<String>>,
 }
 
@@ -77,18 +77,18 @@ impl Proxy {
         }
     }
 
-    /// From now on what the watch brings waits.
+    /// Holds back the watch from now on.
     pub fn hold(&self) {
         self.gate.holds.send_replace(true);
     }
 
-    /// Lets what waits go, and all that comes.
+    /// Releases the data held back, and stops holding.
     pub fn release(&self) {
         self.gate.waiting.lock().clear();
         self.gate.holds.send_replace(false);
     }
 
-    /// Whether what waits has this text in it.
+    /// Whether the data held back contains this text.
     pub fn holds(&self, text: &str) -> bool {
         self.gate.waiting.lock().contains(text)
     }
@@ -133,7 +133,7 @@ async fn forward(
     Ok(through.body(body)?)
 }
 
-/// The body, through the gate.
+/// The body, which waits while the proxy holds.
 fn held(body: impl Body<Data = Bytes, Error = BoxError> + Send + 'static, gate: Gate) -> BoxBody {
     let (sender, frames) = mpsc::unbounded_channel();
     let holds = gate.holds.subscribe();

@@ -77,7 +77,7 @@ async fn the_oldest_held_deliveries_are_dropped_and_counted_and_few_finished_one
     receiver.wait_for(2 + 4).await;
     operator.stop().await;
 
-    // Finished ones are counted by the next leader, too: with so few the round comes with its start.
+    // The next leader counts finished ones, too; with so few, it prunes only at its start.
     let mut operator =
         Operator::start(&plane, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let kept = tenant

@@ -14,7 +14,7 @@ use crate::support::{
     receivers::{Answer, Receiver},
 };
 
-/// Decisions, section 5: a Secret changed with `kubectl` is noticed within so many seconds.
+/// Seconds within which a Secret changed with `kubectl` takes effect (decisions, section 5).
 const NOTICED_WITHIN: i64 = 10;
 const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
@@ -225,7 +225,7 @@ async fn a_secret_changed_with_kubectl_signs_within_ten_seconds_and_in_an_overla
     )
     .await;
     for request in receiver.received() {
-        // When it was signed, not when it came: the machine may be busy.
+        // The time of signing, not of arrival, because the machine may be busy.
         let signed_at: i64 = request.header("webhook-timestamp").parse().unwrap();
         let age = signed_at - changed_at;
         // Both are whole seconds.

@@ -1,4 +1,4 @@
-//! Receivers that webhooks may not have, made with `kubectl`: a condition, and nothing is sent.
+//! Webhooks with forbidden receivers, created with `kubectl`: they get a condition, and nothing is sent.
 
 use serde_json::json;
 use stellage::resources::{DeliveryPhase, conditions};
@@ -40,7 +40,7 @@ async fn a_forbidden_target_is_a_condition_that_names_the_fix_and_its_events_wai
         .wait_for_deliveries("octal", "it to be held", all_in(1, DeliveryPhase::Held))
         .await;
     let receiver = Receiver::start(|_| Answer::ok()).await;
-    // Loopback is allowed here, however it is spelled.
+    // Loopback is allowed here, in every notation.
     tenant
         .change_webhook("octal", json!({ "url": receiver.url_by("localhost") }))
         .await;

@@ -1,4 +1,4 @@
-//! What deliveries cost the API server.
+//! The cost of deliveries for the API server, in writes.
 
 use control_plane::{ControlPlane, Identity, audit::Request};
 use kube::api::{Patch, PatchParams};
@@ -28,7 +28,7 @@ fn count(writes: &[Request], resource: &str) -> usize {
         .count()
 }
 
-/// How many Deliveries tell of a success that took a second or more: such a one is written down when the second is over.
+/// Number of Deliveries of successes that took a second or more. These are recorded after that second.
 async fn late(tenant: &Tenant) -> usize {
     let took_long = |delivery: &Delivery| {
         let attempts = delivery.status.iter().flat_map(|status| &status.attempts);
@@ -39,15 +39,15 @@ async fn late(tenant: &Tenant) -> usize {
                 .as_millis()
         };
         let took = attempts.map(|attempt| age(attempt) + i128::from(attempt.duration_ms));
-        // What was recorded and what was measured are told by different clocks, to the millisecond.
+        // The two times are from different clocks, with a precision of a millisecond.
         took.max().is_none_or(|took| took >= 990)
     };
     let all = tenant.deliveries_of("hook").await;
     all.iter().filter(|delivery| took_long(delivery)).count()
 }
 
-/// Stops and starts every instance over and over, waits until all is told, and returns what was written and how many
-/// events there were.
+/// Stops and starts every instance repeatedly, waits until all events are delivered, and returns the writes and the number of
+/// events.
 async fn churn(plane: &ControlPlane, tenant: &Tenant, receiver: &Receiver) -> (Vec<Request>, usize) {
     let before = plane.requests().unwrap().len();
     let told = receiver.count();
@@ -107,7 +107,7 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_delivery_with
     }
     receiver.wait_for(INSTANCES).await;
     let (failures, events) = churn(&plane, &tenant, &receiver).await;
-    // Where the machine stalled, a success did not come at once.
+    // If the machine stalled, some successes took longer.
     let late = late(&tenant).await;
     assert_eq!(
         tenant.deliveries_of("hook").await.len(),

@@ -1,5 +1,5 @@
-//! Real transitions: instances that are stopped and started over and over, by patches of their spec as `kubectl` makes them.
-//! The next one of an instance begins when a watch has shown the last one's end. All on one thread of its own.
+//! Real transitions: repeatedly stops and starts instances, by patches of their spec as `kubectl` sends them. The next
+//! transition of an instance begins when a watch has shown the end of the last one. Runs on its own thread.
 
 use std::{
     collections::HashMap,
@@ -32,26 +32,26 @@ use crate::{
     wire::Target,
 };
 
-/// How long a transition, or anything else that is waited for, may take.
+/// Timeout of a transition, and of everything else waited for.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any measurement.
 const WATCH_SECONDS: u32 = 290;
 const PACE: Duration = Duration::from_millis(5);
 
-/// How fast.
+/// The rate of transitions.
 #[derive(Clone, Copy)]
 pub enum Pace {
-    /// As fast as it goes.
+    /// As fast as possible.
     Full,
-    /// So many a second, if it goes.
+    /// This many per second, if possible.
     Rate(f64),
 }
 
-/// What came of it.
+/// The result of a run.
 pub struct Churned {
-    /// Transitions that came to their end.
+    /// Completed transitions.
     pub events: u64,
-    /// Microseconds from the patch to the watch that shows the end: what the cluster takes, receivers apart.
+    /// Microseconds from the patch until the watch shows the end: the cluster's part, without receivers.
     pub latencies: Histogram<u64>,
 }
 
@@ -105,7 +105,7 @@ impl Churn {
         })
     }
 
-    /// Stops and starts them for a while.
+    /// Stops and starts the instances for a time.
     pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
         let churn = self.clone();
         let thread = tokio::task::spawn_blocking(move || {
@@ -173,7 +173,7 @@ fn runs(instance: &Instance) -> Option<bool> {
     }
 }
 
-/// Passes on what a watch shows.
+/// Sends on the changes that a watch shows.
 async fn show(
     api: &Api<Instance>,
     params: &WatchParams,
@@ -192,7 +192,7 @@ async fn show(
     Ok(())
 }
 
-/// Gives permits for transitions. Never ends.
+/// Issues permits for transitions. Never ends.
 async fn give(permits: &Semaphore, pace: Pace) {
     let Pace::Rate(rate) = pace else {
         return std::future::pending().await;

@@ -1,9 +1,9 @@
-//! (d): healthy receivers, without and with fifty hostile ones in the same account, that get the same events.
+//! (d): healthy receivers, without and with fifty hostile ones in the same account that get the same events.
 //!
-//! The pace is slow: every event is a failed delivery for each hostile receiver, and these are written down. An event's age
-//! includes its recording, which the API server does beside those writes, and the floods of the hostile receivers run on the
-//! same cores; so the time of the transitions themselves, as a watch shows them, is told too, and so is (`alone`) what
-//! becomes of the posts of the same client without any API server.
+//! The rate is low, because every event is a failed delivery for each hostile receiver, and those are recorded. The age of an
+//! event includes its recording by the API server, next to those writes, and the floods of the hostile receivers use the same
+//! cores. So the durations of the transitions themselves, as a watch shows them, are shown, too, and (`alone`) the latency of
+//! the same client's posts without an API server.
 
 use std::{
     sync::Arc,
@@ -33,30 +33,30 @@ use crate::{
 const HEALTHY: usize = 10;
 const HOSTILE: usize = 50;
 const INSTANCES: u64 = 8;
-/// Events a second.
+/// Events per second.
 const RATE: f64 = 2.0;
-/// Half a second behind the deadline of the program as shipped.
+/// Half a second after the program's default deadline.
 const LATE: Duration = Duration::from_millis(30_500);
-/// How long what healthy receivers are owed may take to arrive.
+/// Timeout for all events to arrive at the healthy receivers.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Between the posts of `alone` to a hostile receiver.
+/// Interval of the posts of `alone` to a hostile receiver.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between its posts to healthy ones.
+/// Interval of its posts to healthy receivers.
 const PACE: Duration = Duration::from_millis(20);
 
-/// What was seen in a while.
+/// The results of one measurement.
 struct Seen {
     p50: f64,
     p99: f64,
-    /// The transitions' own, in milliseconds.
+    /// Durations of the transitions, in milliseconds.
     transitions: f64,
-    /// Cores.
+    /// CPU usage, in cores.
     used: f64,
     resident: f64,
 }
 
-/// Measures both.
+/// Measures without and with hostile receivers.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (d) healthy receivers beside hostile ones");
     let receivers = Receivers::start(HEALTHY, receivers::BOTH)?;
@@ -115,7 +115,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     );
     let cores = |value: f64| format!("{:.1} % of a core", value * 100.0);
     table.ratio(
-        &format!("    stellage's processor time at {RATE} events/s"),
+        &format!("    stellage's CPU time at {RATE} events/s"),
         &cores(beside.used),
         &cores(quiet.used),
         beside.used / quiet.used,
@@ -132,8 +132,8 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     Ok(())
 }
 
-/// The p99 of posts to healthy receivers by the client alone, in milliseconds: first without, then with one post under way
-/// to each hostile one all the time.
+/// The p99 of posts to healthy receivers by the client alone, in milliseconds: first without, then with one post always in
+/// flight to each hostile one.
 async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Duration) -> Result<[f64; 2]> {
     let sender = Arc::new(Sender::new()?);
     let mut results = [0.0; 2];
@@ -164,7 +164,7 @@ async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Durat
         }
         *result = as_f64(latencies.value_at_quantile(0.99)) / 1000.0;
         say(&format!(
-            "  alone, {} hostile posts under way: p50 {:.1} ms, p99 {:.1} ms of {number} posts; load {}",
+            "  alone, {} hostile posts in flight: p50 {:.1} ms, p99 {:.1} ms of {number} posts; load {}",
             bad.len(),
             as_f64(latencies.value_at_quantile(0.5)) / 1000.0,
             *result,

@@ -1,4 +1,4 @@
-//! (c): memory of a fresh process with many finished deliveries in the cluster, and with pending ones, beside none.
+//! (c): memory of a new process with many finished deliveries in the cluster, and with pending ones, compared with none.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use crate::{
     table::{Aim, Table},
 };
 
-/// Whose deliveries they are.
+/// Number of webhooks that own the deliveries.
 const WEBHOOKS: usize = 20;
-/// The same flag as all the time, so that nothing is cleared away.
+/// Keeps everything, so that no delivery is pruned.
 const KEEP: &[&str] = &["--delivery-retention=100000"];
 
-/// Measures it.
+/// Measures the memory.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (c) memory");
     let receivers = Receivers::start(WEBHOOKS, receivers::BOTH)?;
@@ -81,13 +81,13 @@ async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool)
     };
     let took = load.run().await?.took;
     say(&format!(
-        "  {count} deliveries made in {took:.0?}; load {}",
+        "  {count} deliveries created in {took:.0?}; load {}",
         load_average()
     ));
     Ok(())
 }
 
-/// As the program writes them: one that succeeded at once, or one that waits an hour for its last retry.
+/// A Delivery as the program writes it: one that succeeded at once, or one that waits an hour for its last retry.
 fn delivery(prefix: &str, n: u64, finished: bool) -> Value {
     let webhook = format!("hook-{:03}", n % WEBHOOKS as u64);
     let now = Timestamp::now();

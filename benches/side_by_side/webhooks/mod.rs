@@ -1,12 +1,12 @@
-//! What webhooks cost, each part on a cluster of its own:
+//! The cost of webhooks; each part has its own cluster:
 //!
-//! - (a), (b) events a second from real transitions, their age at the receiver, and the writes they take (`rates`), beside
+//! - (a), (b) events per second from real transitions, their age at the receiver, and their writes (`rates`), compared with
 //!   the same account without webhooks;
-//! - (c) memory with many finished and with pending deliveries (`memory`), beside none;
-//! - (d) a healthy receiver's latency and the program's processor time with fifty hostile ones (`hostile`), beside none;
-//! - (e) the sender without an API server (`sender`), beside a bare client.
+//! - (c) memory with many finished and with pending deliveries (`memory`), compared with none;
+//! - (d) a healthy receiver's latency and the program's CPU time with fifty hostile receivers (`hostile`), compared with none;
+//! - (e) the sender without an API server (`sender`), compared with a bare client.
 //!
-//! Receivers are threads of the bench (`receivers`) and so share the cores with everything else; what they use is told.
+//! Receivers are threads of the bench (`receivers`), so they share the cores with everything else; their CPU time is shown.
 
 mod churn;
 mod hostile;
@@ -31,10 +31,10 @@ use crate::{
     Result, account::Account, cluster::Cluster, objects, product::Product, say, sizes::Sizes, table::Table,
 };
 
-/// How long webhooks may take to be ready.
+/// Timeout for webhooks to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A part that can be asked for by name.
+/// A part that can be selected by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// (a) and (b).
@@ -48,10 +48,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in the order in which they are measured.
+    /// All parts, in the order of measurement.
     pub const ALL: [Self; 4] = [Self::Sender, Self::Rates, Self::Hostile, Self::Memory];
 
-    /// What it is asked for by.
+    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rates => "webhooks-rates",
@@ -61,7 +61,7 @@ impl Part {
         }
     }
 
-    /// Measures it.
+    /// Measures the part.
     pub async fn measure(self, table: &mut Table, sizes: &Sizes) -> Result<()> {
         match self {
             Self::Rates => rates::measure(table, sizes).await,
@@ -95,7 +95,7 @@ impl Stage {
         })
     }
 
-    /// A fresh process in the place of the last.
+    /// Replaces the process by a new one.
     async fn restart(&mut self, arguments: &[&str]) -> Result<()> {
         self.product.stop().await?;
         self.product = run(&self.cluster, arguments).await?;
@@ -110,7 +110,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Makes webhooks for the receivers from the `first` to before the `end`, and waits until they can be sent to.
+    /// Creates webhooks for the receivers from `first` up to, but not including, `end`, and waits until they are ready.
     async fn webhooks(&self, receivers: &Receivers, first: usize, end: usize) -> Result<()> {
         for n in first..end {
             self.create_webhook(&format!("hook-{n:03}"), &receivers.url(n))

@@ -1,8 +1,8 @@
-//! (a) and (b): instances are stopped and started as fast as it goes, with 0, 1, 5 and 50 webhooks of the account and both
-//! settings of the delivery log; then at half of that rate, for the events' age at the receiver.
+//! (a) and (b): stops and starts instances as fast as possible, with 0, 1, 5 and 50 webhooks in the account and both settings
+//! of the delivery log; then at half of that rate, for the events' age at the receiver.
 //!
-//! A rate is the transitions of the measured while, by the time until the last of their deliveries had arrived and, where
-//! every delivery is logged, was logged: nothing is left to be done behind it, so it could go on like that.
+//! A rate is the number of transitions in the measured time, divided by the time until the last of their deliveries has
+//! arrived and, if every delivery is logged, was logged. No work is left over, so the rate is sustainable.
 
 use std::time::{Duration, Instant};
 
@@ -24,18 +24,18 @@ use crate::{
     writes::Writes,
 };
 
-/// Instances, and so transitions under way at most.
+/// Instances, and so the maximum of concurrent transitions.
 const INSTANCES: u64 = 32;
-/// How long what is owed may take to arrive.
+/// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// How long the outboxes may take to be cleared: ten seconds is what they linger.
+/// Timeout for the outboxes to be cleared; events stay in them for ten seconds.
 const LINGER: Duration = Duration::from_secs(60);
 /// Clearing begins ten seconds after an event at the earliest.
 const BEFORE_CLEARING: Duration = Duration::from_secs(8);
 /// Counts the writes of Deliveries.
 const DELIVERY_WRITES: &str = "stellage_delivery_writes_total{";
 
-/// What is written down of deliveries that succeed at once.
+/// Which deliveries that succeed at once are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
     Failures,
@@ -58,17 +58,17 @@ impl Log {
     }
 }
 
-/// With some number of webhooks.
+/// The results with some number of webhooks.
 struct Rated {
     webhooks: usize,
-    /// Transitions a second.
+    /// Transitions per second.
     rate: f64,
     events: u64,
     writes: Writes,
-    /// Milliseconds of processor time that an event takes, of everybody together: what a rate comes down to where others use
-    /// the machine too.
+    /// CPU time per event of all processes together, in milliseconds. Unlike the rate, it does not depend on other load on the
+    /// machine.
     cost: f64,
-    /// Milliseconds, at half of the rate.
+    /// Ages at half of the rate, in milliseconds.
     p50: f64,
     p99: f64,
     /// Writes for the last event of each instance.
@@ -93,7 +93,7 @@ impl Rated {
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (a), (b) events from real transitions");
     let receivers = Receivers::start(sizes.webhooks.iter().copied().max().unwrap_or(1), receivers::BOTH)?;
-    // Without Deliveries first: those of `all` are cleared away in the background.
+    // The setting without Deliveries first, because those of `all` are pruned in the background.
     let mut stage = Stage::start(&["--delivery-log=failures"]).await?;
     let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
     for log in [Log::Failures, Log::All] {
@@ -110,7 +110,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         }
         report(table, log, &all);
     }
-    table.note(&format!("    load average in the end: {}", load_average()));
+    table.note(&format!("    load average at the end: {}", load_average()));
     stage.stop().await
 }
 
@@ -193,7 +193,7 @@ async fn rated(
     })
 }
 
-/// How much had arrived and was logged before.
+/// The numbers of arrived and logged events before a measurement.
 struct Owed {
     arrived: u64,
     logged: u64,
@@ -230,7 +230,7 @@ impl Owed {
     }
 }
 
-/// Writes for the last event of each instance: from when all has arrived until the outboxes are empty.
+/// Writes for the last event of each instance: from when all events have arrived until the outboxes are empty.
 async fn last_events(
     stage: &Stage,
     receivers: &Receivers,
@@ -278,7 +278,7 @@ fn report(table: &mut Table, log: Log, all: &[Rated]) {
             aim,
         );
         table.ratio(
-            "    processor time of an event, of everybody together",
+            "    CPU time per event, all processes",
             &format!("{:.1} ms", rated.cost),
             &format!("{:.1} ms", none.cost),
             rated.cost / none.cost,
@@ -305,7 +305,7 @@ fn report(table: &mut Table, log: Log, all: &[Rated]) {
         let mine = rated.an_event(rated.writes.instances);
         table.value(
             &format!(
-                "webhooks (b) writes of instances an event, log {}, {} webhooks, beyond none's {per_event:.2}",
+                "webhooks (b) writes of instances per event, log {}, {} webhooks, beyond none's {per_event:.2}",
                 log.name(),
                 rated.webhooks
             ),
@@ -319,14 +319,14 @@ fn report(table: &mut Table, log: Log, all: &[Rated]) {
             Log::All => 1.01,
         };
         table.value(
-            "    Deliveries created a delivery",
+            "    Deliveries created per delivery",
             creations,
             &format!("{creations:.2}"),
             Some(Aim::AtMost(aim)),
         );
         let rest = rated.an_event(rated.writes.delivery_changes + rated.writes.webhooks);
         table.value(
-            "    other writes an event: Deliveries cleared away, status of webhooks",
+            "    other writes per event: pruned Deliveries, status of webhooks",
             rest,
             &format!("{rest:.2}"),
             None,

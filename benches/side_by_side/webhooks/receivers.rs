@@ -1,6 +1,6 @@
-//! Receivers that cost as little as they can: all of them on one thread of this process, a port and a certificate each, kept
-//! alive, HTTP/2 or HTTP/1.1 as negotiated. They answer 200, count, and note how old the event is by the `created_at` of its
-//! body, to the millisecond, by the clock that wrote it. Nothing else of a body is looked at or kept.
+//! Receivers that cost as little as possible: all on one thread of this process, each with a port and a certificate, with
+//! keep-alive, and HTTP/2 or HTTP/1.1 as negotiated. They answer 200, count, and compute the event's age in milliseconds from
+//! the `created_at` in its body, which the same clock has written. They read nothing else of the body.
 
 use std::{
     convert::Infallible,
@@ -29,9 +29,9 @@ use tokio_rustls::TlsAcceptor;
 use super::kit::Authority;
 use crate::{Result, processes};
 
-/// What they negotiate, most wanted first.
+/// The protocols to negotiate, preferred first.
 pub const BOTH: &[&str] = &["h2", "http/1.1"];
-/// HTTP/1.1 alone.
+/// HTTP/1.1 only.
 pub const HTTP1: &[&str] = &["http/1.1"];
 
 /// Running receivers. Their thread runs until the process ends.
@@ -48,7 +48,7 @@ struct Seen {
 }
 
 impl Receivers {
-    /// Starts as many.
+    /// Starts this many receivers.
     pub fn start(count: usize, alpn: &'static [&'static str]) -> Result<Self> {
         let seen = Arc::new(Seen {
             count: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Receivers {
             .spawn(move || {
                 let result = serve(count, alpn, &shared, &tell);
                 if let Err(error) = result {
-                    // Whoever waits for the addresses hears of it by the closed channel.
+                    // The closed channel tells the caller, who waits for the addresses.
                     eprintln!("the receivers have ended: {error}");
                 }
             })?;
@@ -74,7 +74,7 @@ impl Receivers {
         })
     }
 
-    /// Where the n-th is.
+    /// URL of the n-th receiver.
     pub fn url(&self, n: usize) -> String {
         format!("https://{}/hook", self.addresses[n % self.addresses.len()])
     }
@@ -89,7 +89,7 @@ impl Receivers {
         self.seen.connections.load(Ordering::Relaxed)
     }
 
-    /// Seconds of processor time of their thread.
+    /// Seconds of CPU time of their thread.
     pub fn processor_time(&self) -> Result<f64> {
         processes::processor_time_of_thread(self.thread)
     }
@@ -133,7 +133,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, seen: Arc<Seen>) {
             };
             let service = service_fn(move |request| answer(request, Arc::clone(&seen)));
             let http = auto::Builder::new(TokioExecutor::new());
-            // A sender that hangs up is none of our business.
+            // Ignore senders that hang up.
             let _ = http.serve_connection(TokioIo::new(stream), service).await;
         });
     }
@@ -153,7 +153,7 @@ async fn answer(
     Ok(Response::new(Empty::new()))
 }
 
-/// The time in the envelope: the first `created_at` of the body.
+/// The event's time: the first `created_at` in the body.
 fn created_at(body: &[u8]) -> Option<Timestamp> {
     const KEY: &[u8] = b"\"created_at\":\"";
     let at = body.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();

@@ -1,4 +1,4 @@
-//! `stellage delivery …`: what was sent to a webhook, what was answered, and once more.
+//! `stellage delivery …`: list and show deliveries, and send them again.
 
 mod view;
 
@@ -26,18 +26,18 @@ use crate::{
     service::deliveries::{check_finished, created_at, shown_phase, unlabel},
 };
 
-/// List and show what was sent to webhooks, and send it again.
+/// List and show deliveries to webhooks, and send them again.
 ///
-/// Each command acts as you, with the rights that you have with kubectl.
+/// Each command uses your kubectl rights.
 #[derive(Debug, Subcommand)]
 pub enum DeliveryCommand {
     /// List the deliveries of a webhook, newest first
     #[command(visible_alias = "ls", after_help = LIST)]
     List(ListArgs),
-    /// Show one delivery: what is sent, and every attempt with its answer
+    /// Show one delivery: the request, and every attempt with its answer
     #[command(after_help = SHOW)]
     Show(ShowArgs),
-    /// Send a delivery again now, with a fresh ladder of retries; allowed once it is delivered or exhausted
+    /// Send a delivery again, with the full number of retries; allowed from delivered and exhausted
     #[command(after_help = REDELIVER)]
     Redeliver(RedeliverArgs),
 }
@@ -63,15 +63,15 @@ pub struct ListArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// Only those with this status
+    /// Only deliveries with this status
     #[arg(long, value_parser = phases())]
     status: Option<DeliveryPhase>,
 
-    /// Only those of events of this type
+    /// Only deliveries of this event type
     #[arg(long, value_name = "TYPE", value_enum)]
     event_type: Option<EventType>,
 
-    /// How the result is printed: text for a table, or json for the objects
+    /// Output format: text for a table, json for the objects
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -86,7 +86,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -104,7 +104,7 @@ pub struct RedeliverArgs {
     #[command(flatten)]
     waiting: Waiting,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -112,7 +112,9 @@ pub struct RedeliverArgs {
 fn phases() -> impl clap::builder::TypedValueParser<Value = DeliveryPhase> {
     PossibleValuesParser::new(DeliveryPhase::ALL.map(DeliveryPhase::as_str)).try_map(|text| {
         let mut phases = DeliveryPhase::ALL.into_iter();
-        phases.find(|phase| phase.as_str() == text).ok_or("is no status")
+        phases
+            .find(|phase| phase.as_str() == text)
+            .ok_or("is not a status")
     })
 }
 
@@ -143,7 +145,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     }
     if deliveries.is_empty() {
         output::note(&format!(
-            "There are no such deliveries to webhook {}.",
+            "There are no matching deliveries to webhook {}.",
             webhook.name_any()
         ));
         return Ok(());
@@ -152,7 +154,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Whether a delivery is to this webhook, and not to an earlier one that had its name.
+/// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
 fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     let mut owners = delivery.metadata.owner_references.iter().flatten();
     owners.all(|owner| owner.kind != "Webhook" || webhook.uid().as_ref() == Some(&owner.uid))
@@ -172,7 +174,7 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
     let decide = |delivery: &Delivery| {
-        check_finished(shown_phase(delivery)).map_err(|_| on_its_way(delivery, namespace))?;
+        check_finished(shown_phase(delivery)).map_err(|_| not_finished(delivery, namespace))?;
         Ok(Some(unlabel(delivery.metadata.resource_version.as_deref())))
     };
     let delivery = change(cluster, namespace, &args.name, "send again", decide).await?;
@@ -180,17 +182,17 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
     finish(cluster, delivery, args.waiting, args.output, &begun).await
 }
 
-/// Why a delivery need not be sent again.
-fn on_its_way(delivery: &Delivery, namespace: &str) -> CliError {
+/// The error if a delivery is still pending or held.
+fn not_finished(delivery: &Delivery, namespace: &str) -> CliError {
     let webhook = &delivery.spec.webhook;
     let phase = shown_phase(delivery);
     let fix = if phase == DeliveryPhase::Held {
         format!(
-            "It goes out once webhook {webhook} can be sent to: `{} webhook show {webhook} -n {namespace}` says what it waits for.",
+            "It will be sent once webhook {webhook} works again; `{} webhook show {webhook} -n {namespace}` shows why it does not.",
             program()
         )
     } else {
-        "It goes out by itself.".to_owned()
+        "It will be sent automatically.".to_owned()
     };
     CliError::WrongState {
         what: format!("delivery {}", delivery.id()),
@@ -202,7 +204,7 @@ fn on_its_way(delivery: &Delivery, namespace: &str) -> CliError {
     }
 }
 
-/// Waits for the end of a delivery if that is wanted, and prints it. `begun` says what happens if it is not.
+/// With `--wait`, waits until a delivery is delivered; then prints it. Without, prints `begun`.
 pub(super) async fn finish(
     cluster: &Cluster,
     delivery: Delivery,
@@ -210,17 +212,17 @@ pub(super) async fn finish(
     output: Output,
     begun: &str,
 ) -> Result<(), CliError> {
-    let (delivery, told) = if waiting.wait {
+    let (delivery, text) = if waiting.wait {
         let delivery = wait::until_done(cluster, delivery, waiting.timeout, progress).await?;
-        let told = format!(
+        let text = format!(
             "delivery {} is delivered: {}",
             delivery.id(),
             last_attempt(&delivery)
         );
-        (delivery, told)
+        (delivery, text)
     } else {
         let look = format!(
-            "`{} delivery show {} -n {}` shows what comes of it",
+            "`{} delivery show {} -n {}` shows the result",
             program(),
             delivery.id(),
             delivery.namespace().unwrap_or_default()
@@ -230,29 +232,29 @@ pub(super) async fn finish(
     match output {
         Output::Json => objects::print(&delivery),
         Output::Text => {
-            output::line(&told);
+            output::line(&text);
             Ok(())
         }
     }
 }
 
-/// How far a delivery is.
+/// The progress of a delivery.
 fn progress(delivery: &Delivery) -> Progress {
     let attempts = delivery.status.as_ref().map_or(0, |status| status.attempt_count);
     match shown_phase(delivery) {
         DeliveryPhase::Delivered => Progress::Done,
         DeliveryPhase::Exhausted => Progress::Failed(format!(
-            "failed for good after {attempts} {}: {}",
+            "has failed after {attempts} {}: {}",
             if attempts == 1 { "attempt" } else { "attempts" },
             last_attempt(delivery)
         )),
         DeliveryPhase::Held => Progress::Failed(format!(
-            "is held: webhook {} cannot be sent to for now",
+            "is held: nothing can be sent to webhook {} at the moment",
             delivery.spec.webhook
         )),
         DeliveryPhase::Pending => {
             let next = delivery.status.as_ref().and_then(|status| status.next_attempt_at);
-            Progress::UnderWay(match next {
+            Progress::Pending(match next {
                 Some(next) if attempts > 0 => {
                     format!("{}; next attempt at {next:.0}", last_attempt(delivery))
                 }
@@ -262,7 +264,7 @@ fn progress(delivery: &Delivery) -> Progress {
     }
 }
 
-/// What came of the last attempt, in a line.
+/// The outcome of the last attempt, in one line.
 fn last_attempt(delivery: &Delivery) -> String {
     let attempt = delivery.status.as_ref().and_then(|status| status.attempts.last());
     let Some(attempt) = attempt else {
@@ -309,23 +311,23 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_a_2xx_or_for_good() {
+    fn waiting_ends_once_a_delivery_is_delivered_exhausted_or_held() {
         let ok = json!({ "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 204 });
         let delivered = delivery("Delivered", true, Some(ok));
         assert_eq!(progress(&delivered), Progress::Done);
         assert_eq!(last_attempt(&delivered), "answered 204 in 7 ms");
         assert_eq!(
             progress(&delivery("Exhausted", true, Some(failed()))),
-            Progress::Failed("failed for good after 1 attempt: the receiver answered 500".to_owned())
+            Progress::Failed("has failed after 1 attempt: the receiver answered 500".to_owned())
         );
-        // Its label was just taken away.
+        // Its label has just been removed: it is being sent again.
         assert!(matches!(
             progress(&delivery("Exhausted", false, Some(failed()))),
-            Progress::UnderWay(_)
+            Progress::Pending(_)
         ));
         assert_eq!(
             progress(&delivery("Pending", false, Some(failed()))),
-            Progress::UnderWay("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
+            Progress::Pending("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
         );
         assert!(matches!(
             progress(&delivery("Held", false, None)),
@@ -334,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_is_not_sent_again() {
-        let held = on_its_way(&delivery("Held", false, None), "ada").to_string();
+    fn unfinished_deliveries_are_not_sent_again() {
+        let held = not_finished(&delivery("Held", false, None), "ada").to_string();
         assert!(
             held.contains("is held; redeliver is allowed from delivered, exhausted"),
             "{held}"

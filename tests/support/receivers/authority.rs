@@ -24,7 +24,7 @@ pub const NAMES: &[&str] = &[
     "*.receiver.test",
 ];
 
-/// A certificate authority that nobody knows.
+/// A certificate authority that no system trusts.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -42,7 +42,7 @@ impl Authority {
         }
     }
 
-    /// The one of all receivers of this process.
+    /// The authority shared by all receivers of this process.
     pub fn shared() -> &'static Self {
         &SHARED
     }
@@ -59,14 +59,14 @@ impl Authority {
         config(certificate.der().clone(), &key, alpn)
     }
 
-    /// The same, with TLS 1.2 alone.
+    /// As `server`, with TLS 1.2 only.
     pub fn server_with_tls12(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
         let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
         config_of(&[&TLS12], certificate.der().clone(), &key, alpn)
     }
 
-    /// TLS with a certificate that ended in 2001.
+    /// TLS with a certificate that expired in 2001.
     pub fn expired(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
         let mut params = params(names);
@@ -76,7 +76,7 @@ impl Authority {
         config(certificate.der().clone(), &key, alpn)
     }
 
-    /// TLS with a certificate that nobody but itself signed.
+    /// TLS with a self-signed certificate.
     pub fn self_signed(names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();
         let certificate = params(names).self_signed(&key).unwrap();

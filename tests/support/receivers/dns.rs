@@ -1,4 +1,4 @@
-//! A DNS server on loopback that answers as told, and never the same twice if told so.
+//! A DNS server on loopback with configurable answers, which may change with each query.
 
 use std::{
     collections::HashMap,
@@ -13,16 +13,16 @@ use hickory_resolver::proto::{
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, task::JoinSet};
 
-/// What to answer.
+/// An answer.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// These, with a TTL of zero; each to the question for its type.
+    /// These addresses, with a TTL of zero, for queries of their type.
     Addresses(Vec<IpAddr>),
-    /// There is no such name.
+    /// NXDOMAIN.
     NoName,
-    /// The server has failed.
+    /// SERVFAIL.
     Failure,
-    /// Nothing at all.
+    /// No answer at all.
     Silence,
 }
 
@@ -40,8 +40,8 @@ pub struct DnsServer {
 }
 
 impl DnsServer {
-    /// Answers what the closure says, which gets the name (lower case, without the dot at its end) and how often its address of
-    /// this type was asked for before.
+    /// Answers as the closure says, which gets the name (lower case, without the final dot) and the number of earlier queries
+    /// for it of the same type.
     pub async fn start(reply: impl Fn(&str, usize) -> Reply + Send + 'static) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = socket.local_addr().unwrap();
@@ -70,7 +70,7 @@ impl DnsServer {
         self.address
     }
 
-    /// How often the IPv4 address of a name was asked for.
+    /// Number of queries for the IPv4 address of a name.
     pub fn asked(&self, name: &str) -> usize {
         self.asked
             .lock()
@@ -79,7 +79,7 @@ impl DnsServer {
             .unwrap_or_default()
     }
 
-    /// All names that were asked for.
+    /// All queried names.
     pub fn names(&self) -> Vec<String> {
         let asked = self.asked.lock();
         asked

@@ -1,4 +1,4 @@
-//! Receivers that do what hurts senders.
+//! Hostile receivers.
 
 use std::{
     io,
@@ -19,44 +19,44 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::authority::{Authority, NAMES};
 
-/// How long between the bytes of those that are slow.
+/// Interval between the bytes of slow receivers.
 const PACE: Duration = Duration::from_secs(1);
-/// What the kernel takes off a flooder's hands, so that what it counts as sent was nearly all received.
+/// Send buffer of flooders, small so that nearly all bytes counted as sent were received.
 const SEND_BUFFER: u32 = 32 * 1024;
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n";
 
-/// What a receiver does to its sender.
+/// The behaviour of a hostile receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hostile {
-    /// Accepts, and that is all.
+    /// Accepts the connection and does nothing.
     SilentTcp,
     /// Sends its part of the TLS handshake at one byte a second.
     SlowHandshake,
-    /// Speaks no TLS.
+    /// Does not speak TLS.
     GarbageForTls,
     /// Speaks TLS 1.1 at best.
     OldTls,
-    /// A certificate that ended in 2001.
+    /// A certificate that expired in 2001.
     ExpiredCertificate,
-    /// A certificate that it signed itself.
+    /// A self-signed certificate.
     SelfSignedCertificate,
     /// A certificate for another name.
     WrongNameCertificate,
-    /// Resets the connection as soon as it stands.
+    /// Resets the connection as soon as it is established.
     ResetOnAccept,
     /// Takes the request and never answers.
     SilentHttp,
-    /// The same over HTTP/2.
+    /// Takes an HTTP/2 request and never answers.
     SilentHttp2,
     /// The head of the answer at one byte a second.
     SlowHead,
-    /// A status line when it is too late.
+    /// A status line that is too late.
     LateStatus(Duration),
     /// Resets the connection in the middle of the head.
     ResetInHead,
     /// Resets the connection in the middle of the body.
     ResetInBody,
-    /// Random bytes for HTTP.
+    /// Random bytes instead of HTTP.
     GarbageForHttp,
     /// A header without end.
     EndlessHeader,
@@ -70,9 +70,9 @@ pub enum Hostile {
     InformationalFlood,
     /// `103 Early Hints` without end over HTTP/2.
     InformationalHttp2Flood,
-    /// Refuses the stream over HTTP/2, which invites to send the request again.
+    /// Refuses the stream over HTTP/2, which invites a retry.
     RefusedStream,
-    /// Says goodbye over HTTP/2 without having looked at the request, which invites to send it again.
+    /// Sends GOAWAY over HTTP/2 without processing the request, which invites a retry.
     GoAway,
     /// 200, and the body at one byte a second.
     SlowBody,
@@ -80,12 +80,12 @@ pub enum Hostile {
     EndlessBody,
     /// 200, and a body of 512 MiB.
     HugeBody,
-    /// 200, and some kilobytes that unpack to gigabytes.
+    /// 200, and some kilobytes that decompress to gigabytes.
     GzipBomb,
 }
 
 impl Hostile {
-    /// All of them. `late` is when the late status comes.
+    /// All behaviours. `late` is the delay of the late status line.
     pub fn all(late: Duration) -> Vec<Self> {
         use Hostile::*;
         vec![
@@ -119,7 +119,7 @@ impl Hostile {
         ]
     }
 
-    /// The label of the outcome that it leads to.
+    /// The label of the expected outcome.
     pub fn outcome(self) -> &'static str {
         match self {
             Self::SilentTcp | Self::SlowHandshake => "tls_timeout",
@@ -207,7 +207,7 @@ impl HostileReceiver {
                 shared.accepted.fetch_add(1, Ordering::Relaxed);
                 let (counts, tls) = (shared.clone(), tls.clone());
                 connections.spawn(async move {
-                    // That the sender hangs up is what is hoped for.
+                    // The sender is supposed to hang up.
                     let _ = misbehave(kind, tcp, tls, &counts).await;
                     counts.ended.fetch_add(1, Ordering::Relaxed);
                 });
@@ -234,7 +234,7 @@ impl HostileReceiver {
         self.counts.accepted.load(Ordering::Relaxed)
     }
 
-    /// Connections that are still open, as far as it knows.
+    /// Number of open connections, as far as the receiver knows.
     pub fn open(&self) -> usize {
         self.accepted() - self.counts.ended.load(Ordering::Relaxed)
     }
@@ -244,13 +244,13 @@ impl HostileReceiver {
         self.counts.requests.load(Ordering::Relaxed)
     }
 
-    /// Bytes that it got rid of so far, before TLS.
+    /// Number of bytes sent so far, before TLS.
     pub fn sent(&self) -> u64 {
         self.counts.sent.load(Ordering::Relaxed)
     }
 }
 
-/// A stream that counts what is written.
+/// A stream that counts written bytes.
 struct Wire<'a, S> {
     stream: S,
     counts: &'a Counts,
@@ -264,7 +264,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<'_, S> {
         Ok(())
     }
 
-    /// Sends it again and again, while whatever comes is read and forgotten.
+    /// Sends these bytes repeatedly, and discards whatever arrives.
     async fn flood(self, bytes: &[u8]) -> io::Result<()> {
         let (mut reader, writer) = tokio::io::split(self.stream);
         let mut out = Wire {
@@ -293,7 +293,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<'_, S> {
             .map(|_| ())
     }
 
-    /// Reads a request's head, at least.
+    /// Reads at least the head of a request.
     async fn request(&mut self) -> io::Result<()> {
         let mut seen = Vec::new();
         while !seen.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -333,7 +333,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A reset rather than an orderly end.
+/// Resets the connection instead of closing it.
 fn reset(tcp: &TcpStream) {
     tcp.set_zero_linger().unwrap();
 }
@@ -412,7 +412,7 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
         Hostile::ResetInBody => {
             wire.send(HEAD).await?;
             wire.send(b"Content-Length: 100\r\n\r\nhalf").await?;
-            // What was sent should arrive before the reset does.
+            // The bytes should arrive before the reset.
             tokio::time::sleep(Duration::from_millis(100)).await;
             reset(wire.stream.get_ref().0);
             Ok(())
@@ -483,7 +483,7 @@ async fn with_tls(kind: Hostile, mut wire: Wire<'_, TlsStream<TcpStream>>) -> io
     }
 }
 
-/// Zeros, a thousandfold packed: a gzip member (RFC 1952) with one fixed-Huffman block (RFC 1951) of the longest matches.
+/// Zeros, compressed by a factor of a thousand: a gzip member (RFC 1952) with one fixed-Huffman block (RFC 1951) of the longest matches.
 fn gzip_bomb() -> Vec<u8> {
     let mut bomb = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let (mut bits, mut count) = (0_u64, 0_u32);
@@ -504,7 +504,7 @@ fn gzip_bomb() -> Vec<u8> {
         put(0b1010_0011, 8);
         put(0, 5);
     }
-    // End of block, and what fills the last byte.
+    // End of block, and padding.
     put(0, 7);
     put(0, 7);
     bomb.extend([0; 8]);

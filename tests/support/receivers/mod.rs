@@ -1,12 +1,12 @@
-//! Receivers on loopback, kind and hostile, and a DNS server that answers as told. Nothing here needs an API server; a bench
-//! takes the folder in with `#[path]`.
+//! Normal and hostile receivers on loopback, and a DNS server. Nothing here needs an API server; a bench includes the folder
+//! with `#[path]`.
 //!
-//! - `receiver`: a receiver that answers as told, and keeps what it receives;
+//! - `receiver`: a receiver with configurable answers that records its requests;
 //! - `hostile`: receivers that misbehave below HTTP;
 //! - `authority`: certificates;
 //! - `dns`: a DNS server.
 //!
-//! All certificates are from [`Authority::shared`], whose PEM the sender under test has to trust.
+//! All certificates are issued by [`Authority::shared`]; the sender under test has to trust its PEM.
 
 #![allow(
     dead_code,

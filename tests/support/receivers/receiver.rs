@@ -1,4 +1,4 @@
-//! A receiver that notes down what it gets and answers as told.
+//! A receiver with configurable answers that records its requests.
 
 use std::{
     convert::Infallible,
@@ -24,13 +24,13 @@ use tokio_rustls::TlsAcceptor;
 
 use super::authority::{Authority, NAMES};
 
-/// How long anything awaited may take.
+/// Timeout for everything that is waited for.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// When its last byte was there.
+    /// When its last byte arrived.
     pub at: Instant,
     pub method: Method,
     /// Path and query.
@@ -39,7 +39,7 @@ pub struct Received {
     pub headers: HeaderMap,
     /// The raw body.
     pub body: Bytes,
-    /// Number of the connection that it came on, from 1.
+    /// Number of its connection, from 1.
     pub connection: usize,
 }
 
@@ -50,13 +50,13 @@ impl Received {
     }
 }
 
-/// What to answer.
+/// An answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// Waited before the status line.
+    /// Delay before the status line.
     pub delay: Duration,
 }
 
@@ -91,7 +91,7 @@ impl Answer {
     }
 }
 
-/// What a receiver speaks.
+/// The protocol of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocols {
     Both,
@@ -109,7 +109,7 @@ impl Protocols {
     }
 }
 
-/// How a receiver is set up.
+/// The configuration of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub protocols: Protocols,
@@ -147,12 +147,12 @@ struct Seen {
 }
 
 impl Receiver {
-    /// Answers what the closure says.
+    /// Answers as the closure says.
     pub async fn start(answer: impl Fn(&Received) -> Answer + Send + Sync + 'static) -> Self {
         Self::with(Options::default(), answer).await
     }
 
-    /// Answers one after the other, and then the last one again and again.
+    /// Gives these answers in order, and repeats the last one.
     pub async fn queue(answers: impl IntoIterator<Item = Answer>) -> Self {
         let answers: Vec<Answer> = answers.into_iter().collect();
         let next = AtomicUsize::new(0);
@@ -219,22 +219,22 @@ impl Receiver {
         format!("https://{host}:{}/hook", self.address.port())
     }
 
-    /// The certificate that its own is signed with.
+    /// The certificate of its authority.
     pub fn ca_pem() -> String {
         Authority::shared().pem()
     }
 
-    /// How many requests it got.
+    /// Number of requests so far.
     pub fn count(&self) -> usize {
         self.seen.count.load(Ordering::Relaxed)
     }
 
-    /// How many connections it got, those without a TLS handshake among them.
+    /// Number of connections so far, including those without a TLS handshake.
     pub fn connections(&self) -> usize {
         self.seen.connections.load(Ordering::Relaxed)
     }
 
-    /// What it got so far, in the order of arrival.
+    /// The requests so far, in the order of arrival.
     pub fn received(&self) -> Vec<Received> {
         self.seen.requests.lock().clone()
     }
