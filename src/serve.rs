@@ -129,9 +129,9 @@ pub async fn serve(
         on_accounts.push(accounts);
         on_instances.push(instances);
         on_webhooks.push(webhooks);
-        let (used_keys, used_accounts) = facade.listeners();
-        on_accounts.push(used_accounts);
-        watches.spawn::<ApiKey>(vec![keys, used_keys]);
+        let (key_listener, account_listener) = facade.listeners();
+        on_accounts.push(account_listener);
+        watches.spawn::<ApiKey>(vec![keys, key_listener]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",
@@ -177,16 +177,8 @@ pub async fn serve(
             tokio::spawn(controllers.lead(accounts, stores, shutdown.clone())),
         ));
     }
-    tasks.push((
-        ANNOUNCEMENT,
-        tokio::spawn(announce(
-            health,
-            common.ready_file,
-            api_url,
-            metrics_url,
-            shutdown.clone(),
-        )),
-    ));
+    let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
+    tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
     wait(tasks, &shutdown).await
 }
 

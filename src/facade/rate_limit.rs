@@ -108,12 +108,11 @@ impl RateLimits {
             limit: taken.limit,
             remaining: taken.remaining,
             reset: taken.reset,
-            exceeded: match taken.retry_after {
-                Some(seconds) => Some(exceeded(taken.limit, false, seconds)),
-                None => {
-                    let together = self.accounts.take(&tenant.uid, limit);
-                    together.retry_after.map(|seconds| exceeded(limit, true, seconds))
-                }
+            exceeded: if let Some(seconds) = taken.retry_after {
+                Some(exceeded(taken.limit, false, seconds))
+            } else {
+                let together = self.accounts.take(&tenant.uid, limit);
+                together.retry_after.map(|seconds| exceeded(limit, true, seconds))
             },
         }
     }

@@ -14,15 +14,15 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     status
 }
 
-/// The status to show to people. While the controller has not seen the spec, that is the [`project`]ed one; then it is the
-/// stored one, which also says if the controller refused the spec.
+/// The status to show to people: the [`project`]ed one until the controller has seen the spec, then the stored one, which also
+/// says whether the controller refused the spec.
 pub fn current(instance: &Instance) -> InstanceStatus {
     let seen = |status: &&InstanceStatus| {
         status.observed_generation.is_some() && status.observed_generation == instance.metadata.generation
     };
     match instance.status.as_ref().filter(seen) {
         Some(status) => status.clone(),
-        // The time is that of an operation that begins, which is not shown.
+        // The time is only that of a beginning operation, which is not shown.
         None => project(instance, Timestamp::UNIX_EPOCH),
     }
 }
