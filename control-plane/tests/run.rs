@@ -273,7 +273,7 @@ fn what_is_killed_is_started_again_at_the_same_place() {
         kill_9(&before);
         run.until(&format!("{name} to be told of"), || {
             run.read("stderr").contains(&format!(
-                "{name} had ended (signal: 9 (SIGKILL)): it was started again.\n"
+                "{name} exited (signal: 9 (SIGKILL)) and was restarted.\n"
             ))
         });
         let after = run.pid(name);
@@ -301,7 +301,7 @@ fn what_ends_by_itself_at_its_start_ends_the_run_with_its_name_and_log() {
     assert_eq!(run.wait().code(), Some(1));
     let message = run.read("stderr");
     assert!(
-        message.contains("stellage has ended (exit status: 3); the end of"),
+        message.contains("stellage exited (exit status: 3); the end of"),
         "{message}"
     );
     run.assert_gone(&pids);
