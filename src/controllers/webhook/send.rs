@@ -1,4 +1,4 @@
-//! One attempt.
+//! Makes one attempt to deliver an event.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     runtime::{clock::milliseconds, metrics::OutcomeLabels},
 };
 
-/// Sends an event to a webhook once.
+/// Sends an event to a webhook, once.
 pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event) -> Report {
     let webhook = shared
         .state
