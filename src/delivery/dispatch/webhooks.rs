@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Dispatcher, JobKey, Now, WebhookKey,
-    job::{State, Writing},
+    job::{Job, State, Writing},
     key, name_of,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
 };
@@ -40,9 +40,11 @@ impl Dispatcher {
             .filter(|generation| *generation == facts.generation);
         queue.facts = facts;
         match (before, queue.gate()) {
-            (Gate::Open, Gate::Open) => {}
+            (before, after) if before == after => {}
             (_, Gate::Open) => self.release_all(&webhook, now),
-            (Gate::Open, _) => self.hold_all(&webhook),
+            // Of one that was disabled, what somebody wanted sent all the same.
+            (Gate::Open | Gate::Disabled, _) => self.hold_all(&webhook),
+            (_, Gate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
         }
         self.make_ready(&webhook);
@@ -125,7 +127,7 @@ impl Dispatcher {
         }
     }
 
-    fn jobs_of(&self, webhook: &WebhookKey) -> Vec<JobKey> {
+    pub(super) fn jobs_of(&self, webhook: &WebhookKey) -> Vec<JobKey> {
         let queue = self.queues.get(webhook);
         queue
             .map(|queue| queue.jobs.iter().cloned().collect())
@@ -142,14 +144,22 @@ impl Dispatcher {
                 self.hold(&key);
             }
         }
+        self.attempt_requested(webhook);
     }
 
     /// In the order of their events, each with a fresh ladder.
     fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
-        let Some(queue) = self.queues.get_mut(webhook) else {
-            return;
+        let mut keys = self.jobs_of(webhook);
+        // Those too that somebody wanted sent before, and that were not yet.
+        let is_kept = |job: &&Job| {
+            job.state == State::Held
+                || job.phase() == DeliveryPhase::Held
+                    && matches!(job.state, State::Ready(_) | State::Waiting(_))
         };
-        for (_, key) in std::mem::take(&mut queue.held) {
+        keys.retain(|key| self.jobs.get(key).filter(is_kept).is_some());
+        keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
+        for key in keys {
+            self.withdraw(&key);
             self.release(&key, now);
         }
     }
