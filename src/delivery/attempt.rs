@@ -18,8 +18,6 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 /// What came of one attempt to deliver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// When it began.
-    pub started_at: Timestamp,
     /// How long it took, connecting and reading the answer included.
     pub duration: Duration,
     /// Status code of the answer, if one came.

@@ -35,7 +35,6 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioTimer},
 };
-use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
     client::Resumption,
@@ -171,13 +170,11 @@ impl ReceiverClient {
 
     /// Makes one attempt. It always ends within the total deadline, and the request is sent at most once.
     pub async fn post(&self, url: &str, headers: HeaderMap, body: Bytes) -> AttemptOutcome {
-        let started_at = Timestamp::now();
         let begun = Instant::now();
         let outcome = |result: Result<Answer, AttemptError>| {
             let duration = begun.elapsed();
             match result {
                 Ok(answer) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: Some(answer.status),
                     response: answer.response,
@@ -185,7 +182,6 @@ impl ReceiverClient {
                     error: answer.error,
                 },
                 Err(error) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: None,
                     response: String::new(),

@@ -12,7 +12,7 @@ use axum::{
 };
 use http::StatusCode;
 
-use self::view::DeliveryView;
+use self::view::{DeliveryView, Retry};
 use super::{
     App,
     error::ApiError,
@@ -26,7 +26,7 @@ use crate::{
     events::EventType,
     resources::DeliveryPhase,
     service::{
-        deliveries::Selection,
+        deliveries::{Selection, When},
         id::{DeliveryId, WebhookId},
     },
 };
@@ -89,7 +89,7 @@ pub async fn list(
 
 /// Shows a delivery
 ///
-/// With every attempt.
+/// With what is sent, and every attempt.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
@@ -103,20 +103,24 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
     Inner(delivery): Inner<DeliveryId>,
 ) -> Result<Response, ApiError> {
-    let delivery = app.service.delivery(caller.namespace(), id, delivery).await?;
-    response::single(StatusCode::OK, &delivery, DeliveryView::of(&delivery), None)
+    let (webhook, delivery) = app.service.delivery(caller.namespace(), id, delivery).await?;
+    let view = DeliveryView::with_request(&delivery, &webhook.webhook);
+    response::single(StatusCode::OK, &delivery, view, None)
 }
 
-/// Sends a delivery again
+/// Sends a delivery now
 ///
-/// The same event, byte for byte, with a fresh ladder of retries. Allowed from `delivered` and `exhausted`; 409 for one that
-/// is `pending` or `held`, which goes out by itself.
+/// The same event, byte for byte, whatever the delivery's status. One that is `delivered` or `exhausted` is sent again, with all
+/// its retries. One that is `pending` is sent at once; if that fails, its next attempt is due when it was before, and the retries
+/// are not used up any faster. One of a webhook that was disabled is sent once, which shows whether the receiver is mended, and
+/// is held if that fails. Where the webhook is not active, or cannot be sent to, it is sent once that is so; the message
+/// says it. What is being sent just now is sent again only if that fails.
 #[utoipa::path(
     post,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
     operation_id = "redeliver",
     tag = "deliveries",
-    responses((status = 202, description = "The delivery is being sent again", body = Single<DeliveryView<'static>>)),
+    responses((status = 202, description = "The delivery is being sent", body = Single<DeliveryView<'static>>)),
 )]
 pub async fn redeliver(
     State(app): State<Arc<App>>,
@@ -138,16 +142,59 @@ pub async fn redeliver(
             &precondition,
         )
         .await?;
-    let again = if redelivered.webhook.webhook.is_active() {
-        "is being sent again"
-    } else {
-        "is sent again once the webhook is active"
-    };
     let delivery = &redelivered.delivery;
-    let message = format!("Delivery {} {again}.", delivery.id());
-    let view = DeliveryView::of(delivery);
+    let message = format!("Delivery {} {}.", delivery.id(), told(redelivered.when));
+    let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::replayed_if(redelivered.before, response))
+}
+
+/// When it is sent, for people.
+pub(super) fn told(when: When) -> &'static str {
+    match when {
+        When::Now => "is being sent now",
+        When::NowOnce => "is being sent now, once: its webhook is disabled",
+        When::OnceActive => "is sent once the webhook is active",
+        When::OnceUnblocked => "is sent once its webhook can be sent to again",
+        When::Delivered => "has been delivered meanwhile",
+    }
+}
+
+/// Sends now what is pending
+///
+/// Every pending delivery of the webhook, tests apart, now and not at its next attempt, in the order of their events. Those that
+/// fail keep their next attempt, and the retries are not used up any faster. What a disabled webhook holds is not
+/// pending: enable it, or send one of them with `redeliver`.
+#[utoipa::path(
+    post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
+    responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
+)]
+pub async fn retry(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<WebhookId>,
+    IfMatch(precondition): IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let post = Post::with_optional_body(request).await?;
+    post.fields.finish()?;
+    let retried = app
+        .service
+        .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
+        .await?;
+    let message = match retried.count {
+        0 => "Nothing is pending.".to_owned(),
+        1 => "One delivery is being sent now.".to_owned(),
+        many => format!("{many} deliveries are being sent now."),
+    };
+    let body = Single {
+        data: Retry {
+            retried: retried.count,
+        },
+        message: Some(message),
+    };
+    let response = response::json(StatusCode::ACCEPTED, &body, 128)?;
+    Ok(idempotency::replayed_if(retried.before, response))
 }
 
 #[cfg(test)]

@@ -5,17 +5,21 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::super::{
-    deliveries::view::DeliveryView,
+    deliveries::{
+        told,
+        view::{DeliveryView, Retry},
+    },
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
     view::Pagination,
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
+    events::{EventType, catalogue},
     lifecycle::Action,
     resources::{Delivery, DeliveryPhase, Instance, Webhook},
     service::{
-        deliveries::check_finished,
+        deliveries::When,
         error::{Error, protected, quota_used_up},
         idempotency,
         index::Indexed as _,
@@ -79,14 +83,16 @@ fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
     } else {
         status["attempts"] = json!([{ "at": "2026-11-21T10:02:31.25Z", "durationMs": 42, "statusCode": 200, "response": "ok" }]);
     }
+    let (event, created_at) = ("evt_5m2k8x1ta4q7hz0c", "2026-11-21T10:02:31Z");
+    let body = catalogue::example_body(EventType::InstanceCreated, event, created_at.parse().ok()?);
     let object = json!({
         "metadata": {
             "name": DELIVERY_ID.replace('_', "-"), "creationTimestamp": "2026-11-21T10:02:31Z",
             "labels": { "stellage.dev/finished": "true" },
         },
         "spec": {
-            "webhook": WEBHOOK_ID.replace('_', "-"), "eventId": "evt_5m2k8x1ta4q7hz0c", "eventType": "instance.created",
-            "eventCreatedAt": "2026-11-21T10:02:31Z", "body": "{}",
+            "webhook": WEBHOOK_ID.replace('_', "-"), "eventId": event, "eventType": "instance.created",
+            "eventCreatedAt": created_at, "body": body,
         },
         "status": status,
     });
@@ -167,7 +173,8 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         | "recoverWebhook"
         | "listDeliveries"
         | "getDelivery"
-        | "redeliver" => webhooks(operation),
+        | "redeliver"
+        | "retryDeliveries" => webhooks(operation),
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
@@ -183,7 +190,7 @@ fn webhooks(operation: &str) -> Option<Value> {
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
     let sent = |message: &str| {
         let delivery = delivery(DeliveryPhase::Pending)?;
-        Some(json!({ "data": DeliveryView::of(&delivery), "message": message }))
+        Some(json!({ "data": DeliveryView::with_request(&delivery, &shown.webhook), "message": message }))
     };
     let delivered = delivery(DeliveryPhase::Delivered)?;
     match operation {
@@ -204,8 +211,11 @@ fn webhooks(operation: &str) -> Option<Value> {
         "listDeliveries" => {
             Some(json!({ "data": [DeliveryView::of(&delivered)], "pagination": Pagination::new(1, 20, 1) }))
         }
-        "getDelivery" => Some(json!({ "data": DeliveryView::of(&delivered) })),
-        "redeliver" => sent("Delivery dlv_2m8x1ta4q7hz0c9k is being sent again."),
+        "getDelivery" => Some(json!({ "data": DeliveryView::with_request(&delivered, &shown.webhook) })),
+        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", told(When::Now))),
+        "retryDeliveries" => {
+            Some(json!({ "data": Retry { retried: 3 }, "message": "3 deliveries are being sent now." }))
+        }
         _ => Some(json!({ "data": WebhookView::of(&shown) })),
     }
 }
@@ -213,7 +223,6 @@ fn webhooks(operation: &str) -> Option<Value> {
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
         "webhook" => Some(not_active()),
-        "delivery" => check_finished(DeliveryPhase::Pending).err(),
         _ => instance("stopped", "Stopped", None).and_then(|shown| check_state(Action::Reboot, &shown).err()),
     };
     refusal.map_or_else(ApiError::fault, ApiError::from)

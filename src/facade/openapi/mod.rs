@@ -71,6 +71,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::detail))
         .routes(routes!(deliveries::redeliver))
+        .routes(routes!(deliveries::retry))
         .routes(routes!(catalogue::plans))
         .routes(routes!(catalogue::regions))
         .routes(routes!(catalogue::images))
@@ -193,6 +194,7 @@ mod tests {
             "POST /v1/instances/{id}/start",
             "POST /v1/instances/{id}/stop",
             "POST /v1/webhooks",
+            "POST /v1/webhooks/{id}/deliveries/retry",
             "POST /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
             "POST /v1/webhooks/{id}/recover",
             "POST /v1/webhooks/{id}/rotate-secret",

@@ -57,7 +57,7 @@ pub async fn test(
         "An example of {} is being sent to {}.",
         delivery.spec.event_type, tested.item.webhook.spec.url
     );
-    let view = DeliveryView::of(delivery);
+    let view = DeliveryView::with_request(delivery, &tested.item.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::replayed_if(tested.before, response))
 }

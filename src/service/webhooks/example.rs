@@ -38,9 +38,9 @@ pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<Even
     })
 }
 
-/// `invalid_state` for a test of a webhook that nothing is sent to.
+/// `invalid_state` for a webhook that nothing is sent to.
 pub fn not_active() -> Error {
-    let message = "is not active; set it to true with PATCH, then test";
+    let message = "is not active; set active to true with PATCH first";
     Error {
         details: vec![Detail::new("active", "invalid_state", message)],
         ..Error::new(ErrorKind::InvalidState, format!("the webhook {message}"))

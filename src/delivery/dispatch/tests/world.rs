@@ -475,7 +475,10 @@ impl World {
             if let Command::Attempt { job, webhook, .. } = &command {
                 let (job, gate) = (&self.dispatcher.jobs[job], self.dispatcher.queues[webhook].gate());
                 let is_wanted = gate == Gate::Disabled && job.request().is_some();
-                assert!(gate == Gate::Open || job.test || is_wanted, "{webhook} is {gate:?}");
+                assert!(
+                    gate == Gate::Open || job.test || is_wanted,
+                    "{webhook} is {gate:?}"
+                );
             }
             self.commands.push(command);
         }
@@ -916,7 +919,13 @@ impl World {
         assert!(d.timers.is_empty() && d.orphans.is_empty());
         for (webhook, it) in &d.queues {
             assert!(self.hooks.contains_key(webhook), "{webhook} is left over");
-            assert!(it.first_attempts.is_empty() && it.waiting() == 0 && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
+            assert!(
+                it.first_attempts.is_empty()
+                    && it.waiting() == 0
+                    && it.in_flight == 0
+                    && it.draining == 0
+                    && it.pending == 0
+            );
         }
         for (job, record) in &self.deliveries {
             assert!(record.is_finished(), "{job} is not finished: {record:#?}");
