@@ -151,12 +151,12 @@ impl Dispatcher {
     fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
         let mut keys = self.jobs_of(webhook);
         // Those too that somebody wanted sent before, and that were not yet.
-        let is_kept = |job: &&Job| {
+        let is_kept = |job: &Job| {
             job.state == State::Held
                 || job.phase() == DeliveryPhase::Held
                     && matches!(job.state, State::Ready(_) | State::Waiting(_))
         };
-        keys.retain(|key| self.jobs.get(key).filter(is_kept).is_some());
+        keys.retain(|key| self.jobs.get(key).is_some_and(is_kept));
         keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
         for key in keys {
             self.withdraw(&key);

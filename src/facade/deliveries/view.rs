@@ -285,7 +285,9 @@ mod tests {
         }))
         .unwrap();
         let mut delivery = delivery("Pending", false);
-        let shown = |delivery: &Delivery| serde_json::to_value(DeliveryView::with_request(delivery, &webhook)).unwrap();
+        let shown = |delivery: &Delivery| {
+            serde_json::to_value(DeliveryView::with_request(delivery, &webhook)).unwrap()
+        };
         let mut expected = json!({
             "url": "https://example.com/hook",
             "headers": {
