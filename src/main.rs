@@ -1,10 +1,13 @@
 //! The `stellage` program: arguments, then run.
 
-use std::process::ExitCode;
+use std::{io::Write as _, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use stellage::{
-    cli,
+    cli::{
+        self,
+        completions::{self, Shell},
+    },
     serve::serve,
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
@@ -43,12 +46,68 @@ enum Command {
         controller: ControllerSettings,
     },
     #[command(flatten)]
-    Administration(cli::Command),
+    Client(cli::Command),
+    /// Print the completions of a shell
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+const COMPLETIONS: &str = "\
+Examples:
+  source <(stellage completions bash)
+  stellage completions zsh > \"${fpath[1]}/_stellage\"
+  stellage completions fish > ~/.config/fish/completions/stellage.fish";
+
+/// The arguments of `stellage`; or of `kubectl stellage`, if that is how this was called.
+fn arguments() -> clap::Command {
+    let command = Arguments::command();
+    if cli::program() == "stellage" {
+        command
+    } else {
+        as_plugin(command.name(cli::PLUGIN).bin_name(cli::program()))
+    }
+}
+
+/// With the examples as they are typed with kubectl.
+fn as_plugin(command: clap::Command) -> clap::Command {
+    let examples = command
+        .get_after_help()
+        .map(|help| help.to_string().replace("  stellage ", "  kubectl stellage "));
+    let command = match examples {
+        Some(examples) => command.after_help(examples),
+        None => command,
+    };
+    command.mut_subcommands(as_plugin)
+}
+
+/// What kubectl asks for to complete `kubectl stellage …`, if that is what this was called for.
+fn answer_to_kubectl() -> Option<String> {
+    let mut words = std::env::args();
+    let called_as = words.next()?;
+    let is_asked = called_as.rsplit('/').next() == Some(completions::PLUGIN_COMPLETER);
+    is_asked.then(|| {
+        let words: Vec<String> = words.collect();
+        completions::answer_to_kubectl(&Arguments::command(), &words)
+    })
+}
+
+/// Prints a text. A reader that has gone away is no error.
+fn print(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    if let Some(answer) = answer_to_kubectl() {
+        print(&answer);
+        return ExitCode::SUCCESS;
+    }
+    let arguments = Arguments::from_arg_matches(&arguments().get_matches());
+    let arguments = arguments.unwrap_or_else(|error| error.exit());
+    let result: Result<(), Box<dyn std::error::Error>> = match arguments.command {
         Command::Run {
             common,
             api,
@@ -60,9 +119,17 @@ async fn main() -> ExitCode {
         Command::Controller { common, controller } => {
             serve(common, None, Some(controller)).await.map_err(Into::into)
         }
-        Command::Administration(command) => cli::run(command)
-            .await
-            .map_err(Box::<dyn std::error::Error>::from),
+        Command::Client(command) => match cli::run(command).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                eprintln!("error: {error}");
+                return ExitCode::from(error.exit_code());
+            }
+        },
+        Command::Completions { shell } => {
+            print(completions::script(shell, &mut Arguments::command()).trim_end());
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -41,6 +41,8 @@ webhook: active true, secret true
 delivery: instance.created delivered 200
 deliveries: 1
 deleted: 204
+key: read, of 20 webhooks 0
+revoked: 204
 ";
 
 /// The program and the pins in one language.

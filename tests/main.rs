@@ -1,5 +1,5 @@
 //! Tests against a real API server: one module a subject. They share one control plane and one operator; a test that
-//! kills something, or counts every write, starts its own.
+//! kills something, or counts every write, starts its own. `imports` needs none: it reads the source.
 
 #![allow(
     clippy::expect_used,
@@ -11,6 +11,7 @@
 
 mod accounts;
 mod clients;
+mod commands;
 mod delivery;
 mod docs;
 mod examples;

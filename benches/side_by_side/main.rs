@@ -19,8 +19,9 @@
 //! which makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to standard error, the table to standard output. `--quick` tries the bench itself, with numbers that mean
-//! nothing. Parts can be named: `instances`, `webhooks`, or one of `webhooks-sender`, `webhooks-rates`, `webhooks-hostile`,
-//! `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`.
+//! nothing. Parts can be named: `instances`, `reads` (of these (a) and (b) alone), `webhooks`, or one of `webhooks-sender`,
+//! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`; so `make bench ARGS='--quick webhooks-rates'`. With
+//! `--baseline PATH` reads are also measured beside another build of `stellage`.
 
 mod account;
 mod bare_client;
@@ -40,7 +41,10 @@ mod webhooks;
 mod wire;
 mod writes;
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use account::Account;
 use cluster::Cluster;
@@ -70,36 +74,48 @@ async fn main() -> Result<()> {
 struct Wanted {
     sizes: Sizes,
     instances: bool,
+    reads: bool,
+    /// Another build of `stellage` to measure reads beside.
+    baseline: Option<PathBuf>,
     webhooks: Vec<Part>,
 }
 
 impl Wanted {
-    fn of(arguments: impl Iterator<Item = String>) -> Result<Self> {
+    fn of(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
         let mut wanted = Self {
             sizes: Sizes::FULL,
             instances: false,
+            reads: false,
+            baseline: None,
             webhooks: Vec::new(),
         };
-        for argument in arguments {
+        while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 // What cargo adds.
                 "--bench" => {}
                 "--quick" => wanted.sizes = Sizes::QUICK,
+                "--baseline" => {
+                    let path = arguments
+                        .next()
+                        .ok_or("--baseline needs the path of a stellage binary")?;
+                    wanted.baseline = Some(path.into());
+                }
                 "instances" => wanted.instances = true,
+                "reads" => wanted.reads = true,
                 "webhooks" => wanted.webhooks.extend(Part::ALL),
                 name => {
                     let part = Part::ALL.into_iter().find(|part| part.name() == name);
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither --quick nor a part; there are: instances, webhooks, {names}"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part; there are: instances, reads, webhooks, {names}"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
                 }
             }
         }
-        if !wanted.instances && wanted.webhooks.is_empty() {
+        if !wanted.instances && !wanted.reads && wanted.webhooks.is_empty() {
             wanted.instances = true;
             wanted.webhooks.extend(Part::ALL);
         }
@@ -107,11 +123,12 @@ impl Wanted {
     }
 
     async fn measure(self) -> Result<Table> {
-        let mut table = if self.instances {
-            measure(&self.sizes).await?
-        } else {
-            Table::default()
-        };
+        let mut table = Table::default();
+        if self.instances {
+            measure(&mut table, self.baseline.as_deref(), &self.sizes).await?;
+        } else if self.reads {
+            measure_reads(&mut table, self.baseline.as_deref(), &self.sizes).await?;
+        }
         for part in self.webhooks {
             part.measure(&mut table, &self.sizes).await?;
         }
@@ -120,9 +137,8 @@ impl Wanted {
 }
 
 /// Everything, in the order in which each part leaves behind what the next one needs.
-async fn measure(sizes: &Sizes) -> Result<Table> {
+async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
     let cluster = Cluster::start().await?;
-    let mut table = Table::default();
 
     // A cluster without instances, then the first thousand.
     let mut product = Product::run(&cluster).await?;
@@ -148,17 +164,48 @@ async fn measure(sizes: &Sizes) -> Result<Table> {
     let mut product = Product::run(&cluster).await?;
     let large_fresh = footprint::settled(&product, sizes).await?;
     let idle = footprint::idle(&product, sizes).await?;
-    reads::measure(&mut table, &cluster, &product, &account, sizes).await?;
+    read_beside(table, &cluster, &product, baseline, &account, sizes).await?;
     product.stop().await?;
 
     // (c) last: its objects are of no use to anybody else.
-    creates::measure(&mut table, &cluster, &account, sizes).await?;
+    creates::measure(table, &cluster, &account, sizes).await?;
     cluster.stop().await;
 
-    convergence::report(&mut table, &converged, &[bare_before, bare_after]);
+    convergence::report(table, &converged, &[bare_before, bare_after]);
     let (small, large) = ([small_fresh, small_after], [large_fresh, large_after]);
-    footprint::report(&mut table, sizes, empty, small, large, idle);
-    Ok(table)
+    footprint::report(table, sizes, empty, small, large, idle);
+    Ok(())
+}
+
+/// (a) and (b) alone.
+async fn measure_reads(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut product = Product::run(&cluster).await?;
+    let account = Account::create(&cluster, &product).await?;
+    convergence::converge(&cluster, &product, &account, "all", sizes.large).await?;
+    read_beside(table, &cluster, &product, baseline, &account, sizes).await?;
+    product.stop().await?;
+    cluster.stop().await;
+    Ok(())
+}
+
+async fn read_beside(
+    table: &mut Table,
+    cluster: &Cluster,
+    product: &Product,
+    baseline: Option<&Path>,
+    account: &Account,
+    sizes: &Sizes,
+) -> Result<()> {
+    let mut before = match baseline {
+        Some(program) => Some(Product::api_of(cluster, program).await?),
+        None => None,
+    };
+    reads::measure(table, cluster, product, before.as_ref(), account, sizes).await?;
+    if let Some(before) = &mut before {
+        before.stop().await?;
+    }
+    Ok(())
 }
 
 /// A line of progress.

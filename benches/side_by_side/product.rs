@@ -1,6 +1,7 @@
 //! The program under test: the built `stellage`, started as a user would.
 
 use std::{
+    path::Path,
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
@@ -33,24 +34,34 @@ pub struct Product {
 impl Product {
     /// `stellage run` whose servers are ready at once.
     pub async fn run(cluster: &Cluster) -> Result<Self> {
-        Self::start(cluster, "run", &[]).await
+        Self::start(cluster, STELLAGE.as_ref(), "run", &[]).await
     }
 
     /// The same, with more arguments.
     pub async fn run_with(cluster: &Cluster, arguments: &[String]) -> Result<Self> {
-        Self::start(cluster, "run", arguments).await
+        Self::start(cluster, STELLAGE.as_ref(), "run", arguments).await
     }
 
     /// `stellage api`: the facade without controllers.
     pub async fn api(cluster: &Cluster) -> Result<Self> {
-        Self::start(cluster, "api", &[]).await
+        Self::api_of(cluster, STELLAGE.as_ref()).await
     }
 
-    async fn start(cluster: &Cluster, subcommand: &str, arguments: &[String]) -> Result<Self> {
+    /// `api` of another build of `stellage`.
+    pub async fn api_of(cluster: &Cluster, program: &Path) -> Result<Self> {
+        Self::start(cluster, program, "api", &[]).await
+    }
+
+    async fn start(
+        cluster: &Cluster,
+        program: &Path,
+        subcommand: &str,
+        arguments: &[String],
+    ) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let ready_file = cluster.plane.folder().join(format!("{name}.json"));
-        let mut command = Command::new(STELLAGE);
+        let mut command = Command::new(program);
         command
             .args([
                 subcommand,

@@ -2,8 +2,10 @@
 //! and rate limit; beside the API server's answer to the same question (`LIST` with limit=20, `GET`) and beside an axum
 //! handler that sends the same bytes.
 //!
-//! The three take turns under the same load. The API server is asked as an administrator, for whom it checks the least.
-//! Requests a second on a shared machine include the load generator's own work, the same for all three but for TLS, so the
+//! With `--baseline` another build of `stellage`, such as that of an earlier commit, is measured beside them.
+//!
+//! They take turns under the same load. The API server is asked as an administrator, for whom it checks the least.
+//! Requests a second on a shared machine include the load generator's own work, the same for all but for TLS, so the
 //! processor time that each server itself takes for a request is told too.
 
 use serde_json::Value;
@@ -23,7 +25,7 @@ use crate::{
     wire::Target,
 };
 
-/// One of the three.
+/// One of those that are measured.
 struct Side {
     name: &'static str,
     target: Target,
@@ -108,6 +110,7 @@ pub async fn measure(
     table: &mut Table,
     cluster: &Cluster,
     product: &Product,
+    baseline: Option<&Product>,
     account: &Account,
     sizes: &Sizes,
 ) -> Result<()> {
@@ -147,11 +150,15 @@ pub async fn measure(
         ("(b) detail", &detail, &raw_detail),
     ] {
         say(&format!("{label} out of {}", sizes.large));
-        let mut rivals = [
+        let mut rivals = vec![
             Side::new("facade", &facade, path, vec![product.pid]),
-            Side::new("bare handler", &handler, path, vec![bare.pid()]),
             Side::new("API server", &cluster.admin, raw, cluster.api_server_pids()),
+            Side::new("bare handler", &handler, path, vec![bare.pid()]),
         ];
+        if let Some(baseline) = baseline {
+            let before = baseline.facade(&account.key)?;
+            rivals.push(Side::new("baseline", &before, path, vec![baseline.pid]));
+        }
         for _ in 0..sizes.rounds {
             for side in &mut rivals {
                 side.turn(sizes).await?;
@@ -163,19 +170,21 @@ pub async fn measure(
     Ok(())
 }
 
-fn report(table: &mut Table, label: &str, [facade, bare, raw]: &[Side; 3]) {
+fn report(table: &mut Table, label: &str, sides: &[Side]) {
+    let [facade, others @ ..] = sides else { return };
     let rate = |side: &Side| format!("{:.0}/s", side.rate());
     let p99 = |side: &Side| format!("{:.2} ms", side.p99());
     let cost = |side: &Side| format!("{:.0} µs", side.cost());
-    let aims = [(raw, "API server", 20.0), (bare, "bare handler", 0.7)];
-    for (n, (other, name, aim)) in aims.into_iter().enumerate() {
+    let aims = [Some(Aim::AtLeast(20.0)), Some(Aim::AtLeast(0.7)), None];
+    for (n, (other, aim)) in others.iter().zip(aims).enumerate() {
+        let name = other.name;
         let label = if n == 0 { label } else { "   " };
         table.ratio(
             &format!("{label} requests/s, facade : {name}"),
             &rate(facade),
             &rate(other),
             facade.rate() / other.rate(),
-            Some(Aim::AtLeast(aim)),
+            aim,
         );
         table.ratio(
             &format!("    p99, facade : {name}"),

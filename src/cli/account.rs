@@ -16,6 +16,7 @@ use super::{
     connect::Cluster,
     duration,
     output::{self, Output},
+    program::program,
 };
 use crate::resources::{
     Account, AccountSpec,
@@ -171,7 +172,10 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
         return output::json(&accounts.iter().map(view).collect::<Vec<_>>());
     }
     if accounts.is_empty() {
-        output::note("There are no accounts. `stellage account create NAME --email E` makes one.");
+        output::note(&format!(
+            "There are no accounts. `{} account create NAME --email E` makes one.",
+            program()
+        ));
         return Ok(());
     }
     let now = Timestamp::now();
@@ -193,7 +197,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
         })
         .collect();
     output::line(&output::table(
-        ["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
+        &["NAME", "ID", "EMAIL", "NAMESPACE", "QUOTA", "READY", "AGE"],
         &rows,
     ));
     Ok(())
@@ -224,9 +228,7 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
         ("Ready", readiness(&view)),
         ("Message", view.message.unwrap_or("-").to_owned()),
     ];
-    for (name, value) in lines {
-        output::line(&format!("{:<18}{value}", format!("{name}:")));
-    }
+    output::line(&output::description(&lines));
     Ok(())
 }
 

@@ -13,6 +13,8 @@ use crate::runtime::{
 /// A cluster, and how it is called.
 pub(super) struct Cluster {
     pub(super) client: Client,
+    /// The namespace of the kubeconfig's context, or the one that this runs in.
+    pub(super) namespace: String,
     url: String,
 }
 
@@ -28,9 +30,14 @@ impl Cluster {
             )
         })?;
         let url = config.cluster_url.to_string();
+        let namespace = config.default_namespace.clone();
         let client = client::connect(config, Health::default())
             .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
-        Ok(Self { client, url })
+        Ok(Self {
+            client,
+            namespace,
+            url,
+        })
     }
 
     /// Makes an API call. `doing` says what for, as in "list accounts".
@@ -74,13 +81,14 @@ impl Failure {
         Self { code, error }
     }
 
+    /// Whether the API server answered with `code`.
+    pub(super) fn is(&self, code: u16) -> bool {
+        self.code == Some(code)
+    }
+
     /// The error to show: `special` if the API server answered with `code`.
     pub(super) fn or(self, code: u16, special: impl FnOnce() -> CliError) -> CliError {
-        if self.code == Some(code) {
-            special()
-        } else {
-            *self.error
-        }
+        if self.is(code) { special() } else { *self.error }
     }
 }
 

@@ -8,17 +8,19 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
 };
-use rand::RngExt as _;
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 
 use super::{
     CliError, account,
     connect::Cluster,
     duration,
     output::{self, Output},
+    program::program,
 };
-use crate::resources::{Account, ApiKey, ApiKeySpec, KeyScope, ids};
+use crate::{
+    resources::{Account, ApiKey, KeyScope, ids},
+    service::keys::new_key,
+};
 
 /// How long a new key waits for its account.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -115,19 +117,11 @@ pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
-    let key = random_key();
+    let (key, spec) = new_key(args.scope, args.expires);
     let name = args
         .name
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
-    let mut object = ApiKey::new(
-        &name,
-        ApiKeySpec {
-            sha256: hex::encode(Sha256::digest(key.as_bytes())),
-            scope: args.scope,
-            expires_at: args.expires,
-            last_characters: Some(key[key.len() - 4..].to_owned()),
-        },
-    );
+    let mut object = ApiKey::new(&name, spec);
     object.metadata.namespace = Some(namespace(&account)?.to_owned());
     let api = Api::<ApiKey>::namespaced(cluster.client.clone(), namespace(&account)?);
     cluster
@@ -157,7 +151,8 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         |end| format!("it works until {end}"),
     );
     output::note(&format!(
-        "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `stellage key revoke {name} --account {account}`.",
+        "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `{stellage} key revoke {name} --account {account}`.",
+        stellage = program(),
         account = args.account,
         scope = scope_word(args.scope),
     ));
@@ -206,7 +201,8 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     if keys.is_empty() {
         let account = args.account.as_deref().unwrap_or("NAME");
         output::note(&format!(
-            "There are no keys. `stellage key create --account {account}` makes one."
+            "There are no keys. `{} key create --account {account}` makes one.",
+            program()
         ));
         return Ok(());
     }
@@ -230,7 +226,7 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         })
         .collect();
     output::line(&output::table(
-        ["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
+        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
         &rows,
     ));
     Ok(())
@@ -276,7 +272,8 @@ fn namespace(account: &Account) -> Result<&str, CliError> {
     account.owned_namespace().ok_or_else(|| CliError::NotReady {
         name: account.name_any(),
         what: format!(
-            "has no namespace, and so no keys\n`stellage account show {}` shows why.",
+            "has no namespace, and so no keys\n`{} account show {}` shows why.",
+            program(),
             account.name_any()
         ),
     })
@@ -286,29 +283,5 @@ const fn scope_word(scope: KeyScope) -> &'static str {
     match scope {
         KeyScope::Read => "read",
         KeyScope::Write => "write",
-    }
-}
-
-/// `stl_` and 43 letters and digits: 256 bits. No `-` or `_` in it, so that a double click takes all of it.
-fn random_key() -> String {
-    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    let mut rng = rand::rng();
-    let secret: String = (0..43)
-        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
-        .collect();
-    format!("stl_{secret}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_random_and_safe_to_paste() {
-        let (a, b) = (random_key(), random_key());
-        assert_ne!(a, b);
-        assert_eq!(a.len(), 47);
-        let secret = a.strip_prefix("stl_").unwrap();
-        assert!(secret.bytes().all(|c| c.is_ascii_alphanumeric()));
     }
 }

@@ -12,6 +12,7 @@ use super::CliError;
 pub(super) enum Output {
     /// For people.
     #[default]
+    #[value(alias = "table")]
     Text,
     /// For scripts.
     Json,
@@ -35,21 +36,72 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
 }
 
 /// A table with aligned columns, as kubectl prints it.
-pub(super) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
-    let mut widths = head.map(str::len);
+pub(super) fn table<R: AsRef<[String]>>(head: &[&str], rows: &[R]) -> String {
+    let mut widths: Vec<usize> = head.iter().map(|cell| cell.len()).collect();
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let render = |cells: [&str; N]| {
-        let cells = cells.iter().zip(widths);
+    let render = |cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&widths);
         let padded: Vec<String> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
         padded.join("   ").trim_end().to_owned()
     };
-    let mut lines = vec![render(head)];
-    lines.extend(rows.iter().map(|row| render(row.each_ref().map(String::as_str))));
+    let mut lines = vec![render(&mut head.iter().copied())];
+    lines.extend(
+        rows.iter()
+            .map(|row| render(&mut row.as_ref().iter().map(String::as_str))),
+    );
     lines.join("\n")
+}
+
+/// `Name: value` lines with aligned values, as `kubectl describe` prints them. A value of several lines stays aligned.
+pub(super) fn description(fields: &[(&str, String)]) -> String {
+    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 3;
+    let lines = fields.iter().map(|(name, value)| {
+        let value = value
+            .lines()
+            .collect::<Vec<_>>()
+            .join(&format!("\n{:width$}", ""));
+        format!("{:<width$}{value}", format!("{name}:"))
+            .trim_end()
+            .to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A value that may be missing.
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Text that others wrote, such as a receiver's answer, made safe for a terminal: control characters are escaped, since
+/// they could move the cursor, change colours or the title. Line breaks and tabs stay.
+pub(super) fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        // The second range turns the direction of writing around.
+        let is_harmful = character.is_control() && !matches!(character, '\n' | '\t')
+            || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if is_harmful {
+            safe.extend(character.escape_default());
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
+}
+
+/// One line of at most `longest` characters, for a cell of a table.
+pub(super) fn cell(text: &str, longest: usize) -> String {
+    let line = printable(text).replace(['\n', '\t'], " ");
+    if line.chars().count() <= longest {
+        return line;
+    }
+    let mut cut: String = line.chars().take(longest.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
 }
 
 #[cfg(test)]
@@ -63,8 +115,22 @@ mod tests {
             ["longer".to_owned(), "-".to_owned()],
         ];
         assert_eq!(
-            table(["NAME", "READY"], &rows),
+            table(&["NAME", "READY"], &rows),
             "NAME     READY\na        true\nlonger   -"
         );
+    }
+
+    #[test]
+    fn descriptions_are_aligned_over_lines() {
+        let fields = [("Name", "web".to_owned()), ("Body", "a\nb".to_owned())];
+        assert_eq!(description(&fields), "Name:  web\nBody:  a\n       b");
+    }
+
+    #[test]
+    fn what_others_wrote_cannot_steer_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\r\n\tc"), "a\\u{1b}[2Jb\\r\n\tc");
+        assert_eq!(printable("\u{202e}txt \u{9b}1m é"), "\\u{202e}txt \\u{9b}1m é");
+        assert_eq!(cell("one\ntwo", 20), "one two");
+        assert_eq!(cell("äöüäöü", 4), "äöü…");
     }
 }

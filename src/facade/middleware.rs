@@ -404,7 +404,7 @@ mod tests {
     async fn a_panic_is_a_500_in_the_format() {
         let app = synced().app;
         let path = "/v1/panic";
-        let routes = Routes {
+        let only = Routes {
             with_key: Router::new().route("/v1/other", get(async || "")),
             without_key: Router::new().route(path, get(async || -> &'static str { panic!("on purpose") })),
             served: vec![Served {
@@ -413,7 +413,7 @@ mod tests {
             }],
         };
         let metrics = Metrics::new();
-        let router = around(routes, &app, &metrics);
+        let router = around(only, &app, &metrics);
         let (status, _, body) = ask(&Facade { app, router }, "GET", path, None).await;
         assert_eq!((status, &body["error"]["code"]), (500, &json!("server_error")));
         assert!(!body.to_string().contains("on purpose"));

@@ -3,12 +3,13 @@
 //! A request's way: `middleware` (request id, key, scope, rate limit, panics, metrics, the one error format), then a handler
 //! in the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
-//! - `instances`, `webhooks`, `deliveries`, `catalogue`: the resources, with their bodies and views;
+//! - `instances`, `webhooks`, `deliveries`, `account`, `keys`, `catalogue`: the resources, with their bodies and views;
 //! - `middleware`: what every request goes through; `authentication`, `rate_limit`: parts of it;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: what handlers take from a request;
 //! - `response`, `view`, `error`: answers;
 //! - [`openapi`]: the routes, and the document that is made of them.
 
+mod account;
 mod authentication;
 mod body;
 mod catalogue;
@@ -18,6 +19,7 @@ mod extract;
 mod fields;
 mod idempotency;
 mod instances;
+mod keys;
 mod middleware;
 pub mod openapi;
 mod precondition;

@@ -5,11 +5,13 @@
 //!   facade shows it before the controller has seen the object, so both always tell the same;
 //! - [`decide()`]: the next status, given what the provider shows;
 //! - `decision`: what goes into a decision, and what comes out of it;
+//! - [`explain()`]: why an instance is not as asked;
 //! - `summary`: how a status is told, in conditions and Events.
 
 pub mod actions;
 mod decide;
 mod decision;
+mod explain;
 pub mod requests;
 mod summary;
 #[cfg(test)]
@@ -18,6 +20,7 @@ mod tests;
 pub use actions::Action;
 pub use decide::decide;
 pub use decision::{Audience, Decision, Gate, Note, Seen};
+pub use explain::{Explanation, explain};
 pub use requests::{project, take_on};
 
 pub use crate::providers::Timings;

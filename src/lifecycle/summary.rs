@@ -124,7 +124,7 @@ fn summarise(
         } else {
             ""
         };
-        let (reason, what) = under_way(operation.kind);
+        let (reason, what) = in_progress(operation.kind);
         return Summary {
             ready: Some(false),
             reconciling: true,
@@ -162,9 +162,9 @@ fn good(reason: &'static str, message: &str) -> Summary {
     }
 }
 
-const fn under_way(kind: OperationKind) -> (&'static str, &'static str) {
+pub(super) const fn in_progress(kind: OperationKind) -> (&'static str, &'static str) {
     match kind {
-        OperationKind::Create => ("Provisioning", "the server is being made"),
+        OperationKind::Create => ("Provisioning", "the server is being created"),
         OperationKind::Start => ("Starting", "the server is being powered on"),
         OperationKind::Stop => ("Stopping", "the guest is asked to shut down"),
         OperationKind::PowerOff => ("PoweringOff", "the power is being cut"),
@@ -254,7 +254,7 @@ pub(super) fn notes(
         notes.push(normal("Recovered", "the server is on again".to_owned()));
     }
     if let Some(operation) = began {
-        let (reason, message) = under_way(operation.kind);
+        let (reason, message) = in_progress(operation.kind);
         notes.push(normal(reason, message.to_owned()));
     }
     let forced = |status: &InstanceStatus| status.operation.as_ref().is_some_and(|op| op.forced);

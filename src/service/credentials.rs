@@ -1,6 +1,10 @@
 //! Who asks: API keys and the accounts that they belong to, fed by watches.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -8,10 +12,13 @@ use parking_lot::RwLock;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::error::{Error, ErrorKind};
+use super::{
+    error::{Error, ErrorKind},
+    index::{Object as _, Progress},
+};
 use crate::{
-    resources::{Account, ApiKey, KeyScope},
-    runtime::watch::{Change, Listener},
+    resources::{Account, ApiKey, KeyScope, ids},
+    runtime::watch::{Change, Listener, revision},
 };
 
 type KeyDigest = [u8; 32];
@@ -25,6 +32,14 @@ pub struct Tenant {
     pub uid: Box<str>,
     /// The namespace that belongs to it.
     pub namespace: Box<str>,
+    /// Public id of the account holder, `usr_…`.
+    pub id: Box<str>,
+    /// E-mail address of the account holder.
+    pub email: Box<str>,
+    /// When the Account was created.
+    pub created_at: Timestamp,
+    /// Instances that it may have; `None`: any number.
+    pub instance_quota: Option<u32>,
     /// Webhooks that it may have.
     pub webhook_quota: u32,
     /// Whether the Account is being deleted: it serves what it has, and gets nothing new.
@@ -84,11 +99,20 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
+    /// The same that the watch's store has.
+    object: Arc<ApiKey>,
 }
+
+/// Newest first, then by name.
+type ListKey = (Reverse<Timestamp>, Box<str>);
 
 /// The index of keys and accounts.
 #[derive(Default)]
-pub struct Credentials(RwLock<Tables>);
+pub struct Credentials {
+    tables: RwLock<Tables>,
+    /// How far the watch of keys has come.
+    progress: Progress,
+}
 
 #[derive(Default)]
 struct Tables {
@@ -96,6 +120,8 @@ struct Tables {
     accounts_listed: bool,
     /// By namespace and name.
     keys: HashMap<(Box<str>, Box<str>), Arc<Key>>,
+    /// Those that can be listed, by namespace.
+    listed: HashMap<Box<str>, BTreeMap<ListKey, Arc<Key>>>,
     /// Oldest first, so that a copy of somebody's digest is never the one that counts.
     by_digest: HashMap<KeyDigest, Vec<Arc<Key>>>,
     /// By the Account's name.
@@ -121,7 +147,7 @@ impl Credentials {
     /// read for the first time.
     pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
         let digest = KeyDigest::from(Sha256::digest(key.as_bytes()));
-        let tables = self.0.read();
+        let tables = self.tables.read();
         if !(tables.keys_listed && tables.accounts_listed) {
             return Err(Error::unavailable("the service is starting; try again"));
         }
@@ -133,11 +159,64 @@ impl Credentials {
         })
     }
 
+    /// One page of the keys in a namespace, newest first, and how many there are in all. `page` counts from 1.
+    pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
+        let tables = self.tables.read();
+        let Some(keys) = tables.listed.get(namespace) else {
+            return (Vec::new(), 0);
+        };
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let shown = keys.values().skip(skip).take(limit);
+        (shown.map(|key| key.object.clone()).collect(), keys.len())
+    }
+
+    /// How many keys there are in a namespace.
+    pub fn count(&self, namespace: &str) -> usize {
+        self.tables.read().listed.get(namespace).map_or(0, BTreeMap::len)
+    }
+
+    /// The key with this name, as the watch shows it.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ApiKey>> {
+        let tables = self.tables.read();
+        let key = tables.keys.get(&(namespace.into(), name.into()))?;
+        Some(key.object.clone())
+    }
+
+    /// How far the watch of keys has come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
     fn keys_changed(&self, change: &Change<ApiKey>) {
-        let mut tables = self.0.write();
+        self.update_keys(change);
+        // Only now: whoever waits looks at once.
+        match change {
+            Change::Replaced(keys) => {
+                let newest = keys.iter().map(|key| revision(&**key)).max();
+                self.progress.listed(newest.unwrap_or(0));
+            }
+            Change::Applied(key) => {
+                if key.is_terminating() {
+                    self.progress.removed(key.uid());
+                }
+                self.progress.reached(revision(&**key));
+            }
+            Change::Deleted(key) => {
+                self.progress.removed(key.uid());
+                self.progress.reached(revision(&**key));
+            }
+            Change::Unreadable(_) => {}
+        }
+    }
+
+    fn update_keys(&self, change: &Change<ApiKey>) {
+        let mut tables = self.tables.write();
         match change {
             Change::Replaced(keys) => {
                 tables.keys.clear();
+                tables.listed.clear();
                 tables.by_digest.clear();
                 tables.keys_listed = true;
                 for key in keys {
@@ -156,7 +235,7 @@ impl Credentials {
     }
 
     fn accounts_changed(&self, change: &Change<Account>) {
-        let mut tables = self.0.write();
+        let mut tables = self.tables.write();
         match change {
             Change::Replaced(accounts) => {
                 tables.tenants.clear();
@@ -189,7 +268,7 @@ impl Tables {
         })
     }
 
-    fn insert_key(&mut self, object: &ApiKey) {
+    fn insert_key(&mut self, object: &Arc<ApiKey>) {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, whatever holds it back.
         if object.metadata.deletion_timestamp.is_some()
@@ -204,7 +283,10 @@ impl Tables {
             age: age(&object.metadata),
             scope: object.spec.scope,
             expires_at: object.spec.expires_at,
+            object: object.clone(),
         });
+        let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
+        in_namespace.insert(list_key(object), key.clone());
         let same = self.by_digest.entry(digest).or_default();
         same.push(key.clone());
         same.sort_by(|a, b| a.age.cmp(&b.age));
@@ -215,6 +297,12 @@ impl Tables {
         let Some(key) = self.keys.remove(name) else {
             return;
         };
+        if let Some(in_namespace) = self.listed.get_mut(&key.namespace) {
+            in_namespace.remove(&list_key(&key.object));
+            if in_namespace.is_empty() {
+                self.listed.remove(&key.namespace);
+            }
+        }
         if let Some(same) = self.by_digest.get_mut(&key.digest) {
             same.retain(|other| !Arc::ptr_eq(other, &key));
             if same.is_empty() {
@@ -232,6 +320,10 @@ impl Tables {
             account: account.metadata.name.as_deref().unwrap_or_default().into(),
             uid: account.metadata.uid.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
+            id: ids::account_id(account.metadata.uid.as_deref().unwrap_or_default()).into(),
+            email: account.spec.email.as_str().into(),
+            created_at: age(&account.metadata).0,
+            instance_quota: account.spec.instance_quota.and_then(|n| u32::try_from(n).ok()),
             webhook_quota: account.webhook_quota(),
             is_terminating: account.metadata.deletion_timestamp.is_some(),
             rate_limit: account.rate_limit_per_hour(),
@@ -254,6 +346,14 @@ impl Tables {
             }
         }
     }
+}
+
+fn list_key(key: &ApiKey) -> ListKey {
+    let created = key.metadata.creation_timestamp.as_ref();
+    (
+        Reverse(created.map_or(Timestamp::MIN, |time| time.0)),
+        key.name().into(),
+    )
 }
 
 fn name_of(metadata: &ObjectMeta) -> (Box<str>, Box<str>) {
@@ -373,7 +473,7 @@ mod tests {
         assert!(ask(&keys, "secret").is_ok());
         keys.keys_changed(&Change::Deleted(Arc::new(expiring)));
         refusal(ask(&keys, "secret"));
-        assert!(keys.0.read().by_digest.is_empty());
+        assert!(keys.tables.read().by_digest.is_empty());
     }
 
     #[test]

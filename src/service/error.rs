@@ -174,6 +174,7 @@ fn refused(status: &Status) -> Error {
         404 => Error::no_such(match status.details.as_ref().map(|d| d.kind.as_str()) {
             Some("webhooks") => "webhook",
             Some("deliveries") => "delivery",
+            Some("apikeys") => "API key",
             _ => "instance",
         }),
         409 => Error::new(

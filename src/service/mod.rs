@@ -1,7 +1,8 @@
 //! What an account holder can do, without HTTP. The REST facade is a face over it.
 //!
 //! - [`instances`], [`webhooks`], [`deliveries`]: the resources, one folder each;
-//! - [`credentials`]: API keys and the accounts that they belong to;
+//! - [`account`], [`keys`]: the account itself, and its API keys;
+//! - [`credentials`]: the index of keys and accounts, which tells whose a key is;
 //! - [`index`]: what the watches show, in memory, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, decided again when somebody else was faster;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are done once, or for one version only;
@@ -9,6 +10,7 @@
 //!
 //! The service is stateless: it reads from watches, writes to the API server, and never talks to a provider, but for usage.
 
+pub mod account;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;
@@ -16,6 +18,7 @@ pub mod id;
 pub mod idempotency;
 pub mod index;
 pub mod instances;
+pub mod keys;
 pub mod nonce;
 pub mod precondition;
 pub mod store;

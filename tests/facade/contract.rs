@@ -6,6 +6,36 @@ use stellage::facade::openapi;
 
 use crate::support::{Answer, Tenant};
 
+/// An operation of the document.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub method: Method,
+    /// With placeholders.
+    pub path: String,
+    /// The example of its body, if it takes one.
+    pub body: Option<Value>,
+}
+
+/// Every operation that needs a key.
+pub fn endpoints() -> Vec<Endpoint> {
+    let paths = openapi::value()["paths"].as_object().unwrap();
+    let mut endpoints = Vec::new();
+    for (path, operations) in paths {
+        for (method, operation) in operations.as_object().unwrap() {
+            if operation.get("security").is_none() {
+                let example = operation.pointer("/requestBody/content/application~1json/example");
+                endpoints.push(Endpoint {
+                    method: method.to_ascii_uppercase().parse().unwrap(),
+                    path: path.clone(),
+                    body: example.cloned(),
+                });
+            }
+        }
+    }
+    assert!(endpoints.len() > 25, "{endpoints:#?}");
+    endpoints
+}
+
 /// Calls, and fails on an answer that the document does not describe, word for word: fields that it does not know count as
 /// wrong here, although clients have to put up with them.
 pub async fn call(

@@ -1,11 +1,17 @@
-//! Two accounts, every endpoint, the other's ids: the same answer as for an unknown id, byte for byte.
+//! Two accounts, every endpoint of the document, the other's ids: the same answer as for an unknown id, byte for byte. And
+//! what a key may, on every endpoint.
 
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, api::ListParams};
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::InstanceState;
+use stellage::resources::{ApiKey, Delivery, Instance, InstanceState, Webhook};
 
-use super::{contract, create, order, wait_for};
-use crate::support::{Answer, Tenant};
+use super::{
+    contract::{self, Endpoint},
+    create, order, wait_for, webhooks,
+};
+use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
 /// An answer without what is another one each time.
 pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
@@ -23,60 +29,181 @@ pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
     (answer.status.as_u16(), body.to_string(), headers)
 }
 
-#[tokio::test]
-async fn anothers_id_is_like_an_unknown_one_on_every_endpoint() {
-    let (ada, bob) = (Tenant::new("iso-ada").await, Tenant::new("iso-bob").await);
-    let named = create(&ada, "web").await;
-    let derived = ada.apply("by-hand", |_| {}).await.id();
-    for name in [named.as_str(), "by-hand"] {
-        ada.wait_for_state(name, InstanceState::Running).await;
+/// What a path can name, as the account that owns it sees it.
+struct Ids {
+    instance: String,
+    webhook: String,
+    delivery: String,
+    key: String,
+}
+
+impl Ids {
+    async fn of(tenant: &Tenant) -> Self {
+        let webhook = webhooks::create(tenant).await;
+        let test = format!("{}/test", webhooks::url_of(&webhook));
+        let delivery = contract::expect(tenant, 202, Method::POST, &test, None, &[]).await;
+        let key = contract::expect(tenant, 201, Method::POST, "/v1/keys", None, &[]).await;
+        let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
+        Self {
+            instance: create(tenant, "web").await,
+            webhook: webhook["id"].as_str().unwrap().to_owned(),
+            delivery: id(&delivery),
+            key: id(&key),
+        }
     }
-    // The last write that the controller does by itself.
-    ada.wait_for_clear_outboxes().await;
-    let before = ada
-        .instances()
-        .get(&named)
-        .await
-        .unwrap()
-        .metadata
-        .resource_version;
-    let change = json!({ "name": "mine" });
-    let image = json!({ "image": "debian-12" });
-    let endpoints = [
-        (Method::GET, "", None),
-        (Method::GET, "?include=metrics", None),
-        (Method::PATCH, "", Some(&change)),
-        (Method::DELETE, "", None),
-        (Method::POST, "/start", None),
-        (Method::POST, "/stop", None),
-        (Method::POST, "/poweroff", None),
-        (Method::POST, "/reboot", None),
-        (Method::POST, "/rebuild", Some(&image)),
-    ];
-    for (method, rest, body) in endpoints {
+
+    fn unknown() -> Self {
+        Self {
+            instance: "i-0000000000000000".to_owned(),
+            webhook: "wh_0000000000000000".to_owned(),
+            delivery: "dlv_0000000000000000".to_owned(),
+            key: "key-0000000000000000".to_owned(),
+        }
+    }
+
+    fn nonsense() -> Self {
+        Self {
+            instance: "nonsense".to_owned(),
+            webhook: "nonsense".to_owned(),
+            delivery: "nonsense".to_owned(),
+            key: "-nonsense-".to_owned(),
+        }
+    }
+
+    fn fill(&self, path: &str) -> String {
+        let id = match path {
+            path if path.starts_with("/v1/instances/") => &self.instance,
+            path if path.starts_with("/v1/webhooks/") => &self.webhook,
+            path if path.starts_with("/v1/keys/") => &self.key,
+            path => panic!("whose ids are in {path}?"),
+        };
+        path.replace("{id}", id).replace("{delivery_id}", &self.delivery)
+    }
+}
+
+/// What a tenant has, without what only the controllers write.
+async fn look(tenant: &Tenant) -> Vec<String> {
+    let everything = ListParams::default();
+    let (kube, namespace) = (tenant.kube.clone(), &tenant.namespace);
+    let instances: Api<Instance> = Api::namespaced(kube.clone(), namespace);
+    let hooks: Api<Webhook> = Api::namespaced(kube.clone(), namespace);
+    let deliveries: Api<Delivery> = Api::namespaced(kube.clone(), namespace);
+    let secrets: Api<Secret> = Api::namespaced(kube.clone(), namespace);
+    let keys: Api<ApiKey> = Api::namespaced(kube, namespace);
+    let mut seen: Vec<String> = Vec::new();
+    for object in instances.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    for object in hooks.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    for object in deliveries.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    for object in secrets.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.data));
+    }
+    for object in keys.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    seen.sort();
+    seen
+}
+
+#[tokio::test]
+async fn anothers_ids_are_like_unknown_ones_on_every_endpoint_of_the_document() {
+    let (ada, bob) = (Tenant::new("iso-ada").await, Tenant::new("iso-bob").await);
+    let (theirs, own) = (Ids::of(&ada).await, Ids::of(&bob).await);
+    let before = look(&ada).await;
+    for Endpoint { method, path, body } in contract::endpoints() {
+        if !path.contains("{id}") {
+            continue;
+        }
         for headers in [&[][..], &[("If-Match", "*")], &[("Idempotency-Key", "k")]] {
             let mut answers = Vec::new();
-            for id in [
-                named.as_str(),
-                &derived,
-                "i-0000000000000000",
-                "nonsense",
-                "by-hand",
-            ] {
-                let path = format!("/v1/instances/{id}{rest}");
-                let answer = contract::call(&bob, method.clone(), &path, body, headers).await;
+            for ids in [&theirs, &Ids::unknown(), &Ids::nonsense()] {
+                let path = ids.fill(&path);
+                let answer = contract::call(&bob, method.clone(), &path, body.as_ref(), headers).await;
                 assert_eq!(answer.status, 404, "{method} {path}: {answer:?}");
                 answers.push(without_traces(&answer));
             }
             assert!(
                 answers.windows(2).all(|pair| pair[0] == pair[1]),
-                "{method} {rest}: {answers:#?}"
+                "{method} {path}: {answers:#?}"
             );
         }
+        if path.contains("{delivery_id}") {
+            // Another's delivery is not to be had through a webhook of one's own either.
+            let path = path
+                .replace("{id}", &own.webhook)
+                .replace("{delivery_id}", &theirs.delivery);
+            contract::expect(&bob, 404, method, &path, body.as_ref(), &[]).await;
+        }
     }
-    let list = bob.call(Method::GET, "/v1/instances", None).await.json();
-    assert_eq!(list["pagination"]["total"], 0);
-    // The same key of two accounts makes two instances.
+    assert_eq!(look(&ada).await, before, "nothing was written");
+}
+
+#[tokio::test]
+async fn a_list_and_the_account_show_ones_own_alone() {
+    let (ada, bob) = (
+        Tenant::new("iso-list-ada").await,
+        Tenant::new("iso-list-bob").await,
+    );
+    let theirs = Ids::of(&ada).await;
+    for Endpoint { method, path, .. } in contract::endpoints() {
+        if method != Method::GET || path.contains("{id}") {
+            continue;
+        }
+        let answer = contract::expect(&bob, 200, Method::GET, &path, None, &[]).await;
+        for id in [&theirs.instance, &theirs.webhook, &theirs.key, &ada.namespace] {
+            assert!(!answer.text.contains(id.as_str()), "{path}: {}", answer.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_answered_and_with_a_read_key_nothing_is_changed() {
+    let mut tenant = Tenant::new("iso-read").await;
+    let ids = Ids::of(&tenant).await;
+    let before = look(&tenant).await.len() + 1;
+    tenant.key = new_key(shared().await.plane, "iso-read", "read");
+    eventually(
+        "the key to be known",
+        async || tenant.call(Method::GET, "/v1/plans", None).await.status.as_u16(),
+        |status| *status == 200,
+    )
+    .await;
+    let fill = |path: &str| {
+        if path.contains("{id}") {
+            ids.fill(path)
+        } else {
+            path.to_owned()
+        }
+    };
+    for Endpoint { method, path, body } in contract::endpoints() {
+        let path = fill(&path);
+        if method == Method::GET {
+            contract::expect(&tenant, 200, method, &path, None, &[]).await;
+        } else {
+            let refused = contract::expect(&tenant, 403, method, &path, body.as_ref(), &[]).await;
+            assert_eq!(contract::code(&refused), "token_readonly", "{path}");
+        }
+    }
+    tenant.key = "nobody's".to_owned();
+    for Endpoint { method, path, body } in contract::endpoints() {
+        let refused = contract::expect(&tenant, 401, method, &fill(&path), body.as_ref(), &[]).await;
+        assert_eq!(contract::code(&refused), "unauthorized", "{path}");
+    }
+    assert_eq!(
+        look(&tenant).await.len(),
+        before,
+        "nothing but the read key was created"
+    );
+}
+
+#[tokio::test]
+async fn the_same_idempotency_key_of_two_accounts_makes_two_instances() {
+    let (ada, bob) = (Tenant::new("iso-key-ada").await, Tenant::new("iso-key-bob").await);
     let mut ids = Vec::new();
     for tenant in [&ada, &bob] {
         let headers = [("Idempotency-Key", "the-same")];
@@ -93,20 +220,32 @@ async fn anothers_id_is_like_an_unknown_one_on_every_endpoint() {
         ids.push(answer.json()["data"]["id"].clone());
     }
     assert_ne!(ids[0], ids[1]);
-    // An object under a name that is another account's id harms nobody.
+}
+
+#[tokio::test]
+async fn an_object_whose_name_is_anothers_id_harms_nobody() {
+    let (ada, bob) = (
+        Tenant::new("iso-copy-ada").await,
+        Tenant::new("iso-copy-bob").await,
+    );
+    let named = create(&ada, "web").await;
+    ada.wait_for_state(&named, InstanceState::Running).await;
+    // The last write that the controller does by itself.
+    ada.wait_for_clear_outboxes().await;
+    let version = async || {
+        ada.instances()
+            .get(&named)
+            .await
+            .unwrap()
+            .metadata
+            .resource_version
+    };
+    let before = version().await;
     bob.apply(&named, |instance| instance.spec.name = Some("copy".to_owned()))
         .await;
     wait_for(&bob, &named, "running").await;
-    let mine = contract::expect(
-        &ada,
-        200,
-        Method::GET,
-        &format!("/v1/instances/{named}"),
-        None,
-        &[],
-    )
-    .await;
+    let path = format!("/v1/instances/{named}");
+    let mine = contract::expect(&ada, 200, Method::GET, &path, None, &[]).await;
     assert_eq!(mine.json()["data"]["name"], "web");
-    let after = ada.instances().get(&named).await.unwrap();
-    assert_eq!(after.metadata.resource_version, before, "nothing was written");
+    assert_eq!(version().await, before, "nothing was written");
 }

@@ -233,3 +233,75 @@ async fn the_catalogue_is_listed_in_pages() {
         "3.1.0"
     );
 }
+
+#[tokio::test]
+async fn an_instance_says_why_it_is_not_as_asked() {
+    let tenant = Tenant::new("rest-why").await;
+    let id = create(&tenant, "web").await;
+    let detail = wait_for(&tenant, &id, "running").await;
+    assert!(detail.get("status_reason").is_none() && detail.get("status_message").is_none());
+    let path = format!("/v1/instances/{id}");
+    let change = json!({ "plan": "business", "reboot": false });
+    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&change), &[]).await;
+    assert_eq!(changed.json()["data"]["status_reason"], "plan_change_pending");
+    let stopped = expect(&tenant, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
+    let stopped = &stopped.json()["data"];
+    assert_eq!(
+        (&stopped["status"], &stopped["status_reason"]),
+        (&serde_json::json!("stopping"), &serde_json::json!("stopping"))
+    );
+
+    tenant
+        .apply("broken", |instance| {
+            let fault = ("simulator.stellage.dev/fault", "provisioning");
+            let annotations = instance.metadata.annotations.get_or_insert_default();
+            annotations.insert(fault.0.to_owned(), fault.1.to_owned());
+        })
+        .await;
+    let object = tenant
+        .wait_for_state("broken", stellage::resources::InstanceState::Error)
+        .await;
+    let broken = wait_for(&tenant, &object.id(), "error").await;
+    assert_eq!(broken["status_reason"], "provisioning_failed", "{broken}");
+    assert!(!broken["status_message"].as_str().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn deletion_protection_is_set_and_lifted_through_rest() {
+    let tenant = Tenant::new("rest-protect").await;
+    let id = create(&tenant, "web").await;
+    let path = format!("/v1/instances/{id}");
+    let protect = |on: bool| json!({ "deletion_protection": on });
+    let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&protect(true)), &[]).await;
+    assert_eq!(changed.json()["data"]["deletion_protection"], true);
+    let refused = expect(&tenant, 409, Method::DELETE, &path, None, &[]).await;
+    assert_eq!(super::contract::code(&refused), "protected");
+    expect(&tenant, 200, Method::PATCH, &path, Some(&protect(false)), &[]).await;
+    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+}
+
+#[tokio::test]
+async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
+    let tenant = Tenant::new("rest-filter").await;
+    for (name, tag) in [("web", "env:prod"), ("web", "env:test"), ("db", "env:prod")] {
+        let mut body = super::order(name);
+        body["tags"] = json!([tag, "team.a"]);
+        expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
+    }
+    let found = async |query: &str| {
+        let path = format!("/v1/instances?{query}");
+        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let items = list["data"].as_array().unwrap().clone();
+        assert_eq!(list["pagination"]["total"], items.len(), "{query}");
+        items
+    };
+    assert_eq!(found("name=web").await.len(), 2);
+    assert_eq!(found("tag=env:prod").await.len(), 2);
+    assert_eq!(
+        found("tag=env%3Aprod&name=db").await[0]["tags"],
+        json!(["env:prod", "team.a"])
+    );
+    for none in ["name=we", "tag=env", "tag=env:prod&region=de-fra-1", "name="] {
+        assert!(found(none).await.is_empty(), "{none}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The REST facade against a real API server, every answer held against the OpenAPI document.
 
+mod account;
 mod contract;
 mod deliveries;
 mod errors;

@@ -1,6 +1,5 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
-use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -8,14 +7,13 @@ use kube::{
 };
 use reqwest::Method;
 use serde_json::{Value, json};
-use stellage::resources::{Account, Webhook};
-use stellage::service::idempotency::IdempotentRequest;
-
-use super::{
-    contract::{call, code, expect, fields},
-    isolation::without_traces,
+use stellage::{
+    resources::{Account, Webhook},
+    service::idempotency::IdempotentRequest,
 };
-use crate::support::{Answer, Tenant, eventually, new_key, shared};
+
+use super::contract::{call, code, expect, fields};
+use crate::support::{Answer, Tenant, eventually, shared};
 
 pub(super) const PATH: &str = "/v1/webhooks";
 
@@ -521,102 +519,40 @@ async fn a_webhook_that_cannot_have_a_secret_is_not_left_behind() {
 }
 
 #[tokio::test]
-async fn a_key_that_may_read_reads_only() {
-    let mut tenant = Tenant::new("hook-read").await;
+async fn a_webhook_shows_its_health_and_what_blocks_it() {
+    let tenant = Tenant::new("hook-health").await;
     let webhook = create(&tenant).await;
-    let path = url_of(&webhook);
-    tenant.key = new_key(shared().await.plane, "hook-read", "read");
-    eventually(
-        "the key to be known",
-        async || tenant.call(Method::GET, PATH, None).await.status.as_u16(),
-        |status| *status == 200,
-    )
-    .await;
-    for readable in [path.clone(), format!("{path}/deliveries")] {
-        expect(&tenant, 200, Method::GET, &readable, None, &[]).await;
-    }
-    let change = json!({ "active": false });
-    let delivery = format!("{path}/deliveries/dlv_0000000000000000/redeliver");
-    for (method, path, body) in [
-        (Method::POST, PATH.to_owned(), Some(&hook())),
-        (Method::PATCH, path.clone(), Some(&change)),
-        (Method::DELETE, path.clone(), None),
-        (Method::POST, format!("{path}/test"), None),
-        (Method::POST, format!("{path}/rotate-secret"), None),
-        (Method::POST, format!("{path}/recover"), None),
-        (Method::POST, delivery, None),
-    ] {
-        let refused = expect(&tenant, 403, method, &path, body, &[]).await;
-        assert_eq!(code(&refused), "token_readonly", "{path}");
-    }
-}
-
-#[tokio::test]
-async fn anothers_webhook_is_like_an_unknown_one_on_every_endpoint() {
-    let (ada, bob) = (Tenant::new("hook-ada").await, Tenant::new("hook-bob").await);
-    let webhook = create(&ada).await;
-    let test = format!("{}/test", url_of(&webhook));
-    let delivery = expect(&ada, 202, Method::POST, &test, None, &[]).await.json()["data"]["id"].clone();
-    let delivery = delivery.as_str().unwrap();
-    let kube = shared().await.plane.client(Identity::Admin).await.unwrap();
-    // The status is the controller's, which writes it when it likes.
-    let look = async || {
-        let secrets: Api<Secret> = Api::namespaced(kube.clone(), "hook-ada");
-        let Webhook { metadata, spec, .. } = webhooks(&ada).get(&name_of(&webhook)).await.unwrap();
-        let secrets = secrets.list(&ListParams::default()).await.unwrap().items;
-        let secrets: Vec<_> = secrets.into_iter().map(|s| s.metadata.resource_version).collect();
-        let deliveries = ada.deliveries_of(&name_of(&webhook)).await.len();
+    let shown = expect(&tenant, 200, Method::GET, &url_of(&webhook), None, &[]).await;
+    let shown = &shown.json()["data"];
+    assert_eq!(
         (
-            metadata.uid,
-            metadata.generation,
-            metadata.annotations,
-            metadata.labels,
-            spec,
-            secrets,
-            deliveries,
-        )
+            &shown["health"],
+            &shown["pending"],
+            &shown["held"],
+            &shown["dropped"]
+        ),
+        (&json!("healthy"), &json!(0), &json!(0), &json!(0))
+    );
+    assert!(shown.get("health_message").is_none() && shown["last_success_at"].is_null());
+    // Made with kubectl, and its Secret is not there.
+    let object: Webhook = serde_json::from_value(json!({
+        "metadata": { "name": "wh-abcdefgh01234567" },
+        "spec": {
+            "url": "https://hooks.example.com/in", "events": ["instance.created"], "secretRef": { "name": "none" },
+        },
+    }))
+    .unwrap();
+    webhooks(&tenant)
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
+    let look = async || {
+        let answer = tenant
+            .call(Method::GET, "/v1/webhooks/wh_abcdefgh01234567", None)
+            .await;
+        answer.json()["data"].clone()
     };
-    let before = look().await;
-    let change = json!({ "active": false });
-    let one = format!("/deliveries/{delivery}");
-    let redeliver = format!("{one}/redeliver");
-    let endpoints = [
-        (Method::GET, "", None),
-        (Method::PATCH, "", Some(&change)),
-        (Method::DELETE, "", None),
-        (Method::POST, "/test", None),
-        (Method::POST, "/rotate-secret", None),
-        (Method::POST, "/recover", None),
-        (Method::GET, "/deliveries", None),
-        (Method::GET, one.as_str(), None),
-        (Method::POST, redeliver.as_str(), None),
-    ];
-    for (method, rest, body) in endpoints {
-        for headers in [&[][..], &[("If-Match", "*")], &[("Idempotency-Key", "k")]] {
-            let mut answers = Vec::new();
-            for id in [
-                webhook["id"].as_str().unwrap(),
-                "wh_0000000000000000",
-                "nonsense",
-                &name_of(&webhook),
-            ] {
-                let path = format!("{PATH}/{id}{rest}");
-                let answer = call(&bob, method.clone(), &path, body, headers).await;
-                assert_eq!(answer.status, 404, "{method} {path}: {answer:?}");
-                answers.push(without_traces(&answer));
-            }
-            assert!(
-                answers.windows(2).all(|pair| pair[0] == pair[1]),
-                "{method} {rest}: {answers:#?}"
-            );
-        }
-    }
-    // Another's delivery is not to be had through a webhook of one's own either.
-    let own = url_of(&create(&bob).await);
-    for (method, rest) in [(Method::GET, &one), (Method::POST, &redeliver)] {
-        expect(&bob, 404, method, &format!("{own}{rest}"), None, &[]).await;
-    }
-    assert_eq!(look().await, before, "nothing was written");
-    let secrets: Api<Secret> = Api::namespaced(kube, "hook-bob");
-    assert_eq!(secrets.list(&ListParams::default()).await.unwrap().items.len(), 1);
+    let blocked = eventually("it to be blocked", look, |shown| shown["health"] == "blocked").await;
+    let message = blocked["health_message"].as_str().unwrap();
+    assert!(message.contains("none"), "{message}");
 }

@@ -241,6 +241,8 @@ impl Supervised {
 
 /// Installs CRDs, admission policy and RBAC, as `make run` does.
 pub fn install(plane: &ControlPlane) {
+    // Every reqwest client wants a default, also one that never speaks TLS; it fails if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let crds = Command::new(STELLAGE)
         .args(["crds", "--with-policies"])
         .output()
@@ -384,7 +386,7 @@ pub struct Tenant {
     pub key: String,
     pub kube: Client,
     pub url: String,
-    http: reqwest::Client,
+    pub http: reqwest::Client,
 }
 
 /// An answer of the REST API.

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::{
     ALL,
-    ledger::{Book, Driver, Expected, Logged, balance, expected},
+    ledger::{Book, Expected, Logged, Workload, balance, expected},
 };
 use crate::support::{
     Operator, PATIENCE, Supervised, Tenant, USUAL_LEASE, eventually, plane_with, receiver_arguments,
@@ -169,11 +169,11 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
         operator,
     };
     let begun = Instant::now();
-    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(50)).await;
+    let workload = Workload::start(&scene.tenant, &scene.names, Duration::from_millis(50)).await;
     let (mut killed, mut done, mut done_at) = (0, 0, begun);
     while killed < kills || done < changes {
-        if driver.count() > done {
-            (done, done_at) = (driver.count(), Instant::now());
+        if workload.count() > done {
+            (done, done_at) = (workload.count(), Instant::now());
         }
         assert!(
             done_at.elapsed() < PATIENCE,
@@ -188,7 +188,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
         }
     }
     // Once more when nothing changes any more: what the dead one left is all that the next one has to go by.
-    let by_instance = driver.stop().await;
+    let by_instance = workload.stop().await;
     mortal.kill().await;
     mortal.rise().await;
     killed += 1;
@@ -211,15 +211,15 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let scene = Scene::new(&plane, &operator, "stored", "all").await;
     let operator = Supervised::new(&plane, operator, &arguments);
     let begun = Instant::now();
-    let driver = Driver::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
+    let workload = Workload::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
     let (mut ready, mut longest) = (begun, Duration::ZERO);
     for round in 0..kills {
         // Once in a while they die before all is well again.
         if round % 4 != 3 {
-            let done = driver.count();
+            let done = workload.count();
             eventually(
                 "changes to go on",
-                async || driver.count(),
+                async || workload.count(),
                 |now| *now >= done + INSTANCES,
             )
             .await;
@@ -240,7 +240,7 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
         plane.start_apiserver().await.unwrap();
         ready = Instant::now();
     }
-    let figures = scene.close(driver.stop().await, begun).await;
+    let figures = scene.close(workload.stop().await, begun).await;
     let restarts = operator.stop().await;
     println!(
         "{kills} kills of API server, etcd or both, {restarts} restarts of the operator, at most {longest:.1?} until {INSTANCES} changes were done again{figures}"

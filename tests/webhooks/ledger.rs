@@ -42,7 +42,7 @@ fn patient() -> watcher::ExponentialBackoff {
 }
 
 /// Stops and starts instances, each again and again with pauses at random, through all failures.
-pub struct Driver {
+pub struct Workload {
     changes: Arc<Mutex<HashMap<String, usize>>>,
     count: Arc<AtomicUsize>,
     stop: CancellationToken,
@@ -50,7 +50,7 @@ pub struct Driver {
     _watch: JoinSet<()>,
 }
 
-impl Driver {
+impl Workload {
     /// For these instances, which run.
     pub async fn start(tenant: &Tenant, names: &[String], pause: Duration) -> Self {
         let (reader, writer) = store::<Instance>();
@@ -66,7 +66,7 @@ impl Driver {
             }
         });
         reader.wait_until_ready().await.unwrap();
-        let mut driver = Self {
+        let mut workload = Self {
             changes: Arc::default(),
             count: Arc::default(),
             stop: CancellationToken::new(),
@@ -78,14 +78,14 @@ impl Driver {
                 api: tenant.instances(),
                 seen: reader.clone(),
                 place: ObjectRef::new(name).within(&tenant.namespace),
-                changes: driver.changes.clone(),
-                count: driver.count.clone(),
+                changes: workload.changes.clone(),
+                count: workload.count.clone(),
                 pause,
             };
-            let stop = driver.stop.clone();
-            driver.tasks.spawn(async move { work.run(&stop).await });
+            let stop = workload.stop.clone();
+            workload.tasks.spawn(async move { work.run(&stop).await });
         }
-        driver
+        workload
     }
 
     /// Changes that are done so far.

@@ -96,7 +96,13 @@ async fn start(
     let (account, key) = product.first_key(&urls.api).await?;
     let kubeconfig: PathBuf = plane.kubeconfig(Identity::Admin);
     let kubeconfig = kubeconfig.to_string_lossy();
-    folder.link_programs(&[("stellage", stellage), ("kubectl", plane.assets().kubectl())])?;
+    folder.link_programs(&[
+        ("stellage", stellage),
+        // A plugin is found by its name: `kubectl stellage`.
+        ("kubectl-stellage", stellage),
+        ("kubectl_complete-stellage", stellage),
+        ("kubectl", plane.assets().kubectl()),
+    ])?;
     folder.write_env(&[
         ("STELLAGE_URL", &urls.api),
         ("STELLAGE_API_KEY", &key),

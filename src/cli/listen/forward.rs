@@ -6,18 +6,12 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use http::{Method, Request, Uri};
-use http_body_util::Full;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
 use jiff::Timestamp;
+use reqwest::{Client, redirect};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
+use url::Url;
 
 use super::outboxes::Recorded;
 use crate::{
@@ -32,13 +26,11 @@ const MAX_SENDING: usize = 16;
 /// Most events that wait for their turn.
 const MAX_WAITING: usize = 1_000;
 
-type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
-
 /// Sends events to one URL. Those of one instance go one after the other, in their order; those of others do not wait for
 /// them.
 pub(super) struct Forwarder {
-    http: Http,
-    url: Uri,
+    http: Client,
+    url: Url,
     keys: SigningKeys,
     waiting: VecDeque<Recorded>,
     /// UIDs of the objects that an event is being sent of.
@@ -48,8 +40,8 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     /// Sends to `url`, signed with `secret`. Certificates are checked against the roots of this machine.
-    pub(super) fn new(url: Uri, secret: &str) -> Result<Self, CliError> {
-        let roots = if url.scheme_str() == Some("https") {
+    pub(super) fn new(url: Url, secret: &str) -> Result<Self, CliError> {
+        let roots = if url.scheme() == "https" {
             system_roots()?
         } else {
             RootCertStore::empty()
@@ -59,16 +51,18 @@ impl Forwarder {
             .map_err(|error| CliError::Certificates(error.to_string()))?
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls)
-            .https_or_http()
-            .enable_all_versions()
-            .build();
-        Ok(Self {
+        let http = Client::builder()
+            .tls_backend_preconfigured(tls)
+            // As a delivery: straight to the receiver, and no further.
+            .no_proxy()
+            .redirect(redirect::Policy::none())
+            .timeout(PATIENCE)
             // Who writes a receiver restarts it all the time: a kept connection would be a dead one.
-            http: Client::builder(TokioExecutor::new())
-                .pool_max_idle_per_host(0)
-                .build(connector),
+            .pool_max_idle_per_host(0)
+            .build()
+            .map_err(|error| CliError::HttpClient(innermost(&error)))?;
+        Ok(Self {
+            http,
             url,
             keys: SigningKeys::new(secret, None),
             waiting: VecDeque::new(),
@@ -116,25 +110,21 @@ impl Forwarder {
 }
 
 /// Sends one event; returns the UID of its object, and what became of it.
-async fn send(http: Http, url: Uri, keys: SigningKeys, event: Recorded) -> (String, String) {
+async fn send(http: Client, url: Url, keys: SigningKeys, event: Recorded) -> (String, String) {
     let Recorded { object, entry } = event;
-    let body = Bytes::from(entry.body);
-    let mut request = Request::new(Full::new(body.clone()));
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = url;
-    *request.headers_mut() = signature::headers(
+    let headers = signature::headers(
         &keys,
         &entry.id,
         entry.event_type.as_str(),
         entry.created_at,
         Timestamp::now(),
-        &body,
+        entry.body.as_bytes(),
     );
     let began = Instant::now();
-    let outcome = match timeout(PATIENCE, http.request(request)).await {
-        Ok(Ok(answer)) => format!("{} in {} ms", answer.status(), began.elapsed().as_millis()),
-        Ok(Err(error)) => format!("not delivered: {}", innermost(&error)),
-        Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
+    let outcome = match http.post(url).headers(headers).body(entry.body).send().await {
+        Ok(answer) => format!("{} in {} ms", answer.status(), began.elapsed().as_millis()),
+        Err(error) if error.is_timeout() => format!("no answer within {} s", PATIENCE.as_secs()),
+        Err(error) => format!("not delivered: {}", innermost(&error)),
     };
     (object, format!("{}: {outcome}", entry.id))
 }
@@ -156,21 +146,16 @@ fn system_roots() -> Result<RootCertStore, CliError> {
 }
 
 /// A URL that events can be passed on to.
-pub(super) fn target(text: &str) -> Result<Uri, String> {
+pub(super) fn target(text: &str) -> Result<Url, String> {
     let example = "such as http://localhost:8080/hook";
-    let url: Uri = text
-        .parse()
-        .map_err(|error| format!("{error}; must be a URL, {example}"))?;
-    if !matches!(url.scheme_str(), Some("http" | "https")) {
+    let url = Url::parse(text).map_err(|error| format!("{error}; must be a URL, {example}"))?;
+    if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("must begin with http:// or https://, {example}"));
     }
-    match url.authority() {
-        Some(authority) if authority.as_str().contains('@') => {
-            Err("must not have a user name or password: what is passed on is signed".to_owned())
-        }
-        Some(authority) if !authority.host().is_empty() => Ok(url),
-        _ => Err(format!("must have a host, {example}")),
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not have a user name or password: what is passed on is signed".to_owned());
     }
+    Ok(url)
 }
 
 #[cfg(test)]

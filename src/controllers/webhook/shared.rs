@@ -28,37 +28,6 @@ use crate::{
 /// How long an outbox entry that the watch shows is left to whoever has just written it.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
-impl Outbox for Shared {
-    fn is_settled(&self, event_id: &str) -> bool {
-        self.state.lock().dispatcher.is_settled(event_id)
-    }
-
-    fn recorded(&self, instance: &Instance, before: i64) {
-        let entries = outbox(instance);
-        let now = self.now();
-        let mut state = self.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        let is_news = entries.last().is_some_and(|entry| entry.sequence > before);
-        // What an earlier process left and the watch has not shown yet may have been sent.
-        let is_left_over =
-            |entry: &OutboxEntry| entry.sequence <= before && !state.dispatcher.knows(&entry.id);
-        let origin = if entries.iter().any(is_left_over) {
-            Origin::Found
-        } else {
-            Origin::Fresh
-        };
-        // Without news, too: what the watch shows of before is known to be old then.
-        see_outbox(&mut state, instance, origin, now);
-        drop(state);
-        if is_news {
-            self.wake.notify_one();
-            self.unverified.notify_one();
-        }
-    }
-}
-
 /// What all parts of the controller work with.
 pub(super) struct Shared {
     pub(super) deps: Deps,
@@ -347,6 +316,37 @@ impl Shared {
             }
         }
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
+    }
+}
+
+impl Outbox for Shared {
+    fn is_settled(&self, event_id: &str) -> bool {
+        self.state.lock().dispatcher.is_settled(event_id)
+    }
+
+    fn recorded(&self, instance: &Instance, before: i64) {
+        let entries = outbox(instance);
+        let now = self.now();
+        let mut state = self.state.lock();
+        if state.tenure.is_none() {
+            return;
+        }
+        let is_news = entries.last().is_some_and(|entry| entry.sequence > before);
+        // What an earlier process left and the watch has not shown yet may have been sent.
+        let is_left_over =
+            |entry: &OutboxEntry| entry.sequence <= before && !state.dispatcher.knows(&entry.id);
+        let origin = if entries.iter().any(is_left_over) {
+            Origin::Found
+        } else {
+            Origin::Fresh
+        };
+        // Without news, too: what the watch shows of before is known to be old then.
+        see_outbox(&mut state, instance, origin, now);
+        drop(state);
+        if is_news {
+            self.wake.notify_one();
+            self.unverified.notify_one();
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
     events::EventType,
     resources::DeliveryPhase,
     service::{
-        deliveries::{Selection, When},
+        deliveries::Selection,
         id::{DeliveryId, WebhookId},
     },
 };
@@ -143,21 +143,10 @@ pub async fn redeliver(
         )
         .await?;
     let delivery = &redelivered.delivery;
-    let message = format!("Delivery {} {}.", delivery.id(), told(redelivered.when));
+    let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.told());
     let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::replayed_if(redelivered.before, response))
-}
-
-/// When it is sent, for people.
-pub(super) fn told(when: When) -> &'static str {
-    match when {
-        When::Now => "is being sent now",
-        When::NowOnce => "is being sent now, once: its webhook is disabled",
-        When::OnceActive => "is sent once the webhook is active",
-        When::OnceUnblocked => "is sent once its webhook can be sent to again",
-        When::Delivered => "has been delivered meanwhile",
-    }
 }
 
 /// Sends now what is pending

@@ -15,7 +15,7 @@ use crate::{
     facade::view::Seconds,
     resources::{Attempt, Delivery, DeliveryPhase, Webhook, delivery::MAX_ATTEMPTS_KEPT},
     service::{
-        deliveries::{created_at, shown_phase},
+        deliveries::{created_at, next_attempt, shown_phase},
         id::{DeliveryId, PublicId as _},
     },
 };
@@ -161,10 +161,7 @@ impl<'a> DeliveryView<'a> {
             event_type: delivery.spec.event_type,
             status: phase.as_str(),
             created_at: Seconds(created_at(delivery)),
-            next_attempt_at: status
-                .filter(|_| phase == DeliveryPhase::Pending && !delivery.is_attempt_requested())
-                .and_then(|status| status.next_attempt_at)
-                .map(Seconds),
+            next_attempt_at: next_attempt(delivery).map(Seconds),
             attempts: attempts[first..].iter().map(AttemptView::of).collect(),
             request: None,
         }

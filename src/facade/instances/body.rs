@@ -38,11 +38,11 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, max_items = 20)]
     pub ssh_keys: Vec<String>,
-    /// Whether a backup is made every day.
+    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub backup_enabled: bool,
-    /// Whether usage is watched and alerts fire.
+    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub monitoring_enabled: bool,
@@ -137,12 +137,15 @@ pub struct ChangeInstance {
     /// The tags, all of them.
     #[schema(nullable = false, schema_with = tags_schema)]
     pub tags: Option<Vec<String>>,
-    /// Whether a backup is made every day.
+    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
     #[schema(nullable = false)]
     pub backup_enabled: Option<bool>,
-    /// Whether usage is watched and alerts fire.
+    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
     #[schema(nullable = false)]
     pub monitoring_enabled: Option<bool>,
+    /// Whether deletion is refused, through REST and kubectl alike.
+    #[schema(nullable = false)]
+    pub deletion_protection: Option<bool>,
 }
 
 impl ChangeInstance {
@@ -152,7 +155,7 @@ impl ChangeInstance {
             return Err(ApiError::invalid(vec![Detail::new(
                 "body",
                 "missing",
-                "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled",
+                "must have at least one of plan, reboot, name, tags, backup_enabled, monitoring_enabled, deletion_protection",
             )]));
         }
         let change = Self {
@@ -162,6 +165,7 @@ impl ChangeInstance {
             tags: read_tags(&mut fields),
             backup_enabled: fields.boolean("backup_enabled"),
             monitoring_enabled: fields.boolean("monitoring_enabled"),
+            deletion_protection: fields.boolean("deletion_protection"),
         };
         fields.immutable(
             "image",
@@ -191,6 +195,8 @@ impl ChangeInstance {
             "updated_at",
             "metrics",
             "pending_plan",
+            "status_reason",
+            "status_message",
         ] {
             fields.immutable(field, "cannot be set by clients");
         }
@@ -211,6 +217,7 @@ impl From<ChangeInstance> for InstanceChange {
             tags: body.tags,
             backup_enabled: body.backup_enabled,
             monitoring_enabled: body.monitoring_enabled,
+            deletion_protection: body.deletion_protection,
         }
     }
 }

@@ -49,6 +49,8 @@ use crate::service::{
         ("limit" = Option<u64>, Query, description = "Most instances on a page; 20 if it is left out.", minimum = 1, maximum = 100, example = 20),
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
         ("region" = Option<String>, Query, description = "Only instances of this region.", example = "fr-par-1"),
+        ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
+        ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
     ),
     responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>)),
 )]
@@ -61,6 +63,8 @@ pub async fn list(
     let filter = Filter {
         status: parameters.get("status"),
         region: parameters.get("region"),
+        name: parameters.get("name"),
+        tag: parameters.get("tag"),
     };
     let (page, total) = app
         .service

@@ -10,6 +10,7 @@ use utoipa::{
 
 use crate::{
     facade::view::Seconds,
+    lifecycle::explain,
     providers::Usage,
     resources::{Instance, InstanceState, Plan},
     runtime::watch,
@@ -37,6 +38,9 @@ pub struct ListItem<'a> {
     /// IPv4 address; `null` until it is known.
     #[schema(required, format = Ipv4, example = "198.18.0.7")]
     ip_address: Option<&'a str>,
+    /// Tags.
+    #[schema(example = json!(["env:prod"]))]
+    tags: &'a [String],
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
@@ -56,6 +60,7 @@ impl<'a> ListItem<'a> {
             plan: shown.plan,
             region: &instance.spec.region,
             ip_address: instance.status.as_ref().and_then(|s| s.ip_address.as_deref()),
+            tags: &instance.spec.tags,
             created_at: Seconds(instance.created_at()),
             updated_at: Seconds(updated_at(instance)),
         }
@@ -126,6 +131,15 @@ pub struct InstanceView<'a> {
     /// Where it is in its lifecycle.
     #[schema(schema_with = status_schema)]
     status: InstanceState,
+    /// Why it is not as asked, for programs: `provisioning`, `stopping`, `guest_shutdown`, `plan_change_pending`,
+    /// `provisioning_failed`, `provider_timeout` and others; more may come. Present only while it is not as asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, pattern = "^[a-z_]+$", example = "provisioning_failed")]
+    status_reason: Option<String>,
+    /// The same for people. Present only while it is not as asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "the provider reports: no capacity in fr-par-1")]
+    status_message: Option<String>,
     /// The plan in effect.
     plan: Plan,
     /// The plan that takes effect with the next reboot, or stop and start; there only while one is awaited.
@@ -153,10 +167,12 @@ pub struct InstanceView<'a> {
     /// Virtual CPUs, of the plan in effect.
     #[schema(example = 1)]
     vcpu: i32,
-    /// Whether a backup is made every day.
+    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
     backup_enabled: bool,
-    /// Whether usage is watched and alerts fire.
+    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
     monitoring_enabled: bool,
+    /// Whether deletion is refused.
+    deletion_protection: bool,
     /// Tags.
     #[schema(example = json!(["env:prod"]))]
     tags: &'a [String],
@@ -175,10 +191,15 @@ impl<'a> InstanceView<'a> {
         let instance = &*shown.instance;
         let (spec, status) = (&instance.spec, instance.status.as_ref());
         let size = shown.plan.size();
+        let (status_reason, status_message) = explain(instance)
+            .map(|why| (snake_case(&why.reason), why.message))
+            .unzip();
         Self {
             id: shown.id,
             name: instance.display_name(),
             status: shown.state,
+            status_reason,
+            status_message,
             plan: shown.plan,
             pending_plan: (spec.plan != shown.plan).then_some(spec.plan),
             region: &spec.region,
@@ -190,11 +211,24 @@ impl<'a> InstanceView<'a> {
             vcpu: size.vcpu,
             backup_enabled: spec.backup_enabled,
             monitoring_enabled: spec.monitoring_enabled,
+            deletion_protection: spec.deletion_protection,
             tags: &spec.tags,
             created_at: Seconds(instance.created_at()),
             metrics,
         }
     }
+}
+
+/// `GuestShutdown` as REST spells it: `guest_shutdown`.
+fn snake_case(reason: &str) -> String {
+    let mut name = String::with_capacity(reason.len() + 4);
+    for letter in reason.chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
 }
 
 /// The image that is installed; before there is one, the one that will be.
@@ -306,8 +340,10 @@ mod tests {
             detail,
             json!({
                 "id": "i-abcdefgh01234567", "name": "web-1", "status": "provisioning", "plan": "starter",
+                "status_reason": "provisioning", "status_message": "the server is being created",
                 "region": "fr-par-1", "image": "debian-13", "ip_address": null, "ipv6_address": null, "disk_size": 40,
-                "memory": 2, "vcpu": 1, "backup_enabled": false, "monitoring_enabled": false, "tags": [],
+                "memory": 2, "vcpu": 1, "backup_enabled": false, "monitoring_enabled": false,
+                "deletion_protection": false, "tags": [],
                 "created_at": "2026-11-21T10:00:00Z",
             })
         );
@@ -335,7 +371,7 @@ mod tests {
             serde_json::to_value(ListItem::of(&shown)).unwrap(),
             json!({
                 "id": "i-abcdefgh01234567", "name": "web-1", "status": "running", "plan": "business", "region": "fr-par-1",
-                "ip_address": "198.18.0.7", "created_at": "2026-11-21T10:00:00Z", "updated_at": "2026-11-21T10:05:00Z",
+                "ip_address": "198.18.0.7", "tags": [], "created_at": "2026-11-21T10:00:00Z", "updated_at": "2026-11-21T10:05:00Z",
             })
         );
     }

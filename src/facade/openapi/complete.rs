@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{deliveries, error::ErrorCode, instances, webhooks},
-    DOCUMENT_PATH, examples, receivers,
+    super::{deliveries, error::ErrorCode, instances, keys, webhooks},
+    DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
 /// What a detail of an error may have as its code.
@@ -32,6 +32,7 @@ pub(super) fn complete(document: &mut Value) {
         instances::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
+        keys::view::shared_schemas(),
         receivers::schemas(),
         shared_by_errors,
     ] {
@@ -60,6 +61,7 @@ pub(super) fn complete(document: &mut Value) {
         "TestWebhook",
         "RotateSecret",
         "RecoverWebhook",
+        "CreateKey",
     ] {
         if let Some(schema) = document.pointer_mut(&format!("/components/schemas/{request}")) {
             // Answers may grow, requests are taken at their word.
@@ -118,11 +120,6 @@ fn refer_to_data(document: &mut Value) {
     }
 }
 
-/// Refers to a schema.
-pub(super) fn schema_reference(name: &str) -> Value {
-    json!({ "$ref": format!("#/components/schemas/{name}") })
-}
-
 /// Comments of the code tell programmers where a rule comes from, on lines of a length. Clients need neither.
 fn tell_clients(document: &mut Value) {
     walk(document, &mut |node| {
@@ -175,7 +172,7 @@ impl Operation<'_> {
     }
 
     fn is_list(self) -> bool {
-        self.method == "get" && !self.path.ends_with('}') && self.needs_key()
+        self.method == "get" && !self.path.ends_with('}') && self.needs_key() && self.path != "/v1/account"
     }
 
     /// What its path is about.
@@ -184,14 +181,16 @@ impl Operation<'_> {
             "delivery"
         } else if self.path.starts_with("/v1/webhooks") {
             "webhook"
+        } else if self.path.starts_with("/v1/keys") {
+            "key"
         } else {
             "instance"
         }
     }
 
-    /// An action whose body may be left out although it has fields.
+    /// A POST whose body may be left out although it has fields.
     fn has_optional_body(self) -> bool {
-        ["/test", "/rotate-secret", "/recover"]
+        ["/test", "/rotate-secret", "/recover", "/v1/keys"]
             .iter()
             .any(|end| self.path.ends_with(end))
     }
@@ -283,6 +282,7 @@ impl Operation<'_> {
         if self.has_id() {
             names.push(match self.word() {
                 "instance" => "InstanceIdParameter",
+                "key" => "KeyIdParameter",
                 _ => "WebhookIdParameter",
             });
         }
@@ -392,6 +392,10 @@ fn parameters() -> Value {
         "WebhookIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the webhook.",
             "schema": schema_reference("WebhookId"), "example": examples::WEBHOOK_ID,
+        },
+        "KeyIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the API key.",
+            "schema": schema_reference("KeyId"), "example": examples::KEY_ID,
         },
         "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",

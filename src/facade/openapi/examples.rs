@@ -5,19 +5,18 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::super::{
-    deliveries::{
-        told,
-        view::{DeliveryView, Retry},
-    },
+    account::AccountView,
+    deliveries::view::{DeliveryView, Retry},
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
+    keys::view::{KeyView, NewKey},
     view::Pagination,
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
     events::{EventType, catalogue},
     lifecycle::Action,
-    resources::{Delivery, DeliveryPhase, Instance, Webhook},
+    resources::{ApiKey, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
         deliveries::When,
         error::{Error, protected, quota_used_up},
@@ -35,6 +34,8 @@ pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
 pub(super) const WEBHOOK_ID: &str = "wh_0c9k2m8x1ta4q7hz";
 /// The id of a delivery.
 pub(super) const DELIVERY_ID: &str = "dlv_2m8x1ta4q7hz0c9k";
+/// The id of an API key.
+pub(super) const KEY_ID: &str = "key-ta4q7hz0c9k2m8x1";
 /// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
@@ -99,6 +100,17 @@ fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
     serde_json::from_value(object).ok()
 }
 
+fn key() -> Option<ApiKey> {
+    let object = json!({
+        "metadata": {
+            "name": KEY_ID, "namespace": "demo", "uid": "0c1d2e3f-6a55-4c7e-9a3a-7c1b7f0e4a5b", "generation": 1,
+            "creationTimestamp": "2026-11-21T10:00:00Z",
+        },
+        "spec": { "sha256": "", "scope": "read", "expiresAt": "2027-02-21T00:00:00Z", "lastCharacters": "xRtY" },
+    });
+    serde_json::from_value(object).ok()
+}
+
 /// The body of a request.
 pub(super) fn request(operation: &str) -> Option<Value> {
     match operation {
@@ -114,6 +126,7 @@ pub(super) fn request(operation: &str) -> Option<Value> {
         "testWebhook" => Some(json!({ "type": "instance.created" })),
         "rotateWebhookSecret" => Some(json!({ "overlap_seconds": 86_400 })),
         "recoverWebhook" => Some(json!({ "since": "2026-11-21T00:00:00Z" })),
+        "createKey" => Some(json!({ "scope": "read", "expires_at": "2027-02-21T00:00:00Z" })),
         _ => None,
     }
 }
@@ -175,6 +188,13 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         | "getDelivery"
         | "redeliver"
         | "retryDeliveries" => webhooks(operation),
+        "getAccount" => Some(json!({ "data": AccountView::example() })),
+        "listKeys" => list(json!([KeyView::of(&key()?)])),
+        "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
+        "createKey" => Some(json!({
+            "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
+            "message": "Store the key now; it will not be shown again.",
+        })),
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
@@ -212,7 +232,7 @@ fn webhooks(operation: &str) -> Option<Value> {
             Some(json!({ "data": [DeliveryView::of(&delivered)], "pagination": Pagination::new(1, 20, 1) }))
         }
         "getDelivery" => Some(json!({ "data": DeliveryView::with_request(&delivered, &shown.webhook) })),
-        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", told(When::Now))),
+        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", When::Now.told())),
         "retryDeliveries" => {
             Some(json!({ "data": Retry { retried: 3 }, "message": "3 deliveries are being sent now." }))
         }
@@ -232,6 +252,7 @@ fn invalid_input(word: &str) -> ApiError {
     let (field, must) = match word {
         "webhook" => ("url", "must begin with https://"),
         "delivery" => ("limit", "must be an integer from 1 to 100"),
+        "key" => ("scope", "must be read or write"),
         _ => ("plan", "must be starter, business, performance or enterprise"),
     };
     ApiError::invalid(vec![
@@ -256,10 +277,10 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
             code,
             "the key has the scope read; this needs one with the scope write",
         ),
-        ErrorCode::ResourceLimitExceeded => quota_used_up(if word == "webhook" {
-            "webhooks"
-        } else {
-            "instances"
+        ErrorCode::ResourceLimitExceeded => quota_used_up(match word {
+            "webhook" => "webhooks",
+            "key" => "API keys",
+            _ => "instances",
         })
         .into(),
         ErrorCode::NotFound => Error::no_such(word).into(),

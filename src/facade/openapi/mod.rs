@@ -12,14 +12,14 @@ use std::sync::{Arc, LazyLock};
 use axum::{Router, response::Response};
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, catalogue, deliveries, error,
+    App, account, catalogue, deliveries, error,
     instances::{self, actions},
-    response, view,
+    keys, response, view,
     webhooks::{self, actions as webhook_actions},
 };
 
@@ -47,6 +47,7 @@ pub struct Served {
         (name = "actions", description = "Operations on a virtual server. Each is done once, however often it is asked for with the same `Idempotency-Key`."),
         (name = "webhooks", description = "Receivers of the account's events. What is sent to them is under `webhooks`."),
         (name = "deliveries", description = "What was sent to a webhook, is being sent, or is held."),
+        (name = "account", description = "The account itself, and its API keys."),
         (name = "catalogue", description = "What can be ordered."),
         (name = "document", description = "This document."),
     ),
@@ -72,6 +73,9 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(deliveries::detail))
         .routes(routes!(deliveries::redeliver))
         .routes(routes!(deliveries::retry))
+        .routes(routes!(account::show))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::detail, keys::revoke))
         .routes(routes!(catalogue::plans))
         .routes(routes!(catalogue::regions))
         .routes(routes!(catalogue::images))
@@ -130,6 +134,11 @@ async fn document() -> Response {
     response::rendered(StatusCode::OK, DOCUMENT.bytes.clone())
 }
 
+/// Refers to a schema of the document.
+fn schema_reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
 fn served(document: &Value) -> Vec<Served> {
     let paths = document["paths"].as_object().into_iter().flatten();
     paths
@@ -175,9 +184,13 @@ mod tests {
         let expected = [
             "DELETE /v1/instances/{id}",
             "DELETE /v1/webhooks/{id}",
+            "DELETE /v1/keys/{id}",
+            "GET /v1/account",
             "GET /v1/images",
             "GET /v1/instances",
             "GET /v1/instances/{id}",
+            "GET /v1/keys",
+            "GET /v1/keys/{id}",
             "GET /v1/openapi.json",
             "GET /v1/plans",
             "GET /v1/regions",
@@ -193,6 +206,7 @@ mod tests {
             "POST /v1/instances/{id}/rebuild",
             "POST /v1/instances/{id}/start",
             "POST /v1/instances/{id}/stop",
+            "POST /v1/keys",
             "POST /v1/webhooks",
             "POST /v1/webhooks/{id}/deliveries/retry",
             "POST /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::complete::schema_reference;
+use super::schema_reference;
 use crate::events::{EventType, catalogue};
 
 /// Whether nothing in the service makes events of this type yet.

@@ -17,7 +17,7 @@ use crate::{
     resources::{DisableReason, Disabled, ids},
     service::{
         id::{PublicId as _, WebhookId},
-        webhooks::IndexedWebhook,
+        webhooks::{Health, IndexedWebhook, health},
     },
 };
 
@@ -36,6 +36,31 @@ pub struct WebhookView<'a> {
     events: &'a [EventType],
     /// Whether events are sent: it is wanted, and the webhook is not disabled.
     active: bool,
+    /// How its deliveries go.
+    #[schema(schema_with = webhook_health)]
+    health: &'static str,
+    /// Why it is not healthy, for people. Present only while it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(
+        nullable = false,
+        example = "the last attempt failed: the receiver answered 503"
+    )]
+    health_message: Option<&'a str>,
+    /// When a delivery last succeeded; `null`: never.
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:02:31Z")]
+    last_success_at: Option<Seconds>,
+    /// When an attempt last failed; `null`: never.
+    #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:01:31Z")]
+    last_failure_at: Option<Seconds>,
+    /// Deliveries that wait for an attempt. This and the other figures can be some ten seconds old.
+    #[schema(minimum = 0, example = 2)]
+    pending: i64,
+    /// Deliveries that are held until the webhook can be sent to again.
+    #[schema(minimum = 0, example = 0)]
+    held: i64,
+    /// Held deliveries that were dropped because there were too many, since the webhook was created.
+    #[schema(minimum = 0, example = 0)]
+    dropped: i64,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
@@ -85,11 +110,21 @@ impl<'a> WebhookView<'a> {
     /// How a list and a detail show a webhook.
     pub fn of(shown: &'a IndexedWebhook) -> Self {
         let webhook = &*shown.webhook;
+        let status = webhook.status.as_ref();
+        let (health, health_message) = health(webhook);
+        let health = health.as_str();
         Self {
             id: shown.id,
             url: &webhook.spec.url,
             events: &webhook.spec.events,
             active: webhook.is_active(),
+            health,
+            health_message,
+            last_success_at: status.and_then(|status| status.last_success_at).map(Seconds),
+            last_failure_at: status.and_then(|status| status.last_failure_at).map(Seconds),
+            pending: status.map_or(0, |status| status.pending),
+            held: status.map_or(0, |status| status.held),
+            dropped: status.map_or(0, |status| status.dropped),
             created_at: Seconds(webhook.created_at()),
             disabled: webhook.disabled().map(DisabledView::of),
         }
@@ -150,6 +185,13 @@ fn webhook_id() -> RefOr<Schema> {
     Ref::from_schema_name("WebhookId").into()
 }
 
+fn webhook_health() -> RefOr<Schema> {
+    schema(&json!({
+        "type": "string", "enum": Health::ALL.map(Health::as_str),
+        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet; `failing`: the last attempt failed, and is retried; `blocked`: it cannot be sent to, because of its URL or its Secret; `disabled`: retries were exhausted, or the receiver answered 410.",
+    }))
+}
+
 fn disable_reason() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": ["retries_exhausted", "gone"],
@@ -190,7 +232,8 @@ mod tests {
             plain,
             json!({
                 "id": "wh_abcdefgh01234567", "url": "https://example.com", "events": ["instance.created"], "active": false,
-                "created_at": "2026-11-21T10:00:00Z",
+                "health": "disabled", "health_message": "m", "last_success_at": null, "last_failure_at": null,
+                "pending": 0, "held": 0, "dropped": 0, "created_at": "2026-11-21T10:00:00Z",
                 "disabled": {
                     "at": "2026-11-21T11:00:00Z", "reason": "retries_exhausted", "message": "m",
                     "delivery_id": "dlv_abcdefgh01234567", "event_id": "evt_1",

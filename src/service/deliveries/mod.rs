@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     bulk::Counted,
-    selection::{Selection, created_at, shown_phase},
+    selection::{Selection, created_at, next_attempt, shown_phase},
 };
 
 use self::selection::is_of;
@@ -27,12 +27,11 @@ use super::{
     nonce::nonce,
     precondition::Precondition,
     store::{contended, pause},
-    webhooks::IndexedWebhook,
+    webhooks::{Health, IndexedWebhook, health},
 };
 use crate::{
     resources::{
         Delivery, DeliveryPhase, Webhook,
-        conditions::{self, READY},
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         instance::IDEMPOTENCY_ANNOTATION,
     },
@@ -76,21 +75,32 @@ pub enum When {
 }
 
 impl When {
-    fn of(webhook: &Webhook) -> Self {
-        let ready = webhook
-            .status
-            .as_ref()
-            .and_then(|status| conditions::find(&status.conditions, READY));
+    /// When a delivery of this webhook is sent.
+    pub fn of(webhook: &Webhook) -> Self {
         if !webhook.spec.active {
-            Self::OnceActive
-        } else if webhook.disabled().is_some() {
-            Self::NowOnce
-        // The condition may still tell of the disablement that was just ended.
-        } else if ready.is_some_and(|ready| ready.status == "False" && ready.reason != "Disabled") {
-            Self::OnceUnblocked
-        } else {
-            Self::Now
+            return Self::OnceActive;
         }
+        match health(webhook).0 {
+            Health::Disabled => Self::NowOnce,
+            Health::Blocked => Self::OnceUnblocked,
+            Health::Healthy | Health::Failing => Self::Now,
+        }
+    }
+
+    /// The same for people, after "delivery dlv_…".
+    pub const fn told(self) -> &'static str {
+        match self {
+            Self::Now => "is being sent now",
+            Self::NowOnce => "is being sent now, once: its webhook is disabled",
+            Self::OnceActive => "is sent once its webhook is active",
+            Self::OnceUnblocked => "is sent once its webhook can be sent to again",
+            Self::Delivered => "has been delivered meanwhile",
+        }
+    }
+
+    /// Whether it is sent although nothing changes.
+    pub const fn is_now(self) -> bool {
+        !matches!(self, Self::OnceActive | Self::OnceUnblocked)
     }
 }
 

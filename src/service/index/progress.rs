@@ -48,7 +48,7 @@ impl Progress {
 
     /// A list came in whose newest object has this revision. It may be lower than what was seen before, where the API
     /// server's data was restored from a backup.
-    pub(super) fn listed(&self, newest: u64) {
+    pub fn listed(&self, newest: u64) {
         let mut inner = self.inner.lock();
         self.synced.store(true, Ordering::Release);
         inner.seen = newest;
@@ -58,7 +58,7 @@ impl Progress {
     }
 
     /// A change with this revision is shown.
-    pub(super) fn reached(&self, revision: u64) {
+    pub fn reached(&self, revision: u64) {
         let mut inner = self.inner.lock();
         if revision > inner.seen {
             inner.seen = revision;
@@ -67,7 +67,7 @@ impl Progress {
     }
 
     /// An object is no longer shown.
-    pub(super) fn removed(&self, uid: &str) {
+    pub fn removed(&self, uid: &str) {
         self.inner.lock().removals.remove(uid);
     }
 

@@ -23,6 +23,8 @@ pub struct InstanceChange {
     pub backup_enabled: Option<bool>,
     /// Whether usage is watched and alerts fire.
     pub monitoring_enabled: Option<bool>,
+    /// Whether deletion is refused.
+    pub deletion_protection: Option<bool>,
 }
 
 impl InstanceChange {
@@ -39,6 +41,7 @@ impl InstanceChange {
         }
         spec.backup_enabled = self.backup_enabled.unwrap_or(spec.backup_enabled);
         spec.monitoring_enabled = self.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
+        spec.deletion_protection = self.deletion_protection.unwrap_or(spec.deletion_protection);
         let (plan, plan_change) = self.wanted_plan(&spec, shown.plan);
         if (plan, plan_change) != (spec.plan, spec.plan_change) {
             check_state(Action::ChangePlan, shown)?;

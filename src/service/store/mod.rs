@@ -17,7 +17,7 @@ use serde_json::Value;
 pub use self::{
     calls::ApiCalls,
     create::{Created, KeyedCreate},
-    modify::{Verdict, contended, pause},
+    modify::{Verdict, contended, merge_patch, pause},
 };
 
 use self::locks::KeyedLocks;

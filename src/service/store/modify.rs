@@ -167,7 +167,7 @@ pub fn contended(word: &str) -> Error {
 }
 
 /// A JSON merge patch of what differs, for this version of the object only; `None` if nothing does.
-fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
+pub fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
     let before = to_map(item.spec());
     let after = to_map(spec);
     let mut changes = Map::new();

@@ -5,9 +5,11 @@
 //!
 //! - `spec`: the objects that requests make and change;
 //! - `secret`: the Secret with the signing secret;
+//! - `health`: how its deliveries go;
 //! - `example`: the deliveries that tests send.
 
 mod example;
+mod health;
 mod secret;
 mod spec;
 
@@ -17,7 +19,8 @@ use jiff::Timestamp;
 
 pub use self::{
     example::{example, example_type, not_active},
-    secret::{Rotated, random_secret},
+    health::{Health, health},
+    secret::{Rotated, SecretChange, random_secret},
     spec::{NewWebhook, WebhookChange},
 };
 

@@ -35,15 +35,18 @@ pub fn random_secret() -> String {
 }
 
 /// What a Secret shall have: the secret, and what is before it.
-struct Change<'a> {
-    webhook: &'a Webhook,
-    secret: &'a str,
+pub struct SecretChange<'a> {
+    /// The webhook, which names the Secret and the key in it.
+    pub webhook: &'a Webhook,
+    /// The signing secret.
+    pub secret: &'a str,
     /// Until when the secret that is there now signs too.
-    previous_until: Option<Timestamp>,
-    annotations: Vec<(&'static str, String)>,
+    pub previous_until: Option<Timestamp>,
+    /// Annotations of the Secret.
+    pub annotations: Vec<(&'static str, String)>,
 }
 
-impl Change<'_> {
+impl SecretChange<'_> {
     /// The data of the keys that change; `None` for a key that goes.
     fn data(&self, before: Option<&Secret>) -> BTreeMap<String, Option<ByteString>> {
         let key = &self.webhook.spec.secret_ref.key;
@@ -66,8 +69,15 @@ impl Change<'_> {
         ])
     }
 
+    /// Whether a secret that is there now signs too for a while.
+    pub fn overlaps(&self, before: Option<&Secret>) -> bool {
+        self.data(before)
+            .get(PREVIOUS_SECRET_KEY)
+            .is_some_and(Option::is_some)
+    }
+
     /// A Secret that is not there yet; it goes with the webhook.
-    fn object(&self) -> Secret {
+    pub fn object(&self) -> Secret {
         let owner = self.webhook.controller_owner_ref(&());
         let annotations = self.annotations.iter();
         Secret {
@@ -98,7 +108,7 @@ impl Change<'_> {
     }
 
     /// A merge patch for this version of a Secret only.
-    fn patch(&self, before: &Secret) -> Value {
+    pub fn patch(&self, before: &Secret) -> Value {
         let annotations: Map<String, Value> = self
             .annotations
             .iter()
@@ -158,7 +168,7 @@ impl Service {
             ));
         }
         let secret = wanted.map_or_else(random_secret, str::to_owned);
-        let change = Change {
+        let change = SecretChange {
             webhook,
             secret: &secret,
             previous_until: None,
@@ -212,7 +222,7 @@ impl Service {
 
     /// Makes a secret the only one.
     pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<(), Error> {
-        let change = Change {
+        let change = SecretChange {
             webhook,
             secret,
             previous_until: None,
@@ -229,7 +239,7 @@ impl Service {
         previous_until: Option<Timestamp>,
         request: Option<&IdempotentRequest>,
     ) -> Result<Rotated, Error> {
-        let change = Change {
+        let change = SecretChange {
             webhook,
             secret,
             previous_until,
@@ -241,7 +251,7 @@ impl Service {
     /// One write, for the version that was read: a secret that somebody else made meanwhile is never lost unseen.
     async fn write_secret(
         &self,
-        change: &Change<'_>,
+        change: &SecretChange<'_>,
         request: Option<&IdempotentRequest>,
     ) -> Result<Rotated, Error> {
         let (namespace, name) = (
@@ -260,7 +270,7 @@ impl Service {
                 }
                 annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(known, "")));
             }
-            let change = Change {
+            let change = SecretChange {
                 annotations,
                 ..*change
             };
@@ -363,7 +373,7 @@ mod tests {
         }
     }
 
-    fn after(before: &Secret, change: &Change<'_>) -> BTreeMap<String, String> {
+    fn after(before: &Secret, change: &SecretChange<'_>) -> BTreeMap<String, String> {
         let mut data = before.data.clone().unwrap_or_default();
         for (key, value) in change.data(Some(before)) {
             match value {
@@ -379,7 +389,7 @@ mod tests {
     #[test]
     fn a_rotation_keeps_the_old_one_beside_the_new_one_and_leaves_other_keys_alone() {
         let webhook = webhook("signing");
-        let mut change = Change {
+        let mut change = SecretChange {
             webhook: &webhook,
             secret: "new",
             previous_until: Some("2026-11-22T10:00:00.5Z".parse().unwrap()),
@@ -410,7 +420,7 @@ mod tests {
     #[test]
     fn a_new_secret_goes_with_its_webhook() {
         let webhook = webhook("secret");
-        let change = Change {
+        let change = SecretChange {
             webhook: &webhook,
             secret: "new",
             previous_until: None,

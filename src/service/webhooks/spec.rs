@@ -60,7 +60,7 @@ pub struct WebhookChange {
 
 impl WebhookChange {
     /// The spec as it will be.
-    pub(super) fn apply(&self, webhook: &Webhook, now: Timestamp) -> WebhookSpec {
+    pub fn apply(&self, webhook: &Webhook, now: Timestamp) -> WebhookSpec {
         let mut spec = webhook.spec.clone();
         if let Some(url) = &self.url {
             spec.url.clone_from(url);

@@ -35,7 +35,7 @@ func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	tour := tour{ctx, client}
-	if err := errors.Join(tour.plans(), tour.instances(), tour.webhooks(os.Args[1])); err != nil {
+	if err := errors.Join(tour.plans(), tour.instances(), tour.webhooks(os.Args[1]), tour.account()); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -258,5 +258,30 @@ func (t tour) deleteWebhook(id stellage.WebhookId) error {
 		return err
 	}
 	fmt.Printf("deleted: %d\n", deleted.StatusCode())
+	return nil
+}
+
+func (t tour) account() error {
+	shown, err := t.client.GetAccountWithResponse(t.ctx, nil)
+	if err != nil {
+		return err
+	}
+	if shown.JSON200 == nil {
+		return unexpected("account", shown)
+	}
+	created, err := t.client.CreateKeyWithResponse(t.ctx, nil, stellage.CreateKey{Scope: new(stellage.KeyScopeRead)})
+	if err != nil {
+		return err
+	}
+	if created.JSON201 == nil {
+		return unexpected("create key", created)
+	}
+	key := created.JSON201.Data
+	fmt.Printf("key: %s, of %d webhooks %d\n", key.Scope, *shown.JSON200.Data.Quotas.Webhooks.Limit, shown.JSON200.Data.Quotas.Webhooks.Used)
+	revoked, err := t.client.RevokeKeyWithResponse(t.ctx, key.Id, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("revoked: %d\n", revoked.StatusCode())
 	return nil
 }

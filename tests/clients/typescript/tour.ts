@@ -107,6 +107,15 @@ async function webhooks(url: string): Promise<void> {
   console.log(`deleted: ${deleted.response.status}`);
 }
 
+async function account(): Promise<void> {
+  const { quotas } = success(await client.GET("/v1/account")).data;
+  const key = success(await client.POST("/v1/keys", { body: { scope: "read" } })).data;
+  console.log(`key: ${key.scope}, of ${quotas.webhooks.limit} webhooks ${quotas.webhooks.used}`);
+  const revoked = await client.DELETE("/v1/keys/{id}", { params: { path: { id: key.id } } });
+  console.log(`revoked: ${revoked.response.status}`);
+}
+
 await plans();
 await instances();
 await webhooks(receiver);
+await account();

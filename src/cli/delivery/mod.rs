@@ -1,0 +1,344 @@
+//! `stellage delivery …`: what was sent to a webhook, what was answered, and once more.
+
+mod view;
+
+use std::{
+    cmp::Reverse,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use clap::{
+    Args, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+};
+use jiff::Timestamp;
+use kube::{ResourceExt as _, api::ListParams};
+use serde_json::json;
+
+use super::{
+    CliError,
+    change::change,
+    connect::Cluster,
+    objects::{self, InNamespace},
+    output::{self, Output, printable},
+    program::program,
+    wait::{self, Progress, Waiting},
+};
+use crate::{
+    events::EventType,
+    resources::{Delivery, DeliveryPhase, Webhook, delivery::WEBHOOK_LABEL},
+    service::deliveries::{When, created_at, next_attempt, send_now, shown_phase},
+};
+
+/// List and show what was sent to webhooks, and send it again.
+///
+/// Each command acts as you, with the rights that you have with kubectl.
+#[derive(Debug, Subcommand)]
+pub enum DeliveryCommand {
+    /// List the deliveries of a webhook, newest first
+    #[command(visible_alias = "ls", after_help = LIST)]
+    List(ListArgs),
+    /// Show one delivery: what is sent, and every attempt with its answer
+    #[command(after_help = SHOW)]
+    Show(ShowArgs),
+    /// Send a delivery now, whatever its status
+    #[command(after_help = REDELIVER)]
+    Redeliver(RedeliverArgs),
+}
+
+const LIST: &str = "\
+Examples:
+  stellage delivery list orders -n ada
+  stellage delivery list orders -n ada --status exhausted --event-type instance.stopped";
+const SHOW: &str = "\
+Example:
+  stellage delivery show dlv_4q7hz0c9k2m8x1ta -n ada";
+const REDELIVER: &str = "\
+Example:
+  stellage delivery redeliver dlv_4q7hz0c9k2m8x1ta -n ada --wait";
+
+/// List the deliveries of a webhook.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Name or id of the webhook
+    #[arg(value_parser = objects::name)]
+    webhook: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    /// Only those with this status
+    #[arg(long, value_parser = phases())]
+    status: Option<DeliveryPhase>,
+
+    /// Only those of events of this type
+    #[arg(long, value_name = "TYPE", value_enum)]
+    event_type: Option<EventType>,
+
+    /// How the result is printed: text for a table, or json for the objects
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Show one delivery.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Name or id of the delivery
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Send a delivery now.
+#[derive(Args, Debug)]
+pub struct RedeliverArgs {
+    /// Name or id of the delivery
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+fn phases() -> impl clap::builder::TypedValueParser<Value = DeliveryPhase> {
+    PossibleValuesParser::new(DeliveryPhase::ALL.map(DeliveryPhase::as_str)).try_map(|text| {
+        let mut phases = DeliveryPhase::ALL.into_iter();
+        phases.find(|phase| phase.as_str() == text).ok_or("is no status")
+    })
+}
+
+pub(super) async fn run(command: DeliveryCommand) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    match command {
+        DeliveryCommand::List(args) => list(&cluster, &args).await,
+        DeliveryCommand::Show(args) => show(&cluster, &args).await,
+        DeliveryCommand::Redeliver(args) => redeliver(&cluster, &args).await,
+    }
+}
+
+async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let webhook: Webhook = objects::find(cluster, namespace, &args.webhook).await?;
+    let selection = ListParams::default().labels(&format!("{WEBHOOK_LABEL}={}", webhook.name_any()));
+    let mut deliveries: Vec<Delivery> = objects::list(cluster, Some(namespace), &selection).await?;
+    deliveries.retain(|delivery| {
+        is_of(delivery, &webhook)
+            && args.status.is_none_or(|status| status == shown_phase(delivery))
+            && args
+                .event_type
+                .is_none_or(|wanted| wanted == delivery.spec.event_type)
+    });
+    deliveries.sort_by_cached_key(|delivery| (Reverse(created_at(delivery)), delivery.id()));
+    if args.output == Output::Json {
+        return objects::print_all(deliveries);
+    }
+    if deliveries.is_empty() {
+        output::note(&format!(
+            "There are no such deliveries to webhook {}.",
+            webhook.name_any()
+        ));
+        return Ok(());
+    }
+    output::line(&view::table(&deliveries, Timestamp::now()));
+    Ok(())
+}
+
+/// Whether a delivery is to this webhook, and not to an earlier one that had its name.
+fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
+    let mut owners = delivery.metadata.owner_references.iter().flatten();
+    owners.all(|owner| owner.kind != "Webhook" || webhook.uid().as_ref() == Some(&owner.uid))
+}
+
+async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
+    let delivery: Delivery = objects::find(cluster, args.place.of(cluster), &args.name).await?;
+    match args.output {
+        Output::Json => objects::print(&delivery),
+        Output::Text => {
+            output::line(&view::description(&delivery, Timestamp::now()));
+            Ok(())
+        }
+    }
+}
+
+async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let was_on_its_way = AtomicBool::new(false);
+    let decide = |delivery: &Delivery| {
+        let phase = shown_phase(delivery);
+        if was_on_its_way.fetch_or(!phase.is_finished(), Ordering::Relaxed)
+            && phase == DeliveryPhase::Delivered
+        {
+            // The attempt that was under way has done it.
+            return Ok(None);
+        }
+        let mut patch = send_now(delivery, Timestamp::now());
+        patch["metadata"]["resourceVersion"] = json!(delivery.metadata.resource_version);
+        Ok(Some(patch))
+    };
+    let delivery = change(cluster, namespace, &args.name, "send", decide).await?;
+    let webhook: Webhook = objects::find(cluster, namespace, &delivery.spec.webhook).await?;
+    let when = When::of(&webhook);
+    if args.waiting.wait && !when.is_now() {
+        return Err(CliError::Failed {
+            what: format!("delivery {}", delivery.id()),
+            why: when.told().to_owned(),
+            look: format!("{} webhook show {} -n {namespace}", program(), webhook.name_any()),
+        });
+    }
+    let begun = format!("delivery {} {}", delivery.id(), when.told());
+    finish(cluster, delivery, args.waiting, args.output, &begun).await
+}
+
+/// Waits for the end of a delivery if that is wanted, and prints it. `begun` says what happens if it is not.
+pub(super) async fn finish(
+    cluster: &Cluster,
+    delivery: Delivery,
+    waiting: Waiting,
+    output: Output,
+    begun: &str,
+) -> Result<(), CliError> {
+    let (delivery, told) = if waiting.wait {
+        let delivery = wait::until_done(cluster, delivery, waiting.timeout, progress).await?;
+        let told = format!(
+            "delivery {} is delivered: {}",
+            delivery.id(),
+            last_attempt(&delivery)
+        );
+        (delivery, told)
+    } else {
+        let look = format!(
+            "`{} delivery show {} -n {}` shows what comes of it",
+            program(),
+            delivery.id(),
+            delivery.namespace().unwrap_or_default()
+        );
+        (delivery, format!("{begun}; {look}"))
+    };
+    match output {
+        Output::Json => objects::print(&delivery),
+        Output::Text => {
+            output::line(&told);
+            Ok(())
+        }
+    }
+}
+
+/// How far a delivery is.
+fn progress(delivery: &Delivery) -> Progress {
+    let attempts = delivery.status.as_ref().map_or(0, |status| status.attempt_count);
+    match shown_phase(delivery) {
+        DeliveryPhase::Delivered => Progress::Done,
+        DeliveryPhase::Exhausted => Progress::Failed(format!(
+            "failed for good after {attempts} {}: {}",
+            if attempts == 1 { "attempt" } else { "attempts" },
+            last_attempt(delivery)
+        )),
+        DeliveryPhase::Held if delivery.is_attempt_requested() => Progress::UnderWay("being sent".to_owned()),
+        DeliveryPhase::Held => Progress::Failed(format!(
+            "is held: webhook {} cannot be sent to for now",
+            delivery.spec.webhook
+        )),
+        DeliveryPhase::Pending => Progress::UnderWay(match next_attempt(delivery) {
+            Some(next) if attempts > 0 => {
+                format!("{}; next attempt at {next:.0}", last_attempt(delivery))
+            }
+            _ => "being sent".to_owned(),
+        }),
+    }
+}
+
+/// What came of the last attempt, in a line.
+fn last_attempt(delivery: &Delivery) -> String {
+    let attempt = delivery.status.as_ref().and_then(|status| status.attempts.last());
+    let Some(attempt) = attempt else {
+        return "not attempted yet".to_owned();
+    };
+    match (&attempt.error, attempt.status_code) {
+        (Some(error), _) => printable(error),
+        (None, Some(code)) => format!("answered {code} in {} ms", attempt.duration_ms),
+        (None, None) => "no answer".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::resources::delivery::ATTEMPT_REQUESTED_AT_ANNOTATION;
+
+    fn delivery(phase: &str, is_finished: bool, attempt: Option<Value>) -> Delivery {
+        let labels = if is_finished {
+            json!({ "stellage.dev/finished": "true" })
+        } else {
+            json!({})
+        };
+        let attempts: Vec<_> = attempt.into_iter().collect();
+        serde_json::from_value(json!({
+            "metadata": { "name": "dlv-abcdefgh01234567", "namespace": "ada", "labels": labels },
+            "spec": {
+                "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T10:00:00Z", "body": "{}",
+            },
+            "status": {
+                "phase": phase, "attemptCount": attempts.len(), "attempts": attempts,
+                "nextAttemptAt": "2026-11-21T10:01:00Z",
+            },
+        }))
+        .unwrap()
+    }
+
+    fn failed() -> Value {
+        json!({
+            "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 500, "error": "the receiver answered 500",
+        })
+    }
+
+    #[test]
+    fn waiting_ends_with_a_2xx_or_for_good() {
+        let ok = json!({ "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 204 });
+        let delivered = delivery("Delivered", true, Some(ok));
+        assert_eq!(progress(&delivered), Progress::Done);
+        assert_eq!(last_attempt(&delivered), "answered 204 in 7 ms");
+        assert_eq!(
+            progress(&delivery("Exhausted", true, Some(failed()))),
+            Progress::Failed("failed for good after 1 attempt: the receiver answered 500".to_owned())
+        );
+        // Its label was just taken away.
+        assert!(matches!(
+            progress(&delivery("Exhausted", false, Some(failed()))),
+            Progress::UnderWay(_)
+        ));
+        assert_eq!(
+            progress(&delivery("Pending", false, Some(failed()))),
+            Progress::UnderWay("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
+        );
+        assert!(matches!(
+            progress(&delivery("Held", false, None)),
+            Progress::Failed(_)
+        ));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_waited_for() {
+        let mut held = delivery("Held", false, Some(failed()));
+        let annotations = held.metadata.annotations.get_or_insert_default();
+        annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), "now".to_owned());
+        assert!(matches!(progress(&held), Progress::UnderWay(_)));
+        held.status.as_mut().unwrap().attempt_requested_at = Some("now".to_owned());
+        assert!(matches!(progress(&held), Progress::Failed(_)));
+    }
+}

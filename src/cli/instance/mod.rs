@@ -1,0 +1,210 @@
+//! `stellage instance …`: what REST offers for instances, for people with kubectl.
+
+mod operate;
+mod view;
+
+use clap::{Args, Subcommand, builder::PossibleValuesParser, builder::TypedValueParser as _};
+use jiff::Timestamp;
+use kube::api::ListParams;
+
+use self::operate::{Operation, operate};
+use super::{
+    CliError,
+    connect::Cluster,
+    objects::{self, InNamespace, InNamespaces},
+    output::{self, Output},
+    wait::Waiting,
+};
+use crate::{
+    lifecycle::Action,
+    resources::{Instance, Plan, validation},
+};
+
+/// List, show and operate instances.
+///
+/// Each command acts as you, with the rights that you have with kubectl, and asks for an operation in the instance's spec.
+#[derive(Debug, Subcommand)]
+pub enum InstanceCommand {
+    /// List instances
+    #[command(visible_alias = "ls", after_help = LIST)]
+    List(ListArgs),
+    /// Show one instance: its state and why, plan, addresses
+    #[command(after_help = SHOW)]
+    Show(ShowArgs),
+    /// Power an instance on; allowed from stopped and error
+    #[command(after_help = START)]
+    Start(OperateArgs),
+    /// Shut an instance down, forcibly if its guest does not follow in time; allowed from running
+    #[command(after_help = STOP)]
+    Stop(OperateArgs),
+    /// Cut the power of an instance; allowed from running, stopping, starting, rebooting and error
+    #[command(after_help = POWEROFF)]
+    Poweroff(OperateArgs),
+    /// Reboot an instance, which puts a pending plan into effect; allowed from running and error
+    #[command(after_help = REBOOT)]
+    Reboot(OperateArgs),
+    /// Change to another plan, with a reboot if the server is on; allowed from running and stopped
+    #[command(after_help = RESIZE)]
+    Resize(ResizeArgs),
+    /// Reinstall an instance from an image: what is on its disk is lost; allowed from running, stopped and error
+    #[command(after_help = REBUILD)]
+    Rebuild(RebuildArgs),
+}
+
+const LIST: &str = "\
+Examples:
+  stellage instance list -n ada
+  stellage instance list --all-namespaces --output json | jq -r '.items[].status.ipAddress'";
+const SHOW: &str = "\
+Examples:
+  stellage instance show web -n ada
+  stellage instance show i-4q7hz0c9k2m8x1ta -n ada --output json";
+const START: &str = "\
+Example:
+  stellage instance start web -n ada --wait";
+const STOP: &str = "\
+Example:
+  stellage instance stop web -n ada --wait --timeout 3m";
+const POWEROFF: &str = "\
+Example:
+  stellage instance poweroff web -n ada --wait";
+const REBOOT: &str = "\
+Example:
+  stellage instance reboot web -n ada --wait";
+const RESIZE: &str = "\
+Examples:
+  stellage instance resize web -n ada --plan business --wait
+  stellage instance resize web -n ada --plan business --on-reboot";
+const REBUILD: &str = "\
+Example:
+  stellage instance rebuild web -n ada --image debian-13 --wait";
+
+/// List instances.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    place: InNamespaces,
+
+    /// How the result is printed: text for a table, or json for the objects
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Show one instance.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Name or id of the instance
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Have something done with an instance.
+#[derive(Args, Debug)]
+pub struct OperateArgs {
+    /// Name or id of the instance
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Change to another plan.
+#[derive(Args, Debug)]
+pub struct ResizeArgs {
+    #[command(flatten)]
+    operate: OperateArgs,
+
+    /// The plan
+    #[arg(long, value_parser = plans())]
+    plan: Plan,
+
+    /// Leave a server that is on as it is: the plan takes effect with its next reboot, or stop and start
+    #[arg(long)]
+    on_reboot: bool,
+}
+
+/// Reinstall an instance.
+#[derive(Args, Debug)]
+pub struct RebuildArgs {
+    #[command(flatten)]
+    operate: OperateArgs,
+
+    /// The operating-system image, such as debian-13
+    #[arg(long, value_parser = image)]
+    image: String,
+}
+
+fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
+    PossibleValuesParser::new(Plan::ALL.map(Plan::as_str))
+        .try_map(|text| text.parse::<Plan>().map_err(|()| "is no plan"))
+}
+
+fn image(text: &str) -> Result<String, &'static str> {
+    validation::image(text).map(|()| text.to_owned())
+}
+
+pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    let (args, operation) = match command {
+        InstanceCommand::List(args) => return list(&cluster, &args).await,
+        InstanceCommand::Show(args) => return show(&cluster, &args).await,
+        InstanceCommand::Start(args) => (args, Operation::Power(Action::Start)),
+        InstanceCommand::Stop(args) => (args, Operation::Power(Action::Stop)),
+        InstanceCommand::Poweroff(args) => (args, Operation::Power(Action::PowerOff)),
+        InstanceCommand::Reboot(args) => (args, Operation::Power(Action::Reboot)),
+        InstanceCommand::Resize(args) => {
+            let (plan, on_reboot) = (args.plan, args.on_reboot);
+            (args.operate, Operation::Resize { plan, on_reboot })
+        }
+        InstanceCommand::Rebuild(args) => (args.operate, Operation::Rebuild { image: args.image }),
+    };
+    let namespace = args.place.of(&cluster);
+    let ended = operate(&cluster, namespace, &args.name, &operation, args.waiting).await?;
+    match args.output {
+        Output::Json => objects::print(&ended.instance),
+        Output::Text => {
+            output::line(&ended.message);
+            Ok(())
+        }
+    }
+}
+
+async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let instances: Vec<Instance> = objects::list(cluster, namespace, &ListParams::default()).await?;
+    if args.output == Output::Json {
+        return objects::print_all(instances);
+    }
+    if instances.is_empty() {
+        objects::note_empty::<Instance>(namespace);
+        return Ok(());
+    }
+    output::line(&view::table(&instances, namespace.is_none(), Timestamp::now()));
+    Ok(())
+}
+
+async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
+    let instance: Instance = objects::find(cluster, args.place.of(cluster), &args.name).await?;
+    match args.output {
+        Output::Json => objects::print(&instance),
+        Output::Text => {
+            output::line(&view::description(&instance, Timestamp::now()));
+            Ok(())
+        }
+    }
+}

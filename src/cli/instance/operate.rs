@@ -1,0 +1,378 @@
+//! The operations: one guarded patch of the spec, as REST does it.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use serde_json::Value;
+
+use super::view;
+use crate::{
+    cli::{
+        CliError,
+        change::change,
+        connect::Cluster,
+        program::program,
+        wait::{self, Progress, Waiting},
+    },
+    lifecycle::Action,
+    resources::{
+        Instance, InstanceSpec, InstanceState, Plan,
+        conditions::{self, READY, STALLED},
+    },
+    service::{
+        index::Indexed as _,
+        instances::{IndexedInstance, InstanceChange},
+        nonce::instance_nonce,
+        store::merge_patch,
+    },
+};
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// Start, stop, poweroff or reboot.
+    Power(Action),
+    /// Another plan, now or with the next reboot.
+    Resize {
+        /// The plan.
+        plan: Plan,
+        /// Whether a server that is on is left alone.
+        on_reboot: bool,
+    },
+    /// Another installation.
+    Rebuild {
+        /// The image that is installed.
+        image: String,
+    },
+}
+
+/// How an operation ended.
+pub(super) struct Ended {
+    /// The instance as it is then.
+    pub(super) instance: Instance,
+    /// In words.
+    pub(super) message: String,
+}
+
+impl Operation {
+    const fn action(&self) -> Action {
+        match self {
+            Self::Power(action) => *action,
+            Self::Resize { .. } => Action::ChangePlan,
+            Self::Rebuild { .. } => Action::Rebuild,
+        }
+    }
+
+    /// The operation as commands spell it.
+    const fn word(&self) -> &'static str {
+        match self {
+            Self::Resize { .. } => "resize",
+            _ => self.action().as_str(),
+        }
+    }
+
+    /// What asks for it, if the instance is not as wanted already; an error if it is in no state for it.
+    fn patch(&self, instance: &Instance, now: Timestamp) -> Result<Option<Value>, CliError> {
+        let indexed = IndexedInstance::of(Arc::new(instance.clone()));
+        let spec = self.spec(&indexed, now)?;
+        Ok(merge_patch(&indexed, &spec, None))
+    }
+
+    fn spec(&self, indexed: &IndexedInstance, now: Timestamp) -> Result<InstanceSpec, CliError> {
+        let instance = &*indexed.instance;
+        let unsuitable = || wrong_state(self, instance);
+        if let Self::Resize { plan, on_reboot } = self {
+            let change = InstanceChange {
+                plan: Some(*plan),
+                reboot: Some(!on_reboot),
+                ..InstanceChange::default()
+            };
+            return change.apply(indexed).map_err(|_| unsuitable());
+        }
+        let is_allowed = |state| self.action().allowed_from().contains(&state);
+        if !view::state(instance).is_some_and(is_allowed) {
+            return Err(unsuitable());
+        }
+        let mut spec = instance.spec.clone();
+        let nonce = instance_nonce(now, &spec);
+        if let Self::Rebuild { image } = self {
+            spec.image.clone_from(image);
+        }
+        self.action().request(&mut spec, &nonce);
+        Ok(spec)
+    }
+
+    /// What happens now.
+    fn begun(&self, instance: &Instance) -> String {
+        let name = instance.name_any();
+        match self {
+            Self::Power(Action::Start) => format!("instance {name} is being started"),
+            Self::Power(Action::Stop) => format!("instance {name} is being shut down"),
+            Self::Power(Action::PowerOff) => format!("the power of instance {name} is being cut"),
+            Self::Power(_) => format!("instance {name} is being rebooted"),
+            Self::Rebuild { image } => format!("instance {name} is being reinstalled from {image}"),
+            Self::Resize { plan, .. } if view::state(instance) == Some(InstanceState::Resizing) => {
+                format!("instance {name} is changing to plan {}", plan.as_str())
+            }
+            Self::Resize { plan, .. } => settled(instance, *plan),
+        }
+    }
+
+    /// What is, once nothing goes on any more.
+    fn done(&self, instance: &Instance) -> String {
+        match self {
+            Self::Resize { plan, .. } => settled(instance, *plan),
+            _ => format!(
+                "instance {} is {}",
+                instance.name_any(),
+                view::state(instance).map_or("gone", InstanceState::as_str)
+            ),
+        }
+    }
+}
+
+/// What is, or will be, once a plan change is over or needs nothing more.
+fn settled(instance: &Instance, plan: Plan) -> String {
+    let name = instance.name_any();
+    let in_effect = instance.status.as_ref().and_then(|status| status.plan);
+    if in_effect == Some(plan) {
+        format!("instance {name} has plan {}", plan.as_str())
+    } else {
+        format!(
+            "instance {name} changes to plan {} with its next reboot, or stop and start",
+            plan.as_str()
+        )
+    }
+}
+
+/// Has an operation done, and waits for its end if that is wanted.
+pub(super) async fn operate(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    operation: &Operation,
+    waiting: Waiting,
+) -> Result<Ended, CliError> {
+    let decide = |instance: &Instance| operation.patch(instance, Timestamp::now());
+    let instance = change(cluster, namespace, name, operation.word(), decide).await?;
+    if !waiting.wait {
+        let message = operation.begun(&instance);
+        return Ok(Ended { instance, message });
+    }
+    let instance = wait::until_done(cluster, instance, waiting.timeout, progress).await?;
+    let message = operation.done(&instance);
+    Ok(Ended { instance, message })
+}
+
+/// How far the instance is on its way to what its spec asks for.
+fn progress(instance: &Instance) -> Progress {
+    if instance.is_deleting() {
+        return Progress::Failed("is being deleted".to_owned());
+    }
+    let status = instance.status.as_ref().filter(|status| {
+        // Any other describes an earlier spec.
+        status.observed_generation == instance.metadata.generation
+    });
+    let Some(ready) = status.and_then(|status| conditions::find(&status.conditions, READY)) else {
+        return Progress::UnderWay("waiting for the operator".to_owned());
+    };
+    let state = view::state(instance).map_or_else(String::new, |state| format!("{state}, "));
+    let told = format!("{state}{}: {}", ready.reason, ready.message);
+    let is_stalled = status.is_some_and(|status| conditions::is_true(&status.conditions, STALLED));
+    match ready.status.as_str() {
+        "True" => Progress::Done,
+        _ if is_stalled => Progress::Failed(format!("is not as asked for: {told}")),
+        _ => Progress::UnderWay(told),
+    }
+}
+
+/// The instance is in no state for the operation: which it is in, which are needed, and what to do.
+fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
+    let (name, namespace) = (instance.name_any(), instance.namespace().unwrap_or_default());
+    let what = format!("instance {name}");
+    let look = format!("{} instance show {name} -n {namespace}", program());
+    let Some(state) = view::state(instance) else {
+        let (_, message) = view::why(instance).unwrap_or_default();
+        return CliError::WrongState {
+            what,
+            why: format!("is not looked after: {message}"),
+            fix: "It goes on by itself once that is mended.".to_owned(),
+        };
+    };
+    let allowed: Vec<_> = operation
+        .action()
+        .allowed_from()
+        .iter()
+        .map(|state| state.as_str())
+        .collect();
+    let why = format!(
+        "is {state}; {} is allowed from {}",
+        operation.word(),
+        allowed.join(", ")
+    );
+    let fix = match (operation.action(), state) {
+        (_, InstanceState::Deleting) => "It is being deleted, which nothing stops.".to_owned(),
+        (Action::Start, InstanceState::Running)
+        | (Action::Stop, InstanceState::Stopped | InstanceState::Stopping) => {
+            "There is nothing to do.".to_owned()
+        }
+        (Action::PowerOff, InstanceState::Stopped) => "Its power is off already.".to_owned(),
+        (Action::Reboot, InstanceState::Stopped) => {
+            format!(
+                "Start it instead: {} instance start {name} -n {namespace}",
+                program()
+            )
+        }
+        (_, InstanceState::Error) => {
+            format!("`{look}` shows why; start, poweroff, reboot and rebuild are allowed.")
+        }
+        _ => format!("Wait until what goes on is done; `{look}` shows how far it is."),
+    };
+    CliError::WrongState { what, why, fix }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-11-21T10:05:00Z".parse().unwrap()
+    }
+
+    fn instance(state: &str, power: &str) -> Instance {
+        serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "ada", "uid": "u", "resourceVersion": "7", "generation": 3 },
+            "spec": {
+                "plan": "starter", "region": "fr-par-1", "image": "debian-13", "powerState": power,
+                "rebootRequestedAt": "2026-11-21T10:05:00.000000Z",
+            },
+            "status": {
+                "state": state, "power": power, "powerState": power, "plan": "starter", "image": "debian-13",
+                "rebootRequestedAt": "2026-11-21T10:05:00.000000Z", "observedGeneration": 3,
+            },
+        }))
+        .unwrap()
+    }
+
+    fn patch_of(operation: &Operation, instance: &Instance) -> Option<Value> {
+        operation.patch(instance, now()).unwrap().map(|patch| {
+            assert_eq!(patch["metadata"]["resourceVersion"], "7");
+            patch["spec"].clone()
+        })
+    }
+
+    #[test]
+    fn nobody_has_to_type_a_time_and_none_is_used_twice() {
+        let nonce = "2026-11-21T10:05:00.000001Z";
+        let (on, off) = (instance("running", "Running"), instance("stopped", "Stopped"));
+        for (operation, instance, expected) in [
+            (
+                Operation::Power(Action::Reboot),
+                &on,
+                json!({ "rebootRequestedAt": nonce }),
+            ),
+            (
+                Operation::Power(Action::Stop),
+                &on,
+                json!({ "powerState": "Stopped" }),
+            ),
+            (
+                Operation::Power(Action::PowerOff),
+                &on,
+                json!({ "powerState": "Stopped", "powerOffRequestedAt": nonce }),
+            ),
+            (
+                Operation::Power(Action::Start),
+                &off,
+                json!({ "powerState": "Running", "startRequestedAt": nonce }),
+            ),
+            (
+                Operation::Rebuild {
+                    image: "debian-12".to_owned(),
+                },
+                &on,
+                json!({ "image": "debian-12", "rebuildRequestedAt": nonce }),
+            ),
+            (
+                Operation::Resize {
+                    plan: Plan::Business,
+                    on_reboot: false,
+                },
+                &on,
+                json!({ "plan": "business" }),
+            ),
+            (
+                Operation::Resize {
+                    plan: Plan::Business,
+                    on_reboot: true,
+                },
+                &on,
+                json!({ "plan": "business", "planChange": "OnReboot" }),
+            ),
+        ] {
+            assert_eq!(patch_of(&operation, instance), Some(expected), "{operation:?}");
+        }
+        let same = Operation::Resize {
+            plan: Plan::Starter,
+            on_reboot: false,
+        };
+        assert_eq!(patch_of(&same, &on), None);
+    }
+
+    #[test]
+    fn an_unsuitable_state_is_refused_with_those_that_are_allowed() {
+        let refusal = |operation: Operation, state: &str, power: &str| {
+            let error = operation.patch(&instance(state, power), now()).unwrap_err();
+            assert!(matches!(error, CliError::WrongState { .. }));
+            error.to_string()
+        };
+        assert_eq!(
+            refusal(Operation::Power(Action::Start), "running", "Running"),
+            "instance web is running; start is allowed from stopped, error\nThere is nothing to do."
+        );
+        let reboot = refusal(Operation::Power(Action::Reboot), "stopped", "Stopped");
+        assert!(reboot.contains("instance start web -n ada"), "{reboot}");
+        let resize = Operation::Resize {
+            plan: Plan::Business,
+            on_reboot: true,
+        };
+        let resize = refusal(resize, "error", "Running");
+        assert!(
+            resize.contains("is error; resize is allowed from running, stopped"),
+            "{resize}"
+        );
+    }
+
+    #[test]
+    fn waiting_ends_with_the_spec_that_was_written_and_not_with_an_earlier_one() {
+        let with = |observed: i64, ready: &str, stalled: &str| {
+            let mut instance = instance("running", "Running");
+            let status = instance.status.as_mut().unwrap();
+            status.observed_generation = Some(observed);
+            let condition = |type_: &str, status: &str| {
+                json!({
+                    "type": type_, "status": status, "reason": "Reason", "message": "m",
+                    "lastTransitionTime": "2026-11-21T10:00:00Z",
+                })
+            };
+            let list = json!([condition("Ready", ready), condition("Stalled", stalled)]);
+            status.conditions = serde_json::from_value(list).unwrap();
+            progress(&instance)
+        };
+        assert_eq!(with(3, "True", "False"), Progress::Done);
+        assert!(matches!(with(2, "True", "False"), Progress::UnderWay(_)));
+        assert_eq!(
+            with(3, "False", "False"),
+            Progress::UnderWay("running, Reason: m".to_owned())
+        );
+        assert_eq!(
+            with(3, "False", "True"),
+            Progress::Failed("is not as asked for: running, Reason: m".to_owned())
+        );
+        // The provider cannot be reached: nobody can tell.
+        assert!(matches!(with(3, "Unknown", "False"), Progress::UnderWay(_)));
+    }
+}

@@ -1,0 +1,297 @@
+//! How commands find the objects that they are about: by name or id, in one namespace or in all.
+
+use std::fmt::Debug;
+
+use clap::Args;
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::Namespace};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::ListParams,
+    core::{DeserializeGuard, ObjectList, TypeMeta},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    CliError,
+    connect::{Cluster, Failure},
+    output,
+    program::program,
+};
+use crate::resources::{Delivery, Instance, Webhook, ids};
+
+/// Objects asked for at once.
+const PAGE: u32 = 500;
+
+/// The namespace of one object.
+#[derive(Args, Debug)]
+pub struct InNamespace {
+    /// Namespace of the account [default: that of the kubeconfig's context]
+    #[arg(long, short, value_name = "NAMESPACE", value_parser = name)]
+    namespace: Option<String>,
+}
+
+impl InNamespace {
+    pub(super) fn of<'a>(&'a self, cluster: &'a Cluster) -> &'a str {
+        self.namespace.as_deref().unwrap_or(&cluster.namespace)
+    }
+}
+
+/// The namespace of a list, or all of them.
+#[derive(Args, Debug)]
+pub struct InNamespaces {
+    /// Namespace of the account [default: that of the kubeconfig's context]
+    #[arg(long, short, value_name = "NAMESPACE", value_parser = name)]
+    namespace: Option<String>,
+
+    /// Those of all namespaces
+    #[arg(long, short = 'A', conflicts_with = "namespace")]
+    all_namespaces: bool,
+}
+
+impl InNamespaces {
+    /// `None`: all.
+    pub(super) fn of<'a>(&'a self, cluster: &'a Cluster) -> Option<&'a str> {
+        (!self.all_namespaces).then(|| self.namespace.as_deref().unwrap_or(&cluster.namespace))
+    }
+}
+
+/// Something that can be the name or the id of an object: it goes into a path of the API server.
+pub(super) fn name(text: &str) -> Result<String, String> {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let begins_well = text
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if begins_well && text.bytes().all(is_good) {
+        Ok(text.to_owned())
+    } else {
+        Err("must be a name of letters, digits, '-' and '.', or an id".to_owned())
+    }
+}
+
+/// A kind that people name in commands.
+pub(super) trait Named:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Serialize
+    + Send
+    + 'static
+{
+    /// One of them, as messages and commands say it.
+    const WORD: &'static str;
+    /// Several of them.
+    const WORDS: &'static str;
+
+    /// The public id.
+    fn id(&self) -> String;
+
+    /// The name of the object that a text is the id of if it was made through REST, or the operator made it; `None` for what
+    /// has not the form of an id.
+    fn name_of(id: &str) -> Option<String>;
+}
+
+impl Named for Instance {
+    const WORD: &'static str = "instance";
+    const WORDS: &'static str = "instances";
+
+    fn id(&self) -> String {
+        self.id()
+    }
+
+    fn name_of(id: &str) -> Option<String> {
+        ids::is_instance_id(id).then(|| id.to_owned())
+    }
+}
+
+impl Named for Webhook {
+    const WORD: &'static str = "webhook";
+    const WORDS: &'static str = "webhooks";
+
+    fn id(&self) -> String {
+        self.id()
+    }
+
+    fn name_of(id: &str) -> Option<String> {
+        ids::webhook_name(id)
+    }
+}
+
+impl Named for Delivery {
+    const WORD: &'static str = "delivery";
+    const WORDS: &'static str = "deliveries";
+
+    fn id(&self) -> String {
+        self.id()
+    }
+
+    fn name_of(id: &str) -> Option<String> {
+        ids::delivery_name_of(id)
+    }
+}
+
+/// The object with this name, or this id.
+pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, CliError> {
+    let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
+    let named = K::name_of(name);
+    let doing = format!("read {} {name} in namespace {namespace}", K::WORD);
+    let found = cluster
+        .call(&doing, api.get_opt(named.as_deref().unwrap_or(name)))
+        .await?;
+    if let Some(object) = found {
+        return Ok(object);
+    }
+    // One that kubectl made under another name has an id all the same.
+    let found = if named.is_some() {
+        let all = list::<K>(cluster, Some(namespace), &ListParams::default()).await?;
+        all.into_iter().find(|object| object.id() == name)
+    } else {
+        None
+    };
+    if let Some(object) = found {
+        return Ok(object);
+    }
+    check_namespace(cluster, namespace).await?;
+    Err(CliError::NoObject {
+        word: K::WORD,
+        name: name.to_owned(),
+        namespace: namespace.to_owned(),
+        list: list_command::<K>(namespace),
+    })
+}
+
+/// What shows the names that are there. Deliveries are listed by webhook.
+fn list_command<K: Named>(namespace: &str) -> String {
+    let webhook = if K::WORD == Delivery::WORD { " WEBHOOK" } else { "" };
+    format!("{} {} list{webhook} -n {namespace}", program(), K::WORD)
+}
+
+/// All objects in a namespace, or in all, that `selection` selects, by namespace and name. Those that cannot be read are told
+/// of on stderr.
+pub(super) async fn list<K: Named>(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    selection: &ListParams,
+) -> Result<Vec<K>, CliError> {
+    let client = cluster.client.clone();
+    let api: Api<DeserializeGuard<K>> = match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let doing = match namespace {
+        Some(namespace) => format!("list {} in namespace {namespace}", K::WORDS),
+        None => format!("list {} in all namespaces", K::WORDS),
+    };
+    let mut page = selection.clone().limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let list = cluster.call(&doing, api.list(&page)).await?;
+        for object in list.items {
+            match object.0 {
+                Ok(object) => objects.push(object),
+                Err(error) => output::note(&format!(
+                    "{} {} cannot be read: {}",
+                    K::WORD,
+                    error.metadata.name.unwrap_or_default(),
+                    error.error
+                )),
+            }
+        }
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => break,
+        }
+    }
+    if let Some(namespace) = namespace
+        && objects.is_empty()
+    {
+        check_namespace(cluster, namespace).await?;
+    }
+    objects.sort_by_cached_key(|object: &K| (object.namespace(), object.name_any()));
+    Ok(objects)
+}
+
+/// An error if there is no such namespace. Who may not look is not told so: it is only about a better message.
+async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliError> {
+    let namespaces = Api::<Namespace>::all(cluster.client.clone());
+    let found: Result<_, Failure> = cluster
+        .call(
+            &format!("read namespace {namespace}"),
+            namespaces.get_metadata_opt(namespace),
+        )
+        .await;
+    match found {
+        Ok(None) => Err(CliError::NoNamespace(namespace.to_owned())),
+        Ok(Some(_)) | Err(_) => Ok(()),
+    }
+}
+
+/// Says that a list is empty.
+pub(super) fn note_empty<K: Named>(namespace: Option<&str>) {
+    output::note(&match namespace {
+        Some(namespace) => format!(
+            "There are no {} in namespace {namespace}; -A lists those of all namespaces, -n those of another.",
+            K::WORDS
+        ),
+        None => format!("There are no {}.", K::WORDS),
+    });
+}
+
+/// Prints one object as `kubectl get -o json` does.
+pub(super) fn print<K: Named>(object: &K) -> Result<(), CliError> {
+    output::json(&pruned(object.clone()))
+}
+
+/// Prints a list of objects as `kubectl get -o json` does.
+pub(super) fn print_all<K: Named>(objects: Vec<K>) -> Result<(), CliError> {
+    output::json(&ObjectList {
+        types: TypeMeta {
+            api_version: "v1".to_owned(),
+            kind: "List".to_owned(),
+        },
+        metadata: kube::core::ListMeta::default(),
+        items: objects.into_iter().map(pruned).collect::<Vec<K>>(),
+    })
+}
+
+/// Without managedFields, which nobody asks for.
+fn pruned<K: Named>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stays_within_its_path() {
+        for good in [
+            "web",
+            "web-1.example",
+            "wh_abcdefgh01234567",
+            "i-abcdefgh01234567",
+        ] {
+            assert_eq!(name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "web/status", "a b", "a?b", "..", "a%2fb"] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_name_their_objects() {
+        let id = "i-abcdefgh01234567";
+        assert_eq!(Instance::name_of(id).as_deref(), Some(id));
+        assert_eq!(Instance::name_of("web"), None);
+        assert_eq!(
+            Webhook::name_of("wh_abcdefgh01234567").as_deref(),
+            Some("wh-abcdefgh01234567")
+        );
+        assert_eq!(
+            Delivery::name_of("dlv_abcdefgh01234567").as_deref(),
+            Some("dlv-abcdefgh01234567")
+        );
+    }
+}

@@ -1,0 +1,305 @@
+//! `stellage webhook …`: see how webhooks fare, try them out, enable them again, rotate their secrets.
+
+mod rotate;
+mod view;
+
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
+use serde_json::Value;
+
+use self::rotate::RotateArgs;
+use super::{
+    CliError,
+    change::change,
+    connect::Cluster,
+    delivery,
+    objects::{self, InNamespace, InNamespaces},
+    output::{self, Output},
+    program::program,
+    wait::{self, Progress, Waiting},
+};
+use crate::{
+    events::EventType,
+    resources::{
+        Webhook,
+        conditions::{READY, find},
+        ids,
+    },
+    service::{
+        index::Indexed as _,
+        store::merge_patch,
+        webhooks::{IndexedWebhook, WebhookChange, example, example_type},
+    },
+};
+
+/// List, show, test and enable webhooks, and rotate their secrets.
+///
+/// Each command acts as you, with the rights that you have with kubectl.
+#[derive(Debug, Subcommand)]
+pub enum WebhookCommand {
+    /// List webhooks
+    #[command(visible_alias = "ls", after_help = LIST)]
+    List(ListArgs),
+    /// Show one webhook: its health and why, its last success and failure, what waits; never its secret
+    #[command(after_help = SHOW)]
+    Show(ShowArgs),
+    /// Send an example of an event, once; also to a webhook that is disabled
+    #[command(after_help = TEST)]
+    Test(TestArgs),
+    /// Enable a webhook again that was disabled or is not active
+    #[command(after_help = ENABLE)]
+    Enable(EnableArgs),
+    /// Replace the signing secret and print the new one, this once and never again
+    #[command(after_help = rotate::EXAMPLES)]
+    RotateSecret(RotateArgs),
+}
+
+const LIST: &str = "\
+Examples:
+  stellage webhook list -n ada
+  stellage webhook list --all-namespaces --output json";
+const SHOW: &str = "\
+Example:
+  stellage webhook show orders -n ada";
+const TEST: &str = "\
+Examples:
+  stellage webhook test orders -n ada --wait
+  stellage webhook test orders -n ada --type instance.created --wait";
+const ENABLE: &str = "\
+Example:
+  stellage webhook enable orders -n ada --wait";
+
+/// List webhooks.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    place: InNamespaces,
+
+    /// How the result is printed: text for a table, or json for the objects
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Show one webhook.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Name or id of the webhook
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Send an example of an event.
+#[derive(Args, Debug)]
+pub struct TestArgs {
+    /// Name or id of the webhook
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    /// Type of the event, one of the webhook's [default: its first]
+    #[arg(long = "type", value_name = "TYPE", value_enum)]
+    event_type: Option<EventType>,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    /// How the result is printed: text, or json for the delivery
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Enable a webhook again.
+#[derive(Args, Debug)]
+pub struct EnableArgs {
+    /// Name or id of the webhook
+    #[arg(value_parser = objects::name)]
+    name: String,
+
+    #[command(flatten)]
+    place: InNamespace,
+
+    #[command(flatten)]
+    waiting: Waiting,
+
+    /// How the result is printed: text, or json for the object
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+pub(super) async fn run(command: WebhookCommand) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    match command {
+        WebhookCommand::List(args) => list(&cluster, &args).await,
+        WebhookCommand::Show(args) => show(&cluster, &args).await,
+        WebhookCommand::Test(args) => test(&cluster, &args).await,
+        WebhookCommand::Enable(args) => enable(&cluster, &args).await,
+        WebhookCommand::RotateSecret(args) => rotate::rotate(&cluster, &args).await,
+    }
+}
+
+async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let webhooks: Vec<Webhook> = objects::list(cluster, namespace, &ListParams::default()).await?;
+    if args.output == Output::Json {
+        return objects::print_all(webhooks);
+    }
+    if webhooks.is_empty() {
+        objects::note_empty::<Webhook>(namespace);
+        return Ok(());
+    }
+    output::line(&view::table(&webhooks, namespace.is_none(), Timestamp::now()));
+    Ok(())
+}
+
+async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
+    let webhook: Webhook = objects::find(cluster, args.place.of(cluster), &args.name).await?;
+    match args.output {
+        Output::Json => objects::print(&webhook),
+        Output::Text => {
+            output::line(&view::description(&webhook, Timestamp::now()));
+            Ok(())
+        }
+    }
+}
+
+async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let webhook: Webhook = objects::find(cluster, namespace, &args.name).await?;
+    let name = webhook.name_any();
+    let event_type =
+        example_type(&webhook, args.event_type).map_err(|_| unsuitable_test(&webhook, namespace))?;
+    let event_id = format!("evt_test_{}", ids::random_suffix());
+    let example = example(&webhook, &event_id, event_type, None, Timestamp::now());
+    let api = Api::namespaced(cluster.client.clone(), namespace);
+    let doing = format!("create a delivery for webhook {name} in namespace {namespace}");
+    let sent = cluster
+        .call(&doing, api.create(&PostParams::default(), &example))
+        .await?;
+    let begun = format!("an example of {event_type} is being sent to {}", webhook.spec.url);
+    delivery::finish(cluster, sent, args.waiting, args.output, &begun).await
+}
+
+/// Why nothing can be tried out, and what to do.
+fn unsuitable_test(webhook: &Webhook, namespace: &str) -> CliError {
+    let name = webhook.name_any();
+    if webhook.spec.active {
+        let types: Vec<_> = webhook.spec.events.iter().map(|event| event.as_str()).collect();
+        return CliError::WrongState {
+            what: format!("webhook {name}"),
+            why: "is sent no events of this type".to_owned(),
+            fix: format!("--type must be one of its own: {}.", types.join(", ")),
+        };
+    }
+    CliError::WrongState {
+        what: format!("webhook {name}"),
+        why: "is not active, so nothing is sent to it".to_owned(),
+        fix: format!(
+            "Enable it first: {} webhook enable {name} -n {namespace}",
+            program()
+        ),
+    }
+}
+
+async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
+    let namespace = args.place.of(cluster);
+    let decide = |webhook: &Webhook| Ok(enabling(webhook, Timestamp::now()));
+    let mut webhook = change(cluster, namespace, &args.name, "enable", decide).await?;
+    if args.waiting.wait {
+        webhook = wait::until_done(cluster, webhook, args.waiting.timeout, enabled).await?;
+    }
+    match args.output {
+        Output::Json => objects::print(&webhook),
+        Output::Text => {
+            output::line(&format!("webhook {} is enabled", webhook.name_any()));
+            Ok(())
+        }
+    }
+}
+
+/// What enables a webhook; `None` for one that is enabled already.
+fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
+    let on = WebhookChange {
+        active: Some(true),
+        ..WebhookChange::default()
+    };
+    let spec = on.apply(webhook, now);
+    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, None)
+}
+
+/// How far a webhook is on its way to be sent to.
+fn enabled(webhook: &Webhook) -> Progress {
+    if webhook.is_deleting() {
+        return Progress::Failed("is being deleted".to_owned());
+    }
+    let status = webhook.status.as_ref().filter(|status| {
+        // Any other describes an earlier spec.
+        status.observed_generation == webhook.metadata.generation
+    });
+    let Some(ready) = status.and_then(|status| find(&status.conditions, READY)) else {
+        return Progress::UnderWay("waiting for the operator".to_owned());
+    };
+    let told = format!("{}: {}", ready.reason, ready.message);
+    match ready.status.as_str() {
+        "True" => Progress::Done,
+        "False" => Progress::Failed(format!("is enabled, but cannot be sent to: {told}")),
+        _ => Progress::UnderWay(told),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn webhook(observed: i64, ready: &str) -> Webhook {
+        serde_json::from_value(json!({
+            "metadata": { "name": "orders", "namespace": "ada", "uid": "u", "generation": 3 },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+            "status": { "observedGeneration": observed, "conditions": [{
+                "type": "Ready", "status": ready, "reason": "Reason", "message": "m",
+                "lastTransitionTime": "2026-11-21T10:00:00Z",
+            }]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_webhook_is_enabled_once_its_status_says_so_of_the_present_spec() {
+        assert_eq!(enabled(&webhook(3, "True")), Progress::Done);
+        assert!(matches!(enabled(&webhook(2, "True")), Progress::UnderWay(_)));
+        assert!(matches!(enabled(&webhook(3, "Unknown")), Progress::UnderWay(_)));
+        assert_eq!(
+            enabled(&webhook(3, "False")),
+            Progress::Failed("is enabled, but cannot be sent to: Reason: m".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_test_that_cannot_be_sent_says_what_to_do() {
+        let mut webhook = webhook(3, "True");
+        let error = unsuitable_test(&webhook, "ada").to_string();
+        assert!(
+            error.contains("--type must be one of its own: instance.created"),
+            "{error}"
+        );
+        webhook.spec.active = false;
+        let error = unsuitable_test(&webhook, "ada").to_string();
+        assert!(error.contains("stellage webhook enable orders -n ada"), "{error}");
+    }
+}

@@ -1,0 +1,232 @@
+//! `/v1/keys`: list, create, detail, revoke.
+//!
+//! - `view`: how answers show keys.
+
+pub mod view;
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    extract::{FromRequestParts, Request, State},
+    response::Response,
+};
+use http::{StatusCode, request::Parts};
+use jiff::Timestamp;
+use utoipa::ToSchema;
+
+use self::view::{KeyView, NewKey};
+use super::{
+    App,
+    error::ApiError,
+    extract::{Caller, IfMatch, Post},
+    fields::Fields,
+    idempotency,
+    query::Parameters,
+    response,
+    view::{List, Pagination, Single},
+};
+use crate::resources::KeyScope;
+
+/// An API key to be made.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+pub struct CreateKey {
+    /// What the key may do; `write` if it is left out.
+    #[schema(required = false, schema_with = view::key_scope)]
+    pub scope: KeyScope,
+    /// RFC 3339 time in the future at which the key stops working; without one it does not expire.
+    #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
+    pub expires_at: Option<Timestamp>,
+}
+
+impl CreateKey {
+    /// Reads a request; 422 naming everything that is wrong.
+    fn read(mut fields: Fields, now: Timestamp) -> Result<Self, ApiError> {
+        let scope = fields.string("scope", &|text| match text {
+            "read" | "write" => Ok(()),
+            _ => Err("must be read or write"),
+        });
+        let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
+            Ok(time) if time > now => Ok(()),
+            Ok(_) => Err("must lie in the future"),
+            Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
+        });
+        fields.finish()?;
+        Ok(Self {
+            scope: match scope.as_deref() {
+                Some("read") => KeyScope::Read,
+                _ => KeyScope::Write,
+            },
+            expires_at: expires_at.and_then(|text| text.parse().ok()),
+        })
+    }
+}
+
+/// The name in `/v1/keys/{id}`; `None` for what no object can be called.
+pub struct KeyName(Option<String>);
+
+impl<S: Sync> FromRequestParts<S> for KeyName {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let name = parts.uri.path().rsplit('/').next().unwrap_or_default();
+        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let has_form = (1..=253).contains(&name.len())
+            && name
+                .bytes()
+                .all(|byte| is_inner(byte) || byte == b'-' || byte == b'.')
+            && [name.bytes().next(), name.bytes().last()]
+                .into_iter()
+                .all(|end| end.is_some_and(is_inner));
+        Ok(Self(has_form.then(|| name.to_owned())))
+    }
+}
+
+/// Lists API keys
+///
+/// Newest first, then by id; never with the keys themselves.
+#[utoipa::path(
+    get, path = "/v1/keys", operation_id = "listKeys", tag = "account",
+    responses((status = 200, description = "A page of API keys", body = List<KeyView<'static>>)),
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let (page, total) = app
+        .service
+        .list_keys(caller.namespace(), paging.page, paging.limit);
+    let data: Vec<_> = page.iter().map(|key| KeyView::of(key)).collect();
+    let pagination = Pagination::new(paging.page, paging.limit, total);
+    response::json(StatusCode::OK, &List { data, pagination }, 512)
+}
+
+/// Creates an API key
+///
+/// The key is in this answer and never shown again. It works from the answer on. A repetition with the same
+/// `Idempotency-Key` shows which key was created, with `null` in place of the key itself.
+#[utoipa::path(
+    post, path = "/v1/keys", operation_id = "createKey", tag = "account",
+    request_body = CreateKey,
+    responses((status = 201, description = "The API key", body = Single<NewKey<'static>>)),
+)]
+pub async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let post = Post::with_optional_body(request).await?;
+    let body = CreateKey::read(post.fields, app.service.now())?;
+    let created = app
+        .service
+        .create_key(
+            caller.tenant(),
+            body.scope,
+            body.expires_at,
+            post.idempotent.as_ref(),
+        )
+        .await?;
+    let message = match created.key {
+        Some(_) => "Store the key now; it will not be shown again.",
+        None => "The key was shown when it was created. If it is lost, revoke this one and create another.",
+    };
+    let data = NewKey::of(&created.object, created.key.as_deref());
+    let mut response = response::single(
+        StatusCode::CREATED,
+        &*created.object,
+        data,
+        Some(message.to_owned()),
+    )?;
+    response::locate(
+        &mut response,
+        "/v1/keys",
+        created.object.metadata.name.as_deref().unwrap_or_default(),
+    );
+    Ok(idempotency::replayed_if(created.key.is_none(), response))
+}
+
+/// Shows an API key
+///
+/// Without the key itself.
+#[utoipa::path(
+    get, path = "/v1/keys/{id}", operation_id = "getKey", tag = "account",
+    responses((status = 200, description = "The API key", body = Single<KeyView<'static>>)),
+)]
+pub async fn detail(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    KeyName(name): KeyName,
+) -> Result<Response, ApiError> {
+    let key = app.service.key(caller.namespace(), name.as_deref()).await?;
+    response::single(StatusCode::OK, &*key, KeyView::of(&key), None)
+}
+
+/// Revokes an API key
+///
+/// It stops working within a second. A key can revoke itself.
+#[utoipa::path(
+    delete, path = "/v1/keys/{id}", operation_id = "revokeKey", tag = "account",
+    responses((status = 204, description = "The API key is revoked")),
+)]
+pub async fn revoke(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    KeyName(name): KeyName,
+    IfMatch(precondition): IfMatch,
+) -> Result<StatusCode, ApiError> {
+    app.service
+        .revoke_key(caller.namespace(), name.as_deref(), &precondition)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::facade::body::fields;
+
+    fn read(body: &Value) -> Result<CreateKey, ApiError> {
+        let now = "2026-11-22T10:00:00Z".parse().unwrap();
+        CreateKey::read(fields(&body.to_string())?, now)
+    }
+
+    #[test]
+    fn a_key_may_write_and_does_not_expire_unless_told() {
+        let key = read(&json!({})).unwrap();
+        assert_eq!((key.scope, key.expires_at), (KeyScope::Write, None));
+        let key = read(&json!({ "scope": "read", "expires_at": "2026-11-22T11:30:00+01:00" })).unwrap();
+        assert!(key.scope == KeyScope::Read && key.expires_at.is_some());
+    }
+
+    #[test]
+    fn wrong_fields_are_refused() {
+        for (body, field) in [
+            (json!({ "scope": "admin" }), "scope"),
+            (json!({ "scope": null }), "scope"),
+            (json!({ "expires_at": "2026-11-22T10:00:00Z" }), "expires_at"),
+            (json!({ "expires_at": "tomorrow" }), "expires_at"),
+            (json!({ "expires_in": 7 }), "expires_in"),
+        ] {
+            let error = read(&body).unwrap_err();
+            assert_eq!(error.details[0].field, field, "{body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_no_object_can_have_is_none() {
+        for (path, expected) in [
+            ("/v1/keys/key-1", Some("key-1")),
+            ("/v1/keys/laptop.ada", Some("laptop.ada")),
+            ("/v1/keys/-a", None),
+            ("/v1/keys/Key", None),
+            ("/v1/keys/%61", None),
+        ] {
+            let (mut parts, ()) = Request::get(path).body(()).unwrap().into_parts();
+            let KeyName(name) = KeyName::from_request_parts(&mut parts, &()).await.unwrap();
+            assert_eq!(name.as_deref(), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! API keys: list, create, revoke. Only the digest of a key is kept, so a key is shown once.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use kube::api::ObjectMeta;
+use rand::RngExt as _;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::{Error, ErrorKind, quota_used_up},
+    idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
+    index::Object as _,
+    precondition::Precondition,
+};
+use crate::{
+    resources::{ApiKey, ApiKeySpec, KeyScope, ids},
+    runtime::watch::revision,
+};
+
+/// Keys that an account may have (decisions, section 8).
+pub const MAX_KEYS: usize = 50;
+/// Attempts at one key before a request gives way to whoever else changes it.
+const MAX_ATTEMPTS: u32 = 10;
+/// The kind as messages call it.
+const WORD: &str = "API key";
+
+/// A key that was created.
+pub struct CreatedKey {
+    /// The object.
+    pub object: Arc<ApiKey>,
+    /// The key itself; `None` if an earlier request with the same idempotency key created it: it was shown then.
+    pub key: Option<String>,
+}
+
+/// A new key and its object's spec: `stl_` and 43 letters and digits, 256 bits. No `-` or `_` in it, so that a double click
+/// takes all of it.
+pub fn new_key(scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
+    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let mut rng = rand::rng();
+    let secret: String = (0..43)
+        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
+        .collect();
+    let key = format!("stl_{secret}");
+    let spec = ApiKeySpec {
+        sha256: hex::encode(Sha256::digest(key.as_bytes())),
+        scope,
+        expires_at,
+        last_characters: Some(key[key.len() - 4..].to_owned()),
+    };
+    (key, spec)
+}
+
+impl Service {
+    /// One page of an account's keys, newest first, and how many there are in all. `page` counts from 1.
+    pub fn list_keys(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
+        self.credentials.page(namespace, page, limit)
+    }
+
+    /// The key with this name; `not_found` for one that is not in the namespace.
+    pub async fn key(&self, namespace: &str, name: Option<&str>) -> Result<Arc<ApiKey>, Error> {
+        let name = name.ok_or_else(unknown)?;
+        match self.credentials.get(namespace, name) {
+            Some(key) => Ok(key),
+            None => self.fetch_key(namespace, name).await,
+        }
+    }
+
+    async fn fetch_key(&self, namespace: &str, name: &str) -> Result<Arc<ApiKey>, Error> {
+        let key: Option<ApiKey> = self.calls.get(namespace, name).await?;
+        let key = key.filter(|key| !key.is_terminating()).ok_or_else(unknown)?;
+        Ok(Arc::new(key))
+    }
+
+    /// Creates a key, once for each idempotency key.
+    pub async fn create_key(
+        &self,
+        tenant: &Tenant,
+        scope: KeyScope,
+        expires_at: Option<Timestamp>,
+        request: Option<&IdempotentRequest>,
+    ) -> Result<CreatedKey, Error> {
+        let namespace = &tenant.namespace;
+        let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
+        let name = format!("key-{suffix}");
+        if let Some(request) = request
+            && let Some(object) = self.credentials.get(namespace, &name)
+        {
+            return created_before(object, request);
+        }
+        tenant.check_stays()?;
+        if self.credentials.count(namespace) >= MAX_KEYS {
+            return Err(quota_used_up("API keys"));
+        }
+        let (key, spec) = new_key(scope, expires_at);
+        let annotation = |request: &IdempotentRequest| {
+            BTreeMap::from([(
+                REQUEST_HASH_ANNOTATION.to_owned(),
+                request.visible_hash().to_owned(),
+            )])
+        };
+        let object = ApiKey {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                annotations: request.map(annotation),
+                ..ObjectMeta::default()
+            },
+            spec,
+        };
+        match (self.calls.create(namespace, &object).await, request) {
+            (Ok(object), _) => {
+                self.credentials.progress().wait_for(revision(&object)).await;
+                Ok(CreatedKey {
+                    object: Arc::new(object),
+                    key: Some(key),
+                })
+            }
+            (Err(error), Some(request)) if error.is_conflict() => {
+                created_before(self.fetch_key(namespace, &name).await?, request)
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Revokes a key; it stops working at once here, and within a second on other replicas.
+    pub async fn revoke_key(
+        &self,
+        namespace: &str,
+        name: Option<&str>,
+        precondition: &Precondition,
+    ) -> Result<(), Error> {
+        for _ in 0..MAX_ATTEMPTS {
+            let key = self.key(namespace, name).await?;
+            if let Err(refusal) = precondition.check(&*key) {
+                // The watch may be a moment behind.
+                precondition
+                    .check(&*self.fetch_key(namespace, key.name()).await?)
+                    .map_err(|_| refusal)?;
+            }
+            match self.calls.delete(&*key, precondition.is_some()).await {
+                Ok(_) => {
+                    let is_gone = || self.credentials.get(namespace, key.name()).is_none();
+                    self.credentials
+                        .progress()
+                        .wait_for_removal(key.uid(), is_gone)
+                        .await;
+                    return Ok(());
+                }
+                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_not_found() => return Err(unknown()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(super::store::contended(WORD))
+    }
+}
+
+fn unknown() -> Error {
+    Error::no_such(WORD)
+}
+
+fn created_before(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
+    if object.is_terminating() {
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            "the API key that was created with this Idempotency-Key is being deleted",
+        ));
+    }
+    if object.annotation_of(REQUEST_HASH_ANNOTATION) != Some(request.visible_hash()) {
+        return Err(idempotency::reused());
+    }
+    Ok(CreatedKey { object, key: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_random_safe_to_paste_and_known_by_their_digest() {
+        let ((a, spec), (b, _)) = (new_key(KeyScope::Read, None), new_key(KeyScope::Read, None));
+        assert_ne!(a, b);
+        assert_eq!(a.len(), 47);
+        let secret = a.strip_prefix("stl_").unwrap();
+        assert!(secret.bytes().all(|c| c.is_ascii_alphanumeric()));
+        assert_eq!(spec.sha256, hex::encode(Sha256::digest(&a)));
+        assert_eq!(spec.last_characters.as_deref(), Some(&a[43..]));
+    }
+}

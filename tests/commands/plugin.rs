@@ -1,0 +1,131 @@
+//! `kubectl stellage …`, found by its name; and completions.
+
+use std::{os::unix::fs::symlink, path::Path, process::Stdio};
+
+use control_plane::Identity;
+use stellage::resources::InstanceState;
+use tokio::process::Command;
+
+use super::{Ran, run_words};
+use crate::support::{STELLAGE, Tenant, shared};
+
+/// A folder with the plugin in it, as `.run/bin` has it.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["stellage", "kubectl-stellage", "kubectl_complete-stellage"] {
+        symlink(STELLAGE, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+async fn kubectl(folder: &Path, words: &[&str]) -> Ran {
+    let plane = shared().await.plane;
+    let output = Command::new(plane.assets().kubectl())
+        .args(words)
+        .env("PATH", folder)
+        .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
+        .stdin(Stdio::null())
+        .output()
+        .await;
+    Ran::of(output.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_finds_the_commands_as_its_plugin() {
+    let tenant = Tenant::new("cmd-plugin").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let folder = folder();
+    let kubectl = async |words: &[&str]| kubectl(folder.path(), words).await;
+
+    let plugins = kubectl(&["plugin", "list"]).await;
+    assert!(plugins.text().contains("kubectl-stellage"), "{plugins:?}");
+    let stop = [
+        "stellage",
+        "instance",
+        "stop",
+        "web",
+        "-n",
+        "cmd-plugin",
+        "--wait",
+    ];
+    assert_eq!(kubectl(&stop).await.text(), "instance web is stopped");
+    let again = kubectl(&stop).await;
+    assert!(
+        again.error().contains("stop is allowed from running"),
+        "{again:?}"
+    );
+    let unknown = kubectl(&["stellage", "instance", "show", "nope", "-n", "cmd-plugin"]).await;
+    let advice = "`kubectl stellage instance list -n cmd-plugin`";
+    assert!(unknown.error().contains(advice), "{unknown:?}");
+
+    let help = kubectl(&["stellage", "instance", "resize", "--help"]).await;
+    for expected in [
+        "Usage: kubectl stellage instance resize [OPTIONS] --plan <PLAN> <NAME>",
+        "  kubectl stellage instance resize web -n ada --plan business --wait",
+    ] {
+        assert!(help.text().contains(expected), "{}", help.out);
+    }
+
+    let candidates = kubectl(&["__complete", "stellage", "instance", "re"]).await;
+    assert!(
+        candidates.text().starts_with("reboot\nresize\nrebuild\n"),
+        "{candidates:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shells_take_their_completions() {
+    let script = run_words(&["completions", "bash"]).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), script.text()).unwrap();
+    let complete = r#"
+        source "$1"
+        COMP_WORDS=(stellage instance re); COMP_CWORD=2
+        _stellage stellage re instance
+        echo "${COMPREPLY[@]}"
+    "#;
+    let output = Command::new("bash")
+        .args(["-c", complete, "bash"])
+        .arg(file.path())
+        .output()
+        .await;
+    assert_eq!(Ran::of(output.unwrap()).text(), "reboot resize rebuild");
+    assert!(
+        run_words(&["completions", "zsh"])
+            .await
+            .text()
+            .starts_with("#compdef stellage")
+    );
+    assert!(
+        run_words(&["completions", "fish"])
+            .await
+            .text()
+            .contains("complete -c stellage")
+    );
+    assert_eq!(run_words(&["completions", "tcsh"]).await.code, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_has_help_with_an_example() {
+    for group in ["instance", "webhook", "delivery"] {
+        let help = run_words(&[group, "--help"]).await;
+        let commands: Vec<&str> = help
+            .text()
+            .lines()
+            .skip_while(|line| *line != "Commands:")
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            // What is indented further is the rest of a line that was wrapped.
+            .filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')))
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|command| *command != "help")
+            .collect();
+        assert!(commands.len() >= 3, "{help:?}");
+        for command in commands {
+            let help = run_words(&[group, command, "--help"]).await;
+            let example = format!("  stellage {group} {command}");
+            assert!(help.text().contains(&example), "{group} {command}: {}", help.out);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! `stellage webhook …` and `stellage delivery …`.
+
+use std::process::Stdio;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use standardwebhooks::Webhook as Verifier;
+use stellage::resources::{DeliveryPhase, Webhook};
+use tokio::io::AsyncWriteExt as _;
+
+use super::{Ran, command, run, run_words};
+use crate::{
+    support::{
+        Tenant,
+        receivers::{Answer, Received, Receiver},
+    },
+    webhooks::{SECRET, all_in},
+};
+
+const OTHER: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+
+fn verifies(received: &Received, secret: &str) -> bool {
+    let verifier = Verifier::new(secret).unwrap();
+    verifier.verify(&received.body, &received.headers).is_ok()
+}
+
+/// A webhook `hook` whose secret the operator has read.
+async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webhook {
+    tenant.webhook("hook", &receiver.url("/hook"), events).await;
+    tenant
+        .wait_for_webhook("hook", "it to be well", |webhook| {
+            reason(webhook).as_deref() == Some("Active")
+        })
+        .await
+}
+
+fn reason(webhook: &Webhook) -> Option<String> {
+    let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
+    stellage::resources::conditions::find(conditions.unwrap_or_default(), "Ready")
+        .map(|ready| ready.reason.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_is_tried_out_by_name_or_id() {
+    let tenant = Tenant::new("cmd-test").await;
+    let receiver = Receiver::start(|received| {
+        let is_refused = received.header("x-service-event-type") == "instance.stopped";
+        Answer::status(if is_refused { 500 } else { 204 }).body("what\u{1b}[2J next")
+    })
+    .await;
+    let webhook = hook(&tenant, &receiver, &["instance.created", "instance.stopped"]).await;
+    let run = async |line: &str| run("cmd-test", line).await;
+
+    let tested = run("webhook test hook --wait").await;
+    assert!(
+        tested.text().contains("is delivered: answered 204 in "),
+        "{tested:?}"
+    );
+    let sent = receiver.wait_for(1).await.pop().unwrap();
+    assert!(verifies(&sent, SECRET));
+    assert_eq!(sent.header("x-service-event-type"), "instance.created");
+    assert!(sent.header("x-service-event-id").starts_with("evt_test_"));
+
+    let line = format!("webhook test {} --type instance.stopped --wait", webhook.id());
+    let failed = run(&line).await;
+    assert!(
+        failed.error().contains("failed for good after 1 attempt: "),
+        "{failed:?}"
+    );
+    let id = failed.error().split_once("delivery show ").unwrap().1;
+    let id = id.split(' ').next().unwrap().to_owned();
+    let shown = run(&format!("delivery show {id}")).await;
+    for expected in [
+        "Status:        exhausted",
+        "x-service-event-type: instance.stopped",
+        "x-service-signature: (made with the signing secret)",
+        "\"type\":\"instance.stopped\"",
+        "what\\u{1b}[2J next",
+    ] {
+        assert!(shown.text().contains(expected), "{expected}: {}", shown.out);
+    }
+    assert!(!shown.text().contains('\u{1b}'));
+
+    let object = run("webhook test hook -o json").await.json();
+    assert_eq!(
+        (&object["kind"], &object["spec"]["test"]),
+        (&json!("Delivery"), &json!(true))
+    );
+    receiver.wait_for(3).await;
+
+    let foreign = run("webhook test hook --type invoice.created").await;
+    assert!(
+        foreign
+            .error()
+            .contains("--type must be one of its own: instance.created, instance.stopped"),
+        "{foreign:?}"
+    );
+    tenant.change_webhook("hook", json!({ "active": false })).await;
+    let inactive = run("webhook test hook").await;
+    assert!(
+        inactive.error().contains("webhook enable hook -n cmd-test"),
+        "{inactive:?}"
+    );
+    let unknown = run("webhook test nope").await;
+    assert!(
+        unknown
+            .error()
+            .contains("there is no webhook nope in namespace cmd-test"),
+        "{unknown:?}"
+    );
+    let unknown = run("delivery list wh_aaaaaaaaaaaaaaaa").await;
+    assert!(
+        unknown.error().contains("stellage webhook list -n cmd-test"),
+        "{unknown:?}"
+    );
+    let unknown = run("delivery show dlv_aaaaaaaaaaaaaaaa").await;
+    assert!(
+        unknown
+            .error()
+            .contains("stellage delivery list WEBHOOK -n cmd-test"),
+        "{unknown:?}"
+    );
+    assert_eq!(run("delivery list hook --status late").await.code, Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disabled_webhook_says_why_and_is_enabled_again_and_what_failed_is_sent_again() {
+    let tenant = Tenant::new("cmd-enable").await;
+    let is_mended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mended = is_mended.clone();
+    let receiver = Receiver::start(move |_| {
+        Answer::status(if mended.load(std::sync::atomic::Ordering::Relaxed) {
+            200
+        } else {
+            410
+        })
+    })
+    .await;
+    hook(&tenant, &receiver, &["instance.created"]).await;
+    tenant.apply("web", |_| {}).await;
+    tenant
+        .wait_for_webhook("hook", "it to be disabled", |webhook| {
+            webhook.disabled().is_some()
+        })
+        .await;
+    let exhausted = tenant
+        .wait_for_deliveries("hook", "it to be given up", all_in(1, DeliveryPhase::Exhausted))
+        .await;
+    let id = exhausted[0].id();
+    let run = async |line: &str| run("cmd-enable", line).await;
+
+    let table = run("webhook list").await;
+    let row: Vec<&str> = table.text().lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!((row[0], row[3], row[7]), ("hook", "False", "Gone"), "{table:?}");
+    let shown = run("webhook show hook").await;
+    for expected in [
+        "Health:           disabled",
+        "Why:              Gone: ",
+        "410",
+        &id,
+        "stellage webhook enable hook -n cmd-enable",
+    ] {
+        assert!(shown.text().contains(expected), "{expected}: {}", shown.out);
+    }
+    assert!(!shown.text().contains(SECRET));
+    let list = run_words(&["webhook", "list", "-A", "-o", "json"]).await.json();
+    let items = list["items"].as_array().unwrap();
+    assert!(
+        items
+            .iter()
+            .any(|item| item["metadata"]["namespace"] == "cmd-enable")
+    );
+
+    is_mended.store(true, std::sync::atomic::Ordering::Relaxed);
+    let enabled = run("webhook enable hook --wait").await;
+    assert_eq!(enabled.text(), "webhook hook is enabled");
+    let webhook = tenant.webhooks().get("hook").await.unwrap();
+    assert!(webhook.is_active() && webhook.spec.enable_requested_at.is_some());
+    let again = run("webhook enable hook -o json").await.json();
+    assert_eq!(
+        again["metadata"]["generation"],
+        json!(webhook.metadata.generation),
+        "nothing to write"
+    );
+
+    let before = receiver.count();
+    let listed = run("delivery list hook --status exhausted --event-type instance.created -o json")
+        .await
+        .json();
+    assert_eq!(
+        listed["items"][0]["metadata"]["name"],
+        exhausted[0].name_any().as_str()
+    );
+    let sent = run(&format!("delivery redeliver {id} --wait")).await;
+    assert!(
+        sent.text()
+            .contains(&format!("delivery {id} is delivered: answered 200 in ")),
+        "{sent:?}"
+    );
+    assert_eq!(receiver.count(), before + 1);
+    let requests = receiver.received();
+    assert_eq!(
+        requests[0].body,
+        requests.last().unwrap().body,
+        "the same event, byte for byte"
+    );
+    let table = run("delivery list hook").await;
+    let row: Vec<&str> = table.text().lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(
+        (row[1], row[3], row[4]),
+        ("instance.created", "delivered", "2"),
+        "{table:?}"
+    );
+    let none = run("delivery list hook --status exhausted").await;
+    assert!(
+        none.text().is_empty() && none.notes.contains("no such deliveries"),
+        "{none:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_cannot_be_sent_to_is_not_waited_for_and_what_is_held_goes_out_by_itself() {
+    let tenant = Tenant::new("cmd-blocked").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    hook(&tenant, &receiver, &["instance.created"]).await;
+    tenant
+        .change_webhook(
+            "hook",
+            json!({ "secretRef": { "name": "nowhere" }, "active": false }),
+        )
+        .await;
+    let enabled = run("cmd-blocked", "webhook enable hook --wait").await;
+    assert!(
+        enabled
+            .error()
+            .contains("is enabled, but cannot be sent to: SecretMissing: "),
+        "{enabled:?}"
+    );
+    let shown = run("cmd-blocked", "webhook show hook").await;
+    assert!(shown.text().contains("Health:           blocked"), "{shown:?}");
+    tenant.apply("web", |_| {}).await;
+    let held = tenant
+        .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
+        .await;
+    let redeliver = format!("delivery redeliver {}", held[0].name_any());
+    let later = "is sent once its webhook can be sent to again";
+    let asked = run("cmd-blocked", &redeliver).await;
+    assert!(asked.text().contains(later), "{asked:?}");
+    let waited = run("cmd-blocked", &format!("{redeliver} --wait")).await;
+    assert!(waited.error().contains(later), "{waited:?}");
+    assert!(
+        waited.error().contains("webhook show hook -n cmd-blocked"),
+        "{waited:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotated_secret_signs_at_once_and_the_old_one_too_for_a_while() {
+    let tenant = Tenant::new("cmd-rotate").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    hook(&tenant, &receiver, &["instance.created"]).await;
+    let run = async |line: &str| run("cmd-rotate", line).await;
+    let next = async |count: usize| {
+        super::run("cmd-rotate", "webhook test hook --wait").await.text();
+        receiver.wait_for(count).await.pop().unwrap()
+    };
+
+    let rotated = run("webhook rotate-secret hook").await;
+    let first = rotated.text().to_owned();
+    assert!(
+        first.starts_with("whsec_") && !first.contains('\n'),
+        "the secret alone: {rotated:?}"
+    );
+    assert!(rotated.notes.contains("it is never shown again") && !rotated.notes.contains(&first));
+    let sent = next(1).await;
+    assert!(verifies(&sent, &first) && verifies(&sent, SECRET), "both sign");
+
+    let rotated = run(&format!(
+        "webhook rotate-secret hook --secret {OTHER} --overlap 2h --output json"
+    ))
+    .await
+    .json();
+    assert_eq!(
+        (&rotated["name"], &rotated["namespace"], &rotated["secret"]),
+        (&json!("hook"), &json!("cmd-rotate"), &json!(OTHER))
+    );
+    let until: Timestamp = rotated["previous_secret_expires_at"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let ahead = until.as_second() - Timestamp::now().as_second();
+    assert!((7000..=7200).contains(&ahead), "{ahead}");
+    let sent = next(2).await;
+    assert!(verifies(&sent, OTHER) && verifies(&sent, &first) && !verifies(&sent, SECRET));
+
+    // From stdin, without an overlap; and another webhook names the same Secret.
+    let twin = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "twin" },
+        "spec": { "url": receiver.url("/twin"), "events": ["instance.deleted"], "secretRef": { "name": "hook" } },
+    });
+    let params = PatchParams::apply("tests").force();
+    tenant
+        .webhooks()
+        .patch("twin", &params, &Patch::Apply(&twin))
+        .await
+        .unwrap();
+    let words = [
+        "webhook",
+        "rotate-secret",
+        "hook",
+        "-n",
+        "cmd-rotate",
+        "--secret-file",
+        "-",
+        "--overlap",
+        "0s",
+    ];
+    let mut child = command(&words).await;
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"correct horse\n").await.unwrap();
+    drop(stdin);
+    let rotated = Ran::of(child.wait_with_output().await.unwrap());
+    assert_eq!(rotated.text(), "correct horse");
+    assert!(rotated.notes.contains("Secret hook: twin"), "{rotated:?}");
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "cmd-rotate");
+    let data = secrets.get("hook").await.unwrap().data.unwrap();
+    assert_eq!(data.keys().collect::<Vec<_>>(), ["secret"]);
+    assert_eq!(data["secret"].0, b"correct horse");
+
+    for (line, expected) in [
+        ("webhook rotate-secret hook --overlap 8d", "at most 7d"),
+        (
+            "webhook rotate-secret hook --secret a --secret-file b",
+            "cannot be used with",
+        ),
+    ] {
+        let ran = run(line).await;
+        assert!(
+            ran.code == Some(2) && ran.notes.contains(expected),
+            "{line}: {ran:?}"
+        );
+    }
+    let missing = run("webhook rotate-secret hook --secret-file /nowhere/at/all").await;
+    assert!(
+        missing
+            .error()
+            .contains("--secret-file: cannot read /nowhere/at/all"),
+        "{missing:?}"
+    );
+}

@@ -1,0 +1,155 @@
+//! The account and its API keys.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::{
+    contract::{code, expect, fields},
+    create, limit_instances, webhooks,
+};
+use crate::support::{Tenant, kubectl, shared};
+
+const PATH: &str = "/v1/keys";
+
+/// The account, as another of its keys sees it.
+fn with_key(tenant: &Tenant, key: &Value) -> Tenant {
+    Tenant {
+        namespace: tenant.namespace.clone(),
+        key: key["key"].as_str().unwrap().to_owned(),
+        kube: tenant.kube.clone(),
+        url: tenant.url.clone(),
+        http: tenant.http.clone(),
+    }
+}
+
+async fn create_key(tenant: &Tenant, body: &Value) -> Value {
+    let created = expect(tenant, 201, Method::POST, PATH, Some(body), &[]).await;
+    let key = created.json()["data"].clone();
+    let id = key["id"].as_str().unwrap();
+    assert_eq!(created.header("location"), format!("{PATH}/{id}"));
+    key
+}
+
+#[tokio::test]
+async fn the_account_shows_what_it_may_have_and_has() {
+    let tenant = Tenant::new("acct-show").await;
+    limit_instances(&tenant, 7).await;
+    create(&tenant, "web").await;
+    webhooks::create(&tenant).await;
+    let answer = expect(&tenant, 200, Method::GET, "/v1/account", None, &[]).await;
+    let account = &answer.json()["data"];
+    assert_eq!(
+        (
+            &account["name"],
+            &account["email"],
+            &account["rate_limit_per_hour"]
+        ),
+        (&json!("acct-show"), &json!("acct-show@example.com"), &json!(3600))
+    );
+    // Two keys come with every account of a test.
+    assert_eq!(
+        account["quotas"],
+        json!({
+            "instances": { "used": 1, "limit": 7 }, "webhooks": { "used": 1, "limit": 20 },
+            "api_keys": { "used": 2, "limit": 50 },
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked() {
+    let tenant = Tenant::new("acct-keys").await;
+    let key = create_key(
+        &tenant,
+        &json!({ "scope": "read", "expires_at": "2099-01-01T00:00:00Z" }),
+    )
+    .await;
+    let (id, secret) = (key["id"].as_str().unwrap(), key["key"].as_str().unwrap());
+    assert!(secret.ends_with(key["last_characters"].as_str().unwrap()));
+    let other = with_key(&tenant, &key);
+    let listed = expect(&other, 200, Method::GET, PATH, None, &[]).await;
+    assert!(!listed.text.contains(secret));
+    let mut shown = key.clone();
+    shown.as_object_mut().unwrap().remove("key");
+    let listed_keys = listed.json()["data"].as_array().unwrap().clone();
+    assert!(listed_keys.contains(&shown), "{}", listed.text);
+    assert_eq!(listed.json()["pagination"]["total"], 3);
+    let path = format!("{PATH}/{id}");
+    let detail = expect(&other, 200, Method::GET, &path, None, &[]).await;
+    assert_eq!(detail.json()["data"], shown);
+    let refused = expect(&other, 403, Method::POST, PATH, None, &[]).await;
+    assert_eq!(code(&refused), "token_readonly");
+
+    let stale = [("If-Match", "\"nonsense\"")];
+    expect(&tenant, 412, Method::DELETE, &path, None, &stale).await;
+    let etag = detail.header("etag").to_owned();
+    expect(
+        &tenant,
+        204,
+        Method::DELETE,
+        &path,
+        None,
+        &[("If-Match", etag.as_str())],
+    )
+    .await;
+    expect(&other, 401, Method::GET, PATH, None, &[]).await;
+    expect(&tenant, 404, Method::DELETE, &path, None, &[]).await;
+    let total =
+        expect(&tenant, 200, Method::GET, PATH, None, &[]).await.json()["pagination"]["total"].clone();
+    assert_eq!(total, 2);
+}
+
+#[tokio::test]
+async fn a_key_can_revoke_itself() {
+    let tenant = Tenant::new("acct-self").await;
+    let key = create_key(&tenant, &json!({})).await;
+    let other = with_key(&tenant, &key);
+    let path = format!("{PATH}/{}", key["id"].as_str().unwrap());
+    expect(&other, 204, Method::DELETE, &path, None, &[]).await;
+    expect(&other, 401, Method::GET, PATH, None, &[]).await;
+}
+
+#[tokio::test]
+async fn the_same_create_of_a_key_is_done_once_and_shows_the_key_once() {
+    let tenant = Tenant::new("acct-replay").await;
+    let headers = [("Idempotency-Key", "laptop")];
+    let body = json!({ "scope": "read" });
+    let first = expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers).await;
+    let again = expect(&tenant, 201, Method::POST, PATH, Some(&body), &headers).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    let (first, again) = (first.json()["data"].clone(), again.json()["data"].clone());
+    assert_eq!((&first["id"], &again["key"]), (&again["id"], &Value::Null));
+    let other = json!({ "scope": "write" });
+    let refused = expect(&tenant, 422, Method::POST, PATH, Some(&other), &headers).await;
+    assert_eq!(code(&refused), "idempotency_key_reused");
+}
+
+#[tokio::test]
+async fn wrong_fields_of_a_key_are_named_and_the_fifty_first_is_refused() {
+    let tenant = Tenant::new("acct-bounds").await;
+    let body = json!({ "scope": "admin", "expires_at": "2020-01-01T00:00:00Z", "name": "x" });
+    let refused = expect(&tenant, 422, Method::POST, PATH, Some(&body), &[]).await;
+    assert_eq!(fields(&refused), ["scope", "expires_at", "name"]);
+    for _ in 2..50 {
+        create_key(&tenant, &json!({ "scope": "read" })).await;
+    }
+    let refused = expect(&tenant, 403, Method::POST, PATH, None, &[]).await;
+    assert_eq!(code(&refused), "resource_limit_exceeded");
+}
+
+#[tokio::test]
+async fn a_key_of_rest_is_an_object_that_kubectl_shows() {
+    let tenant = Tenant::new("acct-kubectl").await;
+    let key = create_key(&tenant, &json!({ "scope": "read" })).await;
+    let plane = shared().await.plane;
+    let shown = kubectl(
+        plane,
+        &["-n", "acct-kubectl", "get", "apikey", key["id"].as_str().unwrap()],
+        None,
+    );
+    let shown = shown.unwrap();
+    assert!(
+        shown.contains("read") && shown.contains(key["last_characters"].as_str().unwrap()),
+        "{shown}"
+    );
+}
