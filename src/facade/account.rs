@@ -20,7 +20,7 @@ use crate::service::{account::Quota, credentials::Tenant};
 #[derive(Serialize, ToSchema)]
 #[schema(as = Account)]
 pub struct AccountView {
-    /// Identifier of the account holder; events carry it.
+    /// Identifier of the account holder; also part of every event.
     #[schema(pattern = "^usr_[a-z0-9]{16}$", example = "usr_7hz0c9k2m8x1ta4q")]
     id: Box<str>,
     /// Name of the account.
@@ -32,14 +32,14 @@ pub struct AccountView {
     /// When the account was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T09:00:00Z")]
     created_at: Seconds,
-    /// What the account may have, and has.
+    /// Quotas of the account, and how much of them is used.
     quotas: AccountQuotas,
-    /// Requests an hour that each API key may make.
+    /// Requests that each API key may make per hour.
     #[schema(minimum = 1, example = 3600)]
     rate_limit_per_hour: u32,
 }
 
-/// What an account may have, and has.
+/// Quotas of an account, and how much of them is used.
 #[derive(Serialize, ToSchema)]
 pub struct AccountQuotas {
     /// Instances.
@@ -50,14 +50,14 @@ pub struct AccountQuotas {
     api_keys: QuotaView,
 }
 
-/// How many there are, and may be.
+/// A quota: the number in use, and the maximum.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaView {
-    /// How many there are.
+    /// Number in use.
     #[schema(minimum = 0, example = 3)]
     used: usize,
-    /// How many there may be; `null`: any number.
+    /// Maximum; `null` means unlimited.
     #[schema(required, minimum = 0, example = 20)]
     limit: Option<usize>,
 }
@@ -83,7 +83,7 @@ impl AccountView {
         }
     }
 
-    /// One for the OpenAPI document.
+    /// An example for the OpenAPI document.
     pub(super) fn example() -> Self {
         let quota = |used, limit| QuotaView { used, limit };
         Self {
@@ -103,7 +103,7 @@ impl AccountView {
 
 /// Shows the account
 ///
-/// The one that the API key belongs to: its e-mail address, what it may have and has, and its limits.
+/// The account that the API key belongs to: its e-mail address, quotas and rate limit.
 #[utoipa::path(
     get, path = "/v1/account", operation_id = "getAccount", tag = "account",
     responses((status = 200, description = "The account", body = Single<AccountView>)),

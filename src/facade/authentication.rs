@@ -4,10 +4,10 @@ use http::{HeaderMap, header::AUTHORIZATION};
 
 use super::error::{ApiError, ErrorCode};
 
-/// Longest key that is looked at; `stellage key create` makes much shorter ones.
+/// Longest accepted key; those of `stellage key create` are much shorter.
 const MAX_KEY: usize = 512;
 
-/// The API key of a request; 401 if it is missing, malformed, or there are several.
+/// The API key of a request; 401 if there is none, more than one, or a malformed one.
 pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (header, another) = (values.next(), values.next());
@@ -17,11 +17,11 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
             "the API key is missing; send the header Authorization: Bearer <API_KEY>",
         ));
     };
-    // Which one counts is what a proxy and we could see differently.
+    // A proxy might have checked another one than we would.
     if another.is_some() {
         return Err(ApiError::new(
             ErrorCode::Unauthorized,
-            "there are several Authorization headers; send one",
+            "there is more than one Authorization header; send one",
         ));
     }
     header
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_what_follows_bearer() {
+    fn the_key_follows_the_word_bearer() {
         for form in ["Bearer secret", "bearer secret", "BEARER  secret "] {
             assert_eq!(key(&[form]).as_deref(), Ok("secret"), "{form}");
         }
@@ -68,8 +68,8 @@ mod tests {
     }
 
     #[test]
-    fn two_authorization_headers_open_nothing() {
+    fn two_authorization_headers_are_refused() {
         let refusal = key(&["Bearer secret", "Bearer secret"]).unwrap_err();
-        assert_eq!(refusal, "there are several Authorization headers; send one");
+        assert_eq!(refusal, "there is more than one Authorization header; send one");
     }
 }

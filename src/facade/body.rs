@@ -19,12 +19,12 @@ pub const MAX_BODY: usize = 64 * 1024;
 /// How long a body of that size may take to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Of a body that is too large so much is read and thrown away, and for so long: a client that is still sending when the
+/// Bytes of a too large body that are read and discarded, and for how long: a client that is still sending when the
 /// connection closes may never see the answer (RFC 9112, section 9.6).
 const MAX_DRAINED: usize = 16 * 1024 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a JSON object that must be there.
+/// Reads a required JSON object.
 pub async fn required(request: Request<Body>) -> Result<Fields, ApiError> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
@@ -38,12 +38,12 @@ pub async fn required(request: Request<Body>) -> Result<Fields, ApiError> {
     parse(&bytes)
 }
 
-/// Reads a JSON object that may be left out.
+/// Reads an optional JSON object; an empty body counts as `{}`.
 pub async fn optional(request: Request<Body>) -> Result<Fields, ApiError> {
     let (head, body) = request.into_parts();
     let bytes = read(&head.headers, body).await?;
     if bytes.is_empty() {
-        // Clients set a Content-Type also where they send nothing.
+        // Do not check the type: clients set a Content-Type even if they send nothing.
         return parse(b"{}");
     }
     check_type(&head.headers)?;
@@ -51,12 +51,12 @@ pub async fn optional(request: Request<Body>) -> Result<Fields, ApiError> {
 }
 
 async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
-    let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "the body is over 64 KiB");
+    let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB");
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > MAX_BODY as u64) {
-        // Who asks first has not begun to send.
+        // A client that sent `Expect: 100-continue` has not begun to send the body.
         if !headers.contains_key(header::EXPECT) {
             drain(body).await;
         }
@@ -68,7 +68,7 @@ async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
             drain(body).await;
             Err(too_large())
         }
-        Ok(Err(_)) => Err(ApiError::new(ErrorCode::JsonError, "the body ends too early")),
+        Ok(Err(_)) => Err(ApiError::new(ErrorCode::JsonError, "the body ended too early")),
         Err(_) => Err(ApiError::new(
             ErrorCode::JsonError,
             "the body did not arrive within 30 s",
@@ -90,14 +90,14 @@ async fn drain(mut body: Body) {
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, reading).await;
 }
 
-/// No Content-Type is taken as JSON; anything else must be `application/json` or `application/…+json`.
+/// A missing Content-Type counts as JSON; any other must be `application/json` or `application/…+json`.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let refusal = |message: &'static str| ApiError::new(ErrorCode::UnsupportedMediaType, message);
     if headers
         .get(header::CONTENT_ENCODING)
         .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
     {
-        return Err(refusal("the body must be sent without a Content-Encoding"));
+        return Err(refusal("the body must have no Content-Encoding"));
     }
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Ok(());
@@ -137,13 +137,17 @@ fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
         if names.insert(name.clone()) {
             entries.push((name, value));
         } else {
-            problems.push(Detail::new(name, "duplicate_field", "must not be there twice"));
+            problems.push(Detail::new(
+                name,
+                "duplicate_field",
+                "must not occur more than once",
+            ));
         }
     }
     Ok(Fields::new(entries, problems))
 }
 
-/// A JSON text whose top level keeps what a map would lose: fields that are there twice.
+/// Parsed JSON whose top level keeps duplicate fields, which a map would lose.
 enum Parsed {
     Object(Vec<(String, Value)>),
     Other,
@@ -229,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_json_is_taken() {
+    async fn only_json_is_accepted() {
         for good in [
             None,
             Some("application/json"),
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_no_json_says_where() {
+    async fn a_body_that_is_not_json_is_refused_with_the_position() {
         for bad in ["", "{", "{]", "nonsense", "{} x", "{\"a\":1,}", "\u{feff}{}"] {
             assert_eq!(code(request(None, bad)).await, "json_error", "{bad}");
         }
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn json_that_is_no_object_is_invalid_input() {
+    async fn json_other_than_an_object_is_invalid_input() {
         for other in ["null", "true", "1", "-1", "1.5", "\"a\"", "[]", "[{\"a\":[1]}]"] {
             assert_eq!(code(request(None, other)).await, "invalid_input", "{other}");
         }
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_an_empty_object_where_a_body_is_optional() {
+    async fn an_empty_optional_body_counts_as_an_empty_object() {
         for empty in [None, Some("application/x-www-form-urlencoded")] {
             let fields = optional(request(empty, "")).await.ok().unwrap();
             assert!(fields.finish().is_ok());
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn order_and_white_space_do_not_count_and_a_field_twice_is_refused() {
+    fn order_and_white_space_are_ignored_and_duplicate_fields_refused() {
         let canonical = |body: &str| fields(body).ok().unwrap().canonical(None);
         let one = canonical(r#"{"a":1,"b":[2]}"#);
         assert_eq!(one, canonical(r#" { "b" : [2], "a":1}"#));

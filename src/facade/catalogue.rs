@@ -1,4 +1,4 @@
-//! `/v1/plans`, `/v1/regions`, `/v1/images`: what can be ordered, in pages like every list.
+//! `/v1/plans`, `/v1/regions`, `/v1/images`: what can be ordered.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::resources::Plan;
 /// An amount of money.
 #[derive(Serialize, ToSchema)]
 pub struct Money {
-    /// Decimal number with two places.
+    /// Decimal number with two decimal places.
     #[schema(pattern = r"^[0-9]+\.[0-9]{2}$", example = "5.00")]
     value: String,
     /// ISO 4217 code.
@@ -31,7 +31,7 @@ pub struct Money {
 /// A plan that can be ordered.
 #[derive(Serialize, ToSchema)]
 pub struct PlanOffer {
-    /// The plan, as requests name it.
+    /// Identifier of the plan, as used in requests.
     id: Plan,
     /// Virtual CPUs.
     #[schema(minimum = 1)]
@@ -42,14 +42,14 @@ pub struct PlanOffer {
     /// Disk in GB.
     #[schema(minimum = 1)]
     disk_size: i32,
-    /// Price of a month.
+    /// Price per month.
     price_monthly: Money,
 }
 
-/// A region in which instances can be made.
+/// A region in which instances can be created.
 #[derive(Serialize, ToSchema)]
 pub struct RegionOffer<'a> {
-    /// The region code, as requests name it: `<country>-<city>-<n>`.
+    /// Region code, as used in requests: `<country>-<city>-<n>`.
     #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", example = "fr-par-1")]
     id: &'a str,
     /// Country, as an ISO 3166 code in lower case.
@@ -63,13 +63,13 @@ pub struct RegionOffer<'a> {
 /// An image that can be installed.
 #[derive(Serialize, ToSchema)]
 pub struct ImageOffer<'a> {
-    /// The image identifier, as requests name it.
+    /// Identifier of the image, as used in requests.
     #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", example = "debian-13")]
     id: &'a str,
     /// The distribution.
     #[schema(example = "debian")]
     distribution: &'a str,
-    /// Its version; `null` where the identifier names none.
+    /// Version of the distribution; `null` if the identifier contains none.
     #[schema(required, example = "13")]
     version: Option<&'a str>,
 }

@@ -1,4 +1,4 @@
-//! The one error format of `/v1`: code, message, details that name every wrong field, request id.
+//! The error format of `/v1`: a code, a message, details that name every invalid field, and the request id.
 
 use std::borrow::Cow;
 
@@ -17,39 +17,39 @@ use crate::service::error::{Error as ServiceError, ErrorKind};
 pub enum ErrorCode {
     /// 400: the body is missing or not JSON.
     JsonError,
-    /// 401: no key, or one that is not valid.
+    /// 401: the API key is missing or not valid.
     Unauthorized,
-    /// 403: an admission policy of the cluster refuses it.
+    /// 403: an admission policy of the cluster refuses the request.
     Forbidden,
     /// 403: the key may only read.
     TokenReadonly,
     /// 403: the account's quota is used up.
     ResourceLimitExceeded,
-    /// 404: there is no such thing, or it belongs to somebody else.
+    /// 404: it does not exist, or it belongs to another account.
     NotFound,
-    /// 405: the path has no such method; `Allow` lists those it has.
+    /// 405: the path does not support the method; `Allow` lists those that it does.
     MethodNotAllowed,
-    /// 409: the object changed meanwhile; read it and try again.
+    /// 409: the object changed during the request; read it and try again.
     Conflict,
-    /// 409: the instance, webhook or delivery is in a status from which this is not allowed.
+    /// 409: the status of the instance, webhook or delivery does not allow the request.
     InvalidState,
     /// 409: deletion protection is on.
     Protected,
-    /// 412: `If-Match` names another version.
+    /// 412: `If-Match` does not match the current version.
     PreconditionFailed,
-    /// 413: the body is over 64 KiB.
+    /// 413: the body is larger than 64 KiB.
     PayloadTooLarge,
     /// 415: the Content-Type is not JSON.
     UnsupportedMediaType,
-    /// 422: well-formed, but with wrong values; `details` names each.
+    /// 422: well-formed, but some values are not valid; `details` names each.
     InvalidInput,
     /// 422: the `Idempotency-Key` was used with another body.
     IdempotencyKeyReused,
-    /// 429: the key's requests of this hour are used up.
+    /// 429: the key has used up its requests for now.
     RateLimitExceeded,
-    /// 500: a fault of the service.
+    /// 500: an internal error.
     ServerError,
-    /// 503: the service cannot reach what it needs; try again.
+    /// 503: the service cannot reach a system that it depends on; try again.
     ServiceUnavailable,
 }
 
@@ -76,7 +76,7 @@ impl ErrorCode {
         Self::ServiceUnavailable,
     ];
 
-    /// The code as the body spells it.
+    /// The code as it appears in the body.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::JsonError => "json_error",
@@ -100,7 +100,7 @@ impl ErrorCode {
         }
     }
 
-    /// The status that it is answered with.
+    /// The HTTP status of the answer.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::JsonError => StatusCode::BAD_REQUEST,
@@ -140,17 +140,17 @@ impl From<ErrorKind> for ErrorCode {
     }
 }
 
-/// A request that is not answered as asked.
+/// An error answer.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{}: {message}", code.as_str())]
 pub struct ApiError {
-    /// What kind of error.
+    /// The kind of error.
     pub code: ErrorCode,
-    /// For people.
+    /// A message for people.
     pub message: Cow<'static, str>,
-    /// What is wrong, field by field.
+    /// What is wrong with each field.
     pub details: Vec<Detail>,
-    /// Seconds until it makes sense to try again.
+    /// Seconds to wait before trying again.
     pub retry_after: Option<u64>,
 }
 
@@ -176,22 +176,22 @@ impl ApiError {
         }
     }
 
-    /// 422 with every wrong field.
+    /// 422 that names every invalid field.
     pub fn invalid(details: Vec<Detail>) -> Self {
         ServiceError::invalid(details).into()
     }
 
-    /// Nothing can be said for now.
+    /// 503: the request cannot be answered at the moment.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         ServiceError::unavailable(message).into()
     }
 
-    /// A fault of the service; the log tells it, the client only that there is one.
+    /// 500 without the cause, which the caller logs.
     pub fn fault() -> Self {
         ServiceError::fault().into()
     }
 
-    /// The answer's body.
+    /// The body of the answer.
     pub fn body(&self, request_id: &str) -> Vec<u8> {
         let body = ErrorAnswer {
             error: ErrorBody {
@@ -216,18 +216,18 @@ pub struct ErrorAnswer<'a> {
 /// What went wrong.
 #[derive(Serialize, ToSchema)]
 pub struct ErrorBody<'a> {
-    /// What kind of error, for programs.
+    /// The kind of error, for programs.
     code: ErrorCode,
-    /// For people; the words may change.
+    /// A message for people; the wording may change.
     message: &'a str,
-    /// What is wrong, field by field; empty where no field is to blame.
+    /// What is wrong with each field; empty if the error is not about fields.
     details: &'a [Detail],
-    /// The same as the header `X-Request-Id`.
+    /// The request id, as in the header `X-Request-Id`.
     request_id: &'a str,
 }
 
 impl IntoResponse for ApiError {
-    /// The body comes later, from [`super::middleware`], which knows the request id.
+    /// An answer with an empty body, which [`super::middleware`] fills in, because it knows the request id.
     fn into_response(self) -> Response {
         let mut response = Response::new(axum::body::Body::empty());
         *response.status_mut() = self.code.status();
@@ -243,14 +243,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_has_the_decided_name() {
+    fn every_code_is_serialized_as_its_name() {
         for code in ErrorCode::ALL {
             assert_eq!(serde_json::to_value(code).unwrap(), json!(code.as_str()));
         }
     }
 
     #[test]
-    fn the_body_has_the_decided_format() {
+    fn the_body_has_code_message_details_and_request_id() {
         let error = ApiError::invalid(vec![Detail::new("tags[3]", "invalid_value", "must be short")]);
         let body: serde_json::Value = serde_json::from_slice(&error.body("r-1")).unwrap();
         assert_eq!(

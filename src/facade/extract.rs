@@ -1,4 +1,4 @@
-//! Extractors: what handlers take from a request.
+//! Extractors: how handlers read requests.
 
 use std::convert::Infallible;
 
@@ -13,7 +13,7 @@ use crate::service::{
     precondition::Precondition,
 };
 
-/// Whose request it is, as [`super::middleware`] found out.
+/// Who sent the request, as [`super::middleware`] has authenticated it.
 pub struct Caller(pub Credential);
 
 impl Caller {
@@ -22,7 +22,7 @@ impl Caller {
         &self.0.tenant
     }
 
-    /// The namespace of the caller's account: nothing outside of it is ever looked at.
+    /// The namespace of the caller's account. Handlers read and write nothing outside of it.
     pub fn namespace(&self) -> &str {
         &self.0.tenant.namespace
     }
@@ -35,17 +35,17 @@ impl<S: Sync> FromRequestParts<S> for Caller {
         parts.extensions.remove().map(Self).ok_or_else(|| {
             tracing::error!(
                 path = parts.uri.path(),
-                "a handler is reached without authentication"
+                "a request reached a handler without authentication"
             );
             ApiError::fault()
         })
     }
 }
 
-/// The id in `/v1/<collection>/{id}…`; `None` if it has not the form of one.
+/// The id in `/v1/<collection>/{id}…`; `None` if it is malformed.
 pub struct Target<I>(pub Option<I>);
 
-/// The id in `/v1/<collection>/{id}/<collection>/{id}…`; `None` if it has not the form of one.
+/// The id in `/v1/<collection>/{id}/<collection>/{id}…`; `None` if it is malformed.
 pub struct Inner<I>(pub Option<I>);
 
 fn id_at<I: PublicId>(uri: &Uri, segment: usize) -> Option<I> {
@@ -71,23 +71,23 @@ impl<S: Sync, I: PublicId> FromRequestParts<S> for Inner<I> {
     }
 }
 
-/// What every POST says: its body, and maybe an `Idempotency-Key`.
+/// The content of a POST: its body, and perhaps an `Idempotency-Key`.
 pub struct Post {
     /// The fields of the body.
     pub fields: Fields,
-    /// What makes it one request, however often it is sent, if it has a key.
+    /// Set if the request has an `Idempotency-Key`.
     pub idempotent: Option<IdempotentRequest>,
 }
 
 impl Post {
-    /// Reads a request whose body must be there.
+    /// Reads a request with a required body.
     pub async fn with_body(request: Request<Body>) -> Result<Self, ApiError> {
         let key = idempotency::key(request.headers())?.map(str::to_owned);
         let path = request.uri().path().to_owned();
         Ok(Self::new(&path, key, body::required(request).await?))
     }
 
-    /// Reads a request whose body may be left out.
+    /// Reads a request with an optional body.
     pub async fn with_optional_body(request: Request<Body>) -> Result<Self, ApiError> {
         let key = idempotency::key(request.headers())?.map(str::to_owned);
         let path = request.uri().path().to_owned();
@@ -111,7 +111,7 @@ impl<S: Sync> FromRequestParts<S> for Parameters {
     }
 }
 
-/// The versions that a request is for.
+/// The versions that a request applies to.
 pub struct IfMatch(pub Precondition);
 
 impl<S: Sync> FromRequestParts<S> for IfMatch {

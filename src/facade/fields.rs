@@ -1,5 +1,4 @@
-//! Reads typed fields out of a JSON object and collects everything that is wrong with them, so that one answer names it
-//! all.
+//! Reads typed fields out of a JSON object and collects all that is wrong, so that one answer names every invalid field.
 
 use std::borrow::Cow;
 
@@ -7,7 +6,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, Detail};
 
-/// The fields of a request that have not been read yet, and what was wrong with those that have.
+/// The fields of a request that have not been read yet, and the problems found so far.
 pub struct Fields {
     entries: Vec<(String, Value)>,
     problems: Vec<Detail>,
@@ -18,13 +17,13 @@ impl Fields {
         Self { entries, problems }
     }
 
-    /// Whether nothing was sent.
+    /// Whether the request has no fields.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.problems.is_empty()
     }
 
-    /// The same bytes for bodies that say the same: order of fields and white space do not count. The value of a `hidden`
-    /// field does not either, only that it is there.
+    /// A canonical form: bodies that differ only in white space and the order of fields give the same bytes. The value of a
+    /// `hidden` field is left out; only its presence counts.
     pub(super) fn canonical(&self, hidden: Option<&str>) -> Vec<u8> {
         let mut sorted: Vec<(&str, &Value)> = self
             .entries
@@ -38,11 +37,11 @@ impl Fields {
         serde_json::to_vec(&sorted).unwrap_or_default()
     }
 
-    /// Everything must have been read by now: what is left is unknown. 422 if anything is wrong.
+    /// Ends the reading. 422 if there were problems, or if fields are left, which are unknown ones.
     pub fn finish(mut self) -> Result<(), ApiError> {
         for (name, _) in self.entries {
             self.problems
-                .push(Detail::new(name, "unknown_field", "is not known here"));
+                .push(Detail::new(name, "unknown_field", "is not a known field"));
         }
         if self.problems.is_empty() {
             Ok(())
@@ -51,28 +50,28 @@ impl Fields {
         }
     }
 
-    /// Notes that something is wrong.
+    /// Adds a problem.
     pub fn problem(&mut self, detail: Detail) {
         self.problems.push(detail);
     }
 
-    /// Whether something was wrong with a field, or with an element of it.
-    pub fn is_told(&self, field: &str) -> bool {
+    /// Whether a field, or one of its elements, has a problem.
+    pub fn has_problem(&self, field: &str) -> bool {
         self.problems
             .iter()
             .any(|problem| problem.field.starts_with(field))
     }
 
-    /// A field that must be there was not.
+    /// Adds the problem `missing` if a required field has no value and no other problem.
     pub fn missing<T>(&mut self, field: &'static str, value: Option<T>) -> Option<T> {
-        let already_told = self.problems.iter().any(|problem| problem.field == field);
-        if value.is_none() && !already_told {
+        let has_problem = self.problems.iter().any(|problem| problem.field == field);
+        if value.is_none() && !has_problem {
             self.problem(Detail::new(field, "missing", "is required"));
         }
         value
     }
 
-    /// A string that passes the check.
+    /// Takes a string that passes the check.
     pub fn string<E: Into<Cow<'static, str>>>(
         &mut self,
         field: &'static str,
@@ -93,7 +92,7 @@ impl Fields {
         }
     }
 
-    /// A boolean.
+    /// Takes a boolean.
     pub fn boolean(&mut self, field: &'static str) -> Option<bool> {
         match self.take(field)? {
             Value::Bool(value) => Some(value),
@@ -104,7 +103,7 @@ impl Fields {
         }
     }
 
-    /// A whole number from 0 to `most`.
+    /// Takes a whole number from 0 to `most`.
     pub fn integer(&mut self, field: &'static str, most: u64) -> Option<u64> {
         match self.take(field)? {
             Value::Number(number) => {
@@ -122,7 +121,7 @@ impl Fields {
         }
     }
 
-    /// An array of at most `limit` strings that pass the check.
+    /// Takes an array of at most `limit` strings that pass the check.
     pub fn strings<E: Into<Cow<'static, str>>>(
         &mut self,
         field: &'static str,
@@ -159,14 +158,14 @@ impl Fields {
         Some(values)
     }
 
-    /// A field that must not be sent here.
+    /// Refuses a field that clients cannot set.
     pub fn immutable(&mut self, field: &'static str, fix: &'static str) {
         if self.skip(field) {
             self.problem(Detail::new(field, "immutable", fix));
         }
     }
 
-    /// Drops a field. Returns whether it was there.
+    /// Drops a field. Returns whether the request had it.
     pub fn skip(&mut self, field: &str) -> bool {
         let before = self.entries.len();
         self.entries.retain(|(name, _)| name != field);
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_named_at_once() {
+    fn one_answer_names_every_invalid_field() {
         let body = r#"{"name":"far too long","on":"yes","off":null,"tags":["ok",1,null,"too long"],"many":["a","b"],"zzz":1,"id":"x"}"#;
         let mut fields = input(body);
         fields.string("name", &short);
@@ -222,9 +221,9 @@ mod tests {
         let name = None::<String>;
         fields.missing("name", name);
         let error = fields.finish().unwrap_err();
-        let told: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        let named: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
         assert_eq!(
-            told,
+            named,
             [
                 ("name", "invalid_value"),
                 ("on", "invalid_type"),
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_read() {
+    fn valid_fields_are_read() {
         let mut fields = input(r#"{"name":"a","on":true,"tags":["x","y"]}"#);
         assert_eq!(fields.string("name", &short).as_deref(), Some("a"));
         assert_eq!(fields.boolean("on"), Some(true));

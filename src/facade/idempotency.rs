@@ -7,7 +7,7 @@ use super::error::{ApiError, Detail};
 
 /// The request header.
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The response header of an answer to a request that was done before.
+/// The header of an answer to a request that was already carried out.
 pub static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 /// Longest key.
@@ -34,9 +34,9 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         })
 }
 
-/// Marks an answer if it is one to a request that was done before.
-pub fn replayed_if(before: bool, mut response: Response) -> Response {
-    if before {
+/// Sets the header `Idempotency-Replayed` if the request was already carried out.
+pub fn replayed_if(replayed: bool, mut response: Response) -> Response {
+    if replayed {
         response
             .headers_mut()
             .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));

@@ -1,5 +1,4 @@
-//! What every request goes through before a handler and after it: request id, key, scope, rate limit, panics, metrics, and
-//! the one error format.
+//! What surrounds every handler: request id, key, scope, rate limit, panics, metrics, and the error format.
 
 use std::{
     collections::HashMap,
@@ -40,19 +39,19 @@ static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit")
 static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// Longest request id that is taken over from a client.
+/// Longest request id accepted from a client.
 const MAX_REQUEST_ID: usize = 128;
 
-/// The routes with what goes around them. What there is (404, 405) needs no key; then the key, the rate limit and the scope
-/// are looked at, in this order.
+/// Adds the middleware to the routes. 404 and 405 for unknown paths and methods need no key; after them the key, the rate
+/// limit and the scope are checked, in this order.
 pub(super) fn around(routes: Routes, app: &Arc<App>, metrics: &Metrics) -> Router {
     let observer = Arc::new(Observer::new(&routes.served, metrics.clone()));
     routes
         .with_key
-        // Only around handlers: a 405 needs no key.
+        // `route_layer` surrounds handlers only, so that a 405 needs no key.
         .route_layer(from_fn_with_state(app.clone(), authorize))
         .merge(routes.without_key)
-        .fallback(async || ApiError::new(ErrorCode::NotFound, "there is nothing at this path"))
+        .fallback(async || ApiError::new(ErrorCode::NotFound, "no such path"))
         .method_not_allowed_fallback({
             let observer = observer.clone();
             async move |path: MatchedPath| observer.method_not_allowed(&path)
@@ -61,13 +60,13 @@ pub(super) fn around(routes: Routes, app: &Arc<App>, metrics: &Metrics) -> Route
         .with_state(app.clone())
 }
 
-/// A path that is served.
+/// The metrics and the `Allow` header of a served path.
 struct Route {
-    /// With placeholders.
+    /// The path, with placeholders.
     label: &'static str,
     allow: HeaderValue,
     seconds: Histogram,
-    /// Counts the usual case, a GET with 200, without looking the labels up.
+    /// Counter of the most frequent case, a GET with 200, cached to avoid the look-up by labels.
     read: OnceLock<Counter>,
 }
 
@@ -85,11 +84,11 @@ impl Route {
     }
 }
 
-/// Counts and measures requests by their route.
+/// Counts requests and their durations by route.
 struct Observer {
-    /// By path, with placeholders.
+    /// Routes by path, with placeholders.
     routes: HashMap<&'static str, Route>,
-    /// Where there is nothing.
+    /// For unknown paths.
     unknown: Route,
     metrics: Metrics,
 }
@@ -97,7 +96,7 @@ struct Observer {
 impl Observer {
     fn new(served: &[Served], metrics: Metrics) -> Self {
         let route = |served: &Served| {
-            // Labels of metrics are static; there are as many as there are routes, once for the life of the program.
+            // Labels of metrics are `'static`. This leaks one short string per route, once in the life of the program.
             let label: &'static str = served.path.clone().leak();
             (label, Route::new(label, &served.methods, &metrics))
         };
@@ -116,7 +115,7 @@ impl Observer {
     fn method_not_allowed(&self, path: &MatchedPath) -> Response {
         let mut response = refuse(ApiError::new(
             ErrorCode::MethodNotAllowed,
-            "the path has no such method; the header Allow lists those that it has",
+            "this path does not support the method; the header Allow lists those that it does",
         ));
         let allow = self.route(Some(path)).allow.clone();
         response.headers_mut().insert(ALLOW, allow);
@@ -138,7 +137,7 @@ impl Observer {
     }
 }
 
-/// Around everything: the request id, the error format, panics and metrics.
+/// Surrounds everything: request id, error format, panics and metrics.
 async fn observe(State(observer): State<Arc<Observer>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = method_label(request.method());
@@ -163,7 +162,7 @@ async fn observe(State(observer): State<Arc<Observer>>, request: Request, next: 
     response
 }
 
-/// Around each handler that needs a key.
+/// Surrounds each handler that needs a key: authentication, rate limit and scope.
 async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let credential = bearer(request.headers()).and_then(|key| {
         let now = || app.service.now();
@@ -181,7 +180,7 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
             ..ApiError::new(
                 ErrorCode::RateLimitExceeded,
                 format!(
-                    "the key has used up its {} requests an hour; try again in {seconds} s",
+                    "the key has used up its {} requests per hour; try again in {seconds} s",
                     allowance.limit
                 ),
             )
@@ -189,7 +188,7 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
     } else if !is_read && !credential.may_write() {
         refuse(ApiError::new(
             ErrorCode::TokenReadonly,
-            "the key has the scope read; this needs one with the scope write",
+            "this needs a key with the scope write; this key has the scope read",
         ))
     } else if !app.service.is_synced() {
         refuse(ApiError::unavailable("the service is starting; try again"))
@@ -197,7 +196,7 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
         request.extensions_mut().insert(credential);
         next.run(request).await
     };
-    tell(response.headers_mut(), &allowance);
+    add_rate_limit(response.headers_mut(), &allowance);
     response
 }
 
@@ -205,7 +204,7 @@ fn refuse(error: ApiError) -> Response {
     error.into_response()
 }
 
-/// Turns the error that an answer stands for into its body and headers.
+/// Writes the body and headers of an error answer.
 fn finish(response: &mut Response, request_id: &HeaderValue) {
     let Some(error) = response.extensions_mut().remove::<ApiError>() else {
         return;
@@ -216,7 +215,7 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
     }
     *response.body_mut() = Body::from(error.body(request_id));
     let headers = response.headers_mut();
-    // axum has set it for the empty body that stood for the error.
+    // axum has set it for the empty body of the error.
     headers.remove(CONTENT_LENGTH);
     headers.insert(CONTENT_TYPE, JSON);
     if error.code == ErrorCode::Unauthorized {
@@ -227,20 +226,20 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
     }
 }
 
-fn tell(headers: &mut HeaderMap, allowance: &Allowance) {
+fn add_rate_limit(headers: &mut HeaderMap, allowance: &Allowance) {
     headers.insert(&RATE_LIMIT_LIMIT, allowance.limit.into());
     headers.insert(&RATE_LIMIT_REMAINING, allowance.remaining.into());
     headers.insert(&RATE_LIMIT_RESET, allowance.reset.into());
 }
 
-/// The client's own id if it is sane, else a random one.
+/// The client's id if it is short visible ASCII, else a random one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let own = headers.get(&X_REQUEST_ID).filter(|value| {
         (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
     });
     own.cloned().unwrap_or_else(|| {
         let mut id = [b'0'; 32];
-        // It is exactly long enough.
+        // The buffer has exactly the right length.
         let _ = hex::encode_to_slice(rand::random::<[u8; 16]>(), &mut id);
         HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("none"))
     })
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_refusal_comes_in_its_turn() {
+    async fn checks_are_made_in_order() {
         let facade = synced();
         let id = "/v1/instances/i-0000000000000000";
         for (method, path, key, status, code) in [
@@ -364,8 +363,8 @@ mod tests {
             assert!(
                 headers
                     .get(CONTENT_LENGTH)
-                    .is_none_or(|told| *told == *length.to_string()),
-                "a wrong one would break the connection"
+                    .is_none_or(|header| *header == *length.to_string()),
+                "a wrong Content-Length would break the connection"
             );
             let known = ["read", "write"].map(Some).contains(&key) && code != "not_found";
             assert_eq!(
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_needs_no_api_server_is_answered_without_one() {
+    async fn reads_are_answered_without_the_api_server() {
         let facade = synced();
         for (method, path) in [
             ("GET", "/v1/instances"),
@@ -392,16 +391,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_listed_before_the_first_list() {
+    async fn lists_are_refused_before_the_first_sync() {
         let (status, headers, _) = ask(&facade(&Metrics::new()), "GET", "/v1/instances", Some("read")).await;
         assert!(
             status == 503 && headers.contains_key(RETRY_AFTER),
-            "an empty list would be a lie"
+            "an empty list would be wrong"
         );
     }
 
     #[tokio::test]
-    async fn a_panic_is_a_500_in_the_format() {
+    async fn a_panic_is_answered_with_500_in_the_error_format() {
         let app = synced().app;
         let path = "/v1/panic";
         let only = Routes {
@@ -443,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_id_of_the_client_is_kept_if_it_is_sane() {
+    async fn a_valid_request_id_of_the_client_is_kept() {
         let id = |text: &[u8]| {
             let mut headers = HeaderMap::new();
             headers.insert(&X_REQUEST_ID, HeaderValue::from_bytes(text).unwrap());

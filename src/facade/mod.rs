@@ -1,13 +1,13 @@
-//! The REST API, `/v1`: HTTP alone, over the [`crate::service`].
+//! The REST API, `/v1`. It does HTTP only; [`crate::service`] does the work.
 //!
-//! A request's way: `middleware` (request id, key, scope, rate limit, panics, metrics, the one error format), then a handler
-//! in the folder of its resource, which reads the request with the extractors, calls the service and answers.
+//! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
+//! the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
 //! - `instances`, `webhooks`, `deliveries`, `account`, `keys`, `catalogue`: the resources, with their bodies and views;
-//! - `middleware`: what every request goes through; `authentication`, `rate_limit`: parts of it;
-//! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: what handlers take from a request;
+//! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler;
+//! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
 //! - `response`, `view`, `error`: answers;
-//! - [`openapi`]: the routes, and the document that is made of them.
+//! - [`openapi`]: the routes, and the document generated from them.
 
 mod account;
 mod authentication;
@@ -44,7 +44,7 @@ use crate::{
     service::{Service, instances::duration_in_words},
 };
 
-/// What handlers share.
+/// State shared by the handlers.
 struct App {
     service: Arc<Service>,
     rate_limits: Arc<RateLimits>,
@@ -60,7 +60,7 @@ pub struct Facade {
 }
 
 impl Facade {
-    /// The REST API of a service. `provisioning` is how long it takes to make a server, which a create announces.
+    /// The REST API of a service. `provisioning` is how long it takes to create a server; the answer to a create says so.
     pub fn new(service: Arc<Service>, provisioning: Duration, metrics: &Metrics) -> Self {
         let app = Arc::new(App {
             service,
@@ -71,7 +71,7 @@ impl Facade {
         Self { app, router }
     }
 
-    /// The listener to hand to the program's watch of keys.
+    /// The listener to attach to the program's watch of keys.
     pub fn key_listener(&self) -> Box<dyn Listener<ApiKey>> {
         self.app.rate_limits.listener()
     }
@@ -89,7 +89,7 @@ impl Facade {
         }
     }
 
-    /// Serves until `shutdown`, then lets what runs finish within `grace`.
+    /// Serves until `shutdown`, then gives running requests `grace` to finish.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken, grace: Duration) {
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {

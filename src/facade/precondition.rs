@@ -18,7 +18,7 @@ pub fn quoted(version: &str) -> HeaderValue {
     HeaderValue::try_from(format!("\"{version}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-/// The precondition of a request. Weak tags never match, and neither does what is no tag.
+/// The precondition of a request. Weak and malformed tags never match.
 pub fn if_match(headers: &HeaderMap) -> Precondition {
     let mut values = headers.get_all(header::IF_MATCH).iter().peekable();
     if values.peek().is_none() {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_version_that_is_named_matches() {
+    fn only_the_versions_listed_match() {
         let object = instance(3);
         for good in [
             &[][..],

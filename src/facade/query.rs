@@ -8,19 +8,19 @@ use super::error::{ApiError, Detail};
 /// Largest page (decisions, section 6).
 pub const MAX_LIMIT: u64 = 100;
 const DEFAULT_LIMIT: u64 = 20;
-/// Largest integer that every JSON reader can hold (RFC 8259, section 6).
+/// Largest integer that every JSON parser represents exactly (RFC 8259, section 6).
 const MAX_PAGE: u64 = (1 << 53) - 1;
 
-/// Which page of how many.
+/// The page to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paging {
-    /// Counts from 1.
+    /// Number of the page, counted from 1.
     pub page: u64,
-    /// 1 to 100.
+    /// Items per page, 1 to 100.
     pub limit: usize,
 }
 
-/// The query's pairs; where one is there twice, the last holds. Unknown ones are ignored.
+/// The query parameters. Of duplicates the last counts; unknown ones are ignored.
 pub struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
@@ -45,7 +45,7 @@ impl Parameters {
             .map(|(_, value)| value.as_str())
     }
 
-    /// `page` and `limit`; 422 naming what is outside.
+    /// `page` and `limit`; 422 if one is out of range.
     pub fn paging(&self) -> Result<Paging, ApiError> {
         let mut problems = Vec::new();
         let mut number = |name: &'static str, default: u64, most: u64, must: &'static str| {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn include_knows_metrics_only() {
+    fn include_accepts_metrics_only() {
         assert_eq!(parameters("").include_metrics(), Ok(false));
         for good in [
             "?include=metrics",

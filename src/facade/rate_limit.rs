@@ -1,4 +1,4 @@
-//! Rate limits: a bucket for each key (GCRA), refilled evenly over the hour.
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,16 +21,16 @@ use crate::{
     service::credentials::Credential,
 };
 
-/// How a key stands after a request.
+/// The allowance of a key after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// Requests an hour, and at once.
+    /// Requests per hour, which is also the largest burst.
     pub limit: u32,
-    /// Requests that are left.
+    /// Requests left.
     pub remaining: u32,
-    /// Seconds until all of them are there again.
+    /// Seconds until the bucket is full again.
     pub reset: u64,
-    /// Seconds to wait, if this request was one too many.
+    /// Seconds to wait, if this request exceeded the limit.
     pub retry_after: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl RateLimits {
         bucket.take()
     }
 
-    /// The listener that forgets keys which are gone.
+    /// The listener that drops the buckets of deleted keys.
     pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
         let limits = self.clone();
         Box::new(move |change: &Change<ApiKey>| limits.keys_changed(change))
@@ -64,11 +64,11 @@ impl RateLimits {
     fn keys_changed(&self, change: &Change<ApiKey>) {
         match change {
             Change::Replaced(keys) => {
-                let there: HashSet<&str> = keys
+                let existing: HashSet<&str> = keys
                     .iter()
                     .filter_map(|key| key.metadata.uid.as_deref())
                     .collect();
-                self.0.write().retain(|uid, _| there.contains(&**uid));
+                self.0.write().retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(key) => {
                 self.0
@@ -88,7 +88,7 @@ struct Bucket<C: Clock = DefaultClock> {
 }
 
 impl<C: Clock + Clone> Bucket<C> {
-    /// A full bucket of `limit` requests an hour; 0 counts as 1.
+    /// A full bucket of `limit` requests per hour; 0 counts as 1.
     fn new(limit: u32, clock: C) -> Self {
         let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
         Self {
@@ -98,12 +98,12 @@ impl<C: Clock + Clone> Bucket<C> {
         }
     }
 
-    /// Whether this is a bucket of that many requests an hour.
+    /// Whether this bucket was made for `limit`.
     fn has_limit(&self, limit: u32) -> bool {
         self.limit.get() == limit.max(1)
     }
 
-    /// Takes one request out, if there is one.
+    /// Takes one request out of the bucket, if one is left.
     fn take(&self) -> Allowance {
         let limit = self.limit.get();
         match self.limiter.check() {
@@ -126,7 +126,7 @@ impl<C: Clock + Clone> Bucket<C> {
     }
 }
 
-/// Seconds in which that many requests come back, rounded up.
+/// Seconds until `missing` requests are refilled, rounded up.
 fn refill_seconds(limit: u32, missing: u32) -> u64 {
     (u64::from(missing) * 3600).div_ceil(u64::from(limit))
 }

@@ -13,30 +13,30 @@ use super::{
 };
 use crate::service::index::Object;
 
-/// The type of every body.
+/// The Content-Type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// A JSON answer. `size` is about how many bytes it will have.
+/// A JSON answer. `size` is an estimate of its length in bytes.
 pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Response, ApiError> {
     let mut bytes = Vec::with_capacity(size);
     serde_json::to_writer(&mut bytes, body).map_err(|error| {
-        tracing::error!(%error, "an answer could not be written as JSON");
+        tracing::error!(%error, "cannot serialize an answer as JSON");
         ApiError::fault()
     })?;
     Ok(rendered(status, bytes))
 }
 
-/// A JSON answer whose body is written already.
+/// A JSON answer with a body that is already serialized.
 pub fn rendered(status: StatusCode, bytes: impl Into<Body>) -> Response {
     let mut response = Response::new(bytes.into());
     *response.status_mut() = status;
-    // One allocation for all that comes: ETag, RateLimit-*, X-Request-Id, Content-Length, Location.
+    // One allocation for all headers: ETag, RateLimit-*, X-Request-Id, Content-Length, Location.
     *response.headers_mut() = HeaderMap::with_capacity(12);
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
 }
 
-/// A page of items that are JSON already.
+/// A page of items that are already serialized.
 pub fn page(items: &[&[u8]], pagination: Pagination) -> Result<Response, ApiError> {
     let mut bytes = Vec::with_capacity(128 + items.iter().map(|item| item.len() + 1).sum::<usize>());
     bytes.extend_from_slice(b"{\"data\":[");
@@ -66,7 +66,7 @@ pub fn single(
     Ok(response)
 }
 
-/// Says where what was created is.
+/// Sets `Location` to the path of the created resource.
 pub fn locate(response: &mut Response, collection: &str, id: impl Display) {
     if let Ok(location) = HeaderValue::try_from(format!("{collection}/{id}")) {
         response.headers_mut().insert(header::LOCATION, location);

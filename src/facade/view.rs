@@ -1,4 +1,4 @@
-//! What answers have in common: the envelopes (specification, section 2.1), times, and schemas.
+//! Parts that all answers share: the envelopes (specification, section 2.1), times, and schemas.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ impl Serialize for Seconds {
 pub struct Single<T> {
     /// The resource.
     pub data: T,
-    /// What happens now, for people.
+    /// A sentence for people: what the request has started.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub message: Option<String>,
@@ -42,28 +42,28 @@ pub struct Single<T> {
 pub struct List<T> {
     /// The resources.
     pub data: Vec<T>,
-    /// Which page of how many.
+    /// The position of this page in the list.
     pub pagination: Pagination,
 }
 
-/// Where a page is in its list (specification, section 2.1).
+/// The position of a page in its list (specification, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(example = json!({"page": 1, "limit": 20, "total": 1, "total_pages": 1}))]
 pub struct Pagination {
-    /// This page, counted from 1.
+    /// Number of this page, counted from 1.
     #[schema(minimum = 1)]
     pub page: u64,
-    /// Most items on a page.
+    /// Maximum number of items per page.
     #[schema(minimum = 1, maximum = 100)]
     pub limit: usize,
-    /// Items on all pages together.
+    /// Number of items on all pages.
     pub total: usize,
-    /// Pages; 0 where there is nothing.
+    /// Number of pages; 0 if the list is empty.
     pub total_pages: usize,
 }
 
 impl Pagination {
-    /// The page `page` of `total` items.
+    /// The position of page `page` in a list of `total` items.
     pub fn new(page: u64, limit: usize, total: usize) -> Self {
         Self {
             page,
@@ -74,7 +74,7 @@ impl Pagination {
     }
 }
 
-/// A schema that is clearer as JSON; anything if it were none, which a test of the document would show.
+/// A schema written as JSON. Invalid JSON schemas become the empty schema; the tests of the document would notice.
 pub(in crate::facade) fn schema(json: &Value) -> RefOr<Schema> {
     serde_json::from_value(json.clone()).unwrap_or_else(|_| Value::schema())
 }

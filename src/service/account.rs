@@ -1,17 +1,17 @@
-//! The account of a request: what it is, may use and does use.
+//! The quotas of an account, and how much of them is used.
 
 use super::{Service, credentials::Tenant, keys::MAX_KEYS};
 
-/// How much of something an account uses, and how much it may.
+/// A quota: the number in use, and the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// What is there now.
+    /// Number in use.
     pub used: usize,
-    /// What may be there; `None`: any number.
+    /// Maximum; `None` means unlimited.
     pub limit: Option<usize>,
 }
 
-/// What an account uses.
+/// The quotas of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
     /// Instances that are not being deleted.
@@ -23,7 +23,7 @@ pub struct Quotas {
 }
 
 impl Service {
-    /// What an account may use, and uses.
+    /// The quotas of an account, and how much of them is used.
     pub fn quotas(&self, tenant: &Tenant) -> Quotas {
         let limit = |limit: u32| usize::try_from(limit).ok();
         Quotas {

@@ -1,4 +1,4 @@
-//! Who asks: API keys and the accounts that they belong to, fed by watches.
+//! Authentication: an index of API keys and the accounts that they belong to, fed by watches.
 
 use std::{
     cmp::Reverse,
@@ -38,20 +38,20 @@ pub struct Tenant {
     pub email: Box<str>,
     /// When the Account was created.
     pub created_at: Timestamp,
-    /// Instances that it may have; `None`: any number.
+    /// Maximum number of instances; `None` means unlimited.
     pub instance_quota: Option<u32>,
-    /// Webhooks that it may have.
+    /// Maximum number of webhooks.
     pub webhook_quota: u32,
-    /// Whether the Account is being deleted: it serves what it has, and gets nothing new.
+    /// Whether the Account is being deleted: existing objects are still served, but nothing can be created.
     is_terminating: bool,
-    /// Requests an hour that each of its keys may make.
+    /// Requests that each of its keys may make per hour.
     pub rate_limit: u32,
     age: Age,
 }
 
 impl Tenant {
-    /// `conflict` while the Account is being deleted: what is created then would hold it back further.
-    pub fn check_stays(&self) -> Result<(), Error> {
+    /// `conflict` while the Account is being deleted: a new object would delay the deletion.
+    pub fn check_not_terminating(&self) -> Result<(), Error> {
         if self.is_terminating {
             return Err(Error::new(
                 ErrorKind::Conflict,
@@ -62,10 +62,10 @@ impl Tenant {
     }
 }
 
-/// A request's key, known and in force.
+/// A valid API key.
 #[derive(Clone)]
 pub struct Credential {
-    /// Whose it is.
+    /// The account that it belongs to.
     pub tenant: Arc<Tenant>,
     key: Arc<Key>,
 }
@@ -82,7 +82,7 @@ impl Credential {
     }
 }
 
-/// The oldest is the least.
+/// Creation time and UID; sorts oldest first.
 type Age = (Timestamp, Box<str>);
 
 fn age(metadata: &ObjectMeta) -> Age {
@@ -99,7 +99,7 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
-    /// The same that the watch's store has.
+    /// Shared with the watch's store.
     object: Arc<ApiKey>,
 }
 
@@ -120,11 +120,11 @@ struct Tables {
     accounts_listed: bool,
     /// By namespace and name.
     keys: HashMap<(Box<str>, Box<str>), Arc<Key>>,
-    /// Those that can be listed, by namespace.
+    /// In the order of lists, by namespace.
     listed: HashMap<Box<str>, BTreeMap<ListKey, Arc<Key>>>,
-    /// Oldest first, so that a copy of somebody's digest is never the one that counts.
+    /// Oldest first: a tenant who copies the digest of another account's key gains nothing.
     by_digest: HashMap<KeyDigest, Vec<Arc<Key>>>,
-    /// By the Account's name.
+    /// By name of the Account.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
     /// Oldest first.
     by_namespace: HashMap<Box<str>, Vec<Arc<Tenant>>>,
@@ -143,8 +143,8 @@ impl Credentials {
         Box::new(move |change: &Change<Account>| keys.accounts_changed(change))
     }
 
-    /// Whose key this is. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` until keys and accounts have been
-    /// read for the first time.
+    /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` until keys and accounts have
+    /// been listed once.
     pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
         let digest = KeyDigest::from(Sha256::digest(key.as_bytes()));
         let tables = self.tables.read();
@@ -191,7 +191,7 @@ impl Credentials {
 
     fn keys_changed(&self, change: &Change<ApiKey>) {
         self.update_keys(change);
-        // Only now: whoever waits looks at once.
+        // After the update: waiting requests read the index as soon as they wake up.
         match change {
             Change::Replaced(keys) => {
                 let newest = keys.iter().map(|key| revision(&**key)).max();
@@ -270,7 +270,7 @@ impl Tables {
 
     fn insert_key(&mut self, object: &Arc<ApiKey>) {
         let mut digest = KeyDigest::default();
-        // A key that is being deleted is revoked, whatever holds it back.
+        // A key that is being deleted is revoked, even if a finalizer delays the deletion.
         if object.metadata.deletion_timestamp.is_some()
             || hex::decode_to_slice(&object.spec.sha256, &mut digest).is_err()
         {
@@ -312,7 +312,7 @@ impl Tables {
     }
 
     fn insert_tenant(&mut self, account: &Account) {
-        // An account that is held back in deletion still has its instances, and keeps serving them.
+        // An account that is being deleted is still served until its instances are gone.
         let Some(namespace) = account.owned_namespace() else {
             return;
         };
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_opens_its_accounts_namespace_and_nothing_else_does() {
+    fn a_key_gives_access_to_the_namespace_of_its_account_only() {
         let keys = table(
             vec![key("demo", "a", "secret", NOW)],
             vec![account("acme", "demo", NOW)],
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_digest_steals_nothing() {
+    fn a_copied_digest_gives_no_access() {
         let original = key("demo", "a", "secret", "2026-11-01T00:00:00Z");
         let copy = key("evil", "a", "secret", "2026-11-02T00:00:00Z");
         let accounts = vec![account("acme", "demo", NOW), account("evil", "evil", NOW)];
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_without_an_account_and_a_later_claim_on_one_open_nothing() {
+    fn a_namespace_without_an_account_and_a_later_claim_to_a_namespace_give_no_access() {
         let keys = table(vec![key("demo", "a", "secret", NOW)], vec![]);
         refusal(ask(&keys, "secret"));
         let later = account("later", "demo", "2026-11-02T00:00:00Z");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_without_its_namespace_opens_nothing_and_one_in_deletion_does() {
+    fn an_account_without_its_namespace_gives_no_access_and_one_in_deletion_does() {
         let mut waiting = account("acme", "demo", NOW);
         waiting.status = None;
         let keys = table(vec![key("demo", "a", "secret", NOW)], vec![waiting]);
@@ -455,11 +455,11 @@ mod tests {
         leaving.metadata.deletion_timestamp = leaving.metadata.creation_timestamp.clone();
         keys.accounts_changed(&Change::Applied(Arc::new(leaving)));
         let tenant = ask(&keys, "secret").ok().unwrap().tenant;
-        assert!(tenant.check_stays().is_err(), "but nothing new");
+        assert!(tenant.check_not_terminating().is_err(), "nothing can be created");
     }
 
     #[test]
-    fn expiry_and_revocation_hold_at_once() {
+    fn expiry_and_revocation_take_effect_at_once() {
         let mut expiring = key("demo", "a", "secret", NOW);
         expiring.spec.expires_at = Some("2026-11-21T12:00:00Z".parse().unwrap());
         let keys = table(vec![expiring.clone()], vec![account("acme", "demo", NOW)]);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_before_keys_and_accounts_are_known() {
+    fn requests_are_unavailable_until_keys_and_accounts_are_listed() {
         let keys = Credentials::default();
         assert_eq!(ask(&keys, "secret").err().unwrap().kind, ErrorKind::Unavailable);
         keys.keys_changed(&Change::Replaced(Vec::new()));

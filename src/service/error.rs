@@ -1,4 +1,4 @@
-//! The one error of the service: what kind, a message for people, and details that name every wrong field.
+//! The error type of the service: a kind, a message for people, and details that name every invalid field.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 
 use crate::runtime::client::CallError;
 
-/// Seconds after which to try again when the API server cannot be reached and does not say itself: a restart of a
-/// replica of it takes about as long.
+/// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
+/// replicas takes to restart.
 const RETRY_AFTER_SECONDS: u64 = 2;
 
 /// Why a request was not carried out.
@@ -17,49 +17,49 @@ const RETRY_AFTER_SECONDS: u64 = 2;
 pub enum ErrorKind {
     /// The API key is not valid.
     Unauthorized,
-    /// An admission policy of the cluster refuses it.
+    /// An admission policy of the cluster refuses the request.
     Forbidden,
     /// The account's quota is used up.
     ResourceLimitExceeded,
-    /// There is no such thing, or it belongs to somebody else.
+    /// It does not exist, or it belongs to another account.
     NotFound,
-    /// The object changed meanwhile; read it and try again.
+    /// The object changed during the request; read it and try again.
     Conflict,
-    /// The instance, webhook or delivery is in a status from which this is not allowed.
+    /// The status of the instance, webhook or delivery does not allow the request.
     InvalidState,
     /// Deletion protection is on.
     Protected,
-    /// The request is for another version.
+    /// The request applies to another version.
     PreconditionFailed,
-    /// What it would become is too large to be stored.
+    /// The object would become too large to be stored.
     TooLarge,
-    /// Wrong values; the details name each.
+    /// Some values are not valid; the details name each.
     InvalidInput,
     /// The idempotency key was used with another body.
     IdempotencyKeyReused,
-    /// A fault of the service.
+    /// An internal error.
     Fault,
-    /// The service cannot reach what it needs; try again.
+    /// The service cannot reach a system that it depends on; try again.
     Unavailable,
 }
 
 /// What is wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Detail {
-    /// The field, or the query parameter or header of a request; an element of an array as `tags[3]`.
+    /// The field, query parameter or header. An element of an array is written `tags[3]`.
     #[schema(value_type = String)]
     pub field: Cow<'static, str>,
     /// `missing`, `null`, `invalid_type`, `invalid_value`, `unknown_field`, `duplicate_field`, `immutable` or
     /// `invalid_state`.
     #[schema(value_type = String)]
     pub code: &'static str,
-    /// For people.
+    /// A message for people.
     #[schema(value_type = String)]
     pub message: Cow<'static, str>,
 }
 
 impl Detail {
-    /// A detail.
+    /// A detail about one field.
     pub fn new(
         field: impl Into<Cow<'static, str>>,
         code: &'static str,
@@ -73,17 +73,17 @@ impl Detail {
     }
 }
 
-/// A request that is not answered as asked.
+/// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{kind:?}: {message}")]
 pub struct Error {
-    /// Why.
+    /// The kind of error.
     pub kind: ErrorKind,
-    /// For people.
+    /// A message for people.
     pub message: Cow<'static, str>,
-    /// What is wrong, field by field.
+    /// What is wrong with each field.
     pub details: Vec<Detail>,
-    /// Seconds until it makes sense to try again.
+    /// Seconds to wait before trying again.
     pub retry_after: Option<u64>,
 }
 
@@ -98,11 +98,11 @@ impl Error {
         }
     }
 
-    /// `invalid_input` with every wrong field.
+    /// `invalid_input` that names every invalid field.
     pub fn invalid(details: Vec<Detail>) -> Self {
         let message = match details.as_slice() {
             [one] => Cow::Owned(format!("{} {}", one.field, one.message)),
-            many => Cow::Owned(format!("{} fields are not valid, see details", many.len())),
+            many => Cow::Owned(format!("{} fields are not valid; see details", many.len())),
         };
         Self {
             details,
@@ -110,12 +110,12 @@ impl Error {
         }
     }
 
-    /// The same words for what is not there and for what belongs to another account.
+    /// `not_found`; deliberately the same for unknown ids and for ids of other accounts.
     pub fn no_such(word: &str) -> Self {
         Self::new(ErrorKind::NotFound, format!("there is no {word} with this id"))
     }
 
-    /// Nothing can be said for now.
+    /// The request cannot be answered at the moment.
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             retry_after: Some(RETRY_AFTER_SECONDS),
@@ -123,11 +123,11 @@ impl Error {
         }
     }
 
-    /// A fault of the service; the log tells it, the client only that there is one.
+    /// An internal error, without the cause: the caller logs it.
     pub fn fault() -> Self {
         Self::new(
             ErrorKind::Fault,
-            "the service has failed on this request; the request id helps to find out why",
+            "internal error; quote the request id when you report it",
         )
     }
 }
@@ -138,28 +138,28 @@ impl From<CallError> for Error {
             Some(status) => refused(status),
             None => match error {
                 CallError::Api(kube::Error::SerdeError(error)) => {
-                    tracing::error!(%error, "the API server's answer does not parse");
+                    tracing::error!(%error, "cannot parse the API server's answer");
                     Self::fault()
                 }
                 error => {
-                    tracing::warn!(%error, "the API server cannot be reached");
-                    Self::unavailable("the service cannot reach its database for now; try again")
+                    tracing::warn!(%error, "cannot reach the API server");
+                    Self::unavailable("the service cannot reach its database at the moment; try again")
                 }
             },
         }
     }
 }
 
-/// What the API server says while a new quota has not been counted yet.
-const NOT_COUNTED: &str = "status unknown for quota";
+/// Part of the API server's message while it has not computed a new quota yet.
+const QUOTA_PENDING: &str = "status unknown for quota";
 
-/// Whether it would have been another answer a moment later.
-pub fn is_not_counted(error: &CallError) -> bool {
+/// Whether the refusal is only because Kubernetes has not computed the quota yet.
+pub fn is_quota_pending(error: &CallError) -> bool {
     let status = error.status();
-    status.is_some_and(|status| status.code == 403 && status.message.contains(NOT_COUNTED))
+    status.is_some_and(|status| status.code == 403 && status.message.contains(QUOTA_PENDING))
 }
 
-/// What an answer of the API server means for a client that does not know that there is one.
+/// Translates a refusal of the API server for clients who do not know about it.
 fn refused(status: &Status) -> Error {
     let terminating = status
         .details
@@ -179,11 +179,11 @@ fn refused(status: &Status) -> Error {
         }),
         409 => Error::new(
             ErrorKind::Conflict,
-            "the object changed while the request was handled; read it and try again",
+            "the object changed during the request; read it and try again",
         ),
         403 if terminating => Error::new(
             ErrorKind::Conflict,
-            "the account is being removed; nothing can be created in it",
+            "the account is being deleted; nothing can be created in it",
         ),
         403 if status.message.contains("exceeded quota") => quota_used_up(
             if status.message.contains("requested: count/webhooks.stellage.dev") {
@@ -192,13 +192,16 @@ fn refused(status: &Status) -> Error {
                 "instances"
             },
         ),
-        // The operator's rights: an API server that has just started does not know them for a moment.
+        // RBAC refuses the service itself. An API server that has just started has not loaded the roles yet.
         403 if status.message.contains(" cannot ") => {
-            tracing::error!(message = status.message, "the API server refuses the service");
-            Error::unavailable("the service may not do this for now; try again")
+            tracing::error!(
+                message = status.message,
+                "the API server refused a request of the service"
+            );
+            Error::unavailable("the service is starting; try again")
         }
-        403 if status.message.contains(NOT_COUNTED) => {
-            Error::unavailable("the account's quota is not counted yet; try again")
+        403 if status.message.contains(QUOTA_PENDING) => {
+            Error::unavailable("the account's quota has not been computed yet; try again")
         }
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
         403 | 400
@@ -210,49 +213,49 @@ fn refused(status: &Status) -> Error {
             )
         }
         422 => Error::invalid(causes(status)),
-        // What was asked for has more pages than the API server remembers for long.
+        // The continue token expired: the list has too many pages to be read in time.
         410 => Error::unavailable("the list took too long to read; try again"),
         413 => Error::new(ErrorKind::TooLarge, "the object would become too large"),
         429 | 500..=599 => {
             tracing::warn!(
                 code = status.code,
                 message = status.message,
-                "the API server cannot serve"
+                "the API server is overloaded or failing"
             );
-            let asked = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds));
+            let proposed = status.details.as_ref().map(|d| u64::from(d.retry_after_seconds));
             Error {
-                retry_after: asked.filter(|s| *s > 0).or(Some(RETRY_AFTER_SECONDS)),
-                ..Error::unavailable("the service's database is busy for now; try again")
+                retry_after: proposed.filter(|s| *s > 0).or(Some(RETRY_AFTER_SECONDS)),
+                ..Error::unavailable("the service's database is busy; try again")
             }
         }
         _ => {
             tracing::error!(
                 code = status.code,
                 message = status.message,
-                "the API server refuses the service"
+                "the API server refused a request of the service"
             );
             Error::fault()
         }
     }
 }
 
-/// 403 for one too many.
+/// The refusal of a create that exceeds the account's quota; `words` names the objects in the plural.
 pub fn quota_used_up(words: &str) -> Error {
     Error::new(
         ErrorKind::ResourceLimitExceeded,
-        format!("the account has as many {words} as its quota allows; delete one or ask for a higher quota"),
+        format!("the account's quota of {words} is used up; delete one or ask for a higher quota"),
     )
 }
 
-/// 409 for a DELETE of what is protected.
+/// The refusal to delete a protected instance.
 pub fn protected() -> Error {
     Error::new(
         ErrorKind::Protected,
-        "deletion protection is on for this instance; it has to be switched off before the instance can be deleted",
+        "the instance has deletion protection; switch it off before deleting the instance",
     )
 }
 
-/// What admission refuses that the facade let through, in the facade's words for fields.
+/// The fields that the API server refused although the facade accepted them, under their REST names.
 fn causes(status: &Status) -> Vec<Detail> {
     let mut details: Vec<Detail> = status
         .details
@@ -269,7 +272,7 @@ fn causes(status: &Status) -> Vec<Detail> {
     details
 }
 
-/// `spec.sshKeys[0]` as REST spells it: `ssh_keys[0]`.
+/// The REST name of a field: `ssh_keys[0]` for `spec.sshKeys[0]`.
 fn rest_field(field: &str) -> String {
     let mut name = String::new();
     for letter in field.strip_prefix("spec.").unwrap_or(field).chars() {
@@ -354,8 +357,8 @@ mod tests {
                 "{message}"
             );
         }
-        let told = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
-        assert_eq!(told.retry_after, Some(7));
+        let busy = answered(429, "slow down", &json!({ "retryAfterSeconds": 7 }));
+        assert_eq!(busy.retry_after, Some(7));
         let ending = answered(
             403,
             "forbidden",
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_admission_refuses_names_fields_as_rest_does() {
+    fn refusals_of_admission_name_fields_as_rest_does() {
         let error = answered(
             422,
             "Instance is invalid",

@@ -1,4 +1,4 @@
-//! Public ids as small values: what tables are keyed by, and paths and answers are made of.
+//! Public ids as small `Copy` values, for indexes, paths and answers.
 
 use std::{
     fmt::{Debug, Display},
@@ -11,22 +11,22 @@ use crate::resources::{Instance, Webhook, ids};
 
 /// The public id of the objects of one kind.
 pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {
-    /// What it begins with.
+    /// The prefix of the id.
     const PREFIX: &'static str;
 
-    /// The id that ends in these 16 of `[a-z0-9]`.
+    /// The id with this suffix of 16 characters from `[a-z0-9]`.
     fn of_suffix(suffix: &str) -> Option<Self> {
         Self::parse(&format!("{}{suffix}", Self::PREFIX))
     }
 
-    /// The id that a path names; `None` for anything without the form of one.
+    /// Parses an id; `None` if it is malformed.
     fn parse(text: &str) -> Option<Self>;
 
-    /// The name of the object with this id, if it was made through REST.
+    /// The name that the object with this id has if it was created through REST.
     fn name(self) -> String;
 }
 
-/// A type for ids of the form `<prefix><16 of [a-z0-9]>`, which keeps the sixteen.
+/// Defines a type for ids of the form `<prefix><16 of [a-z0-9]>`; it stores the 16 characters.
 macro_rules! public_id {
     ($(#[$doc:meta])* $id:ident, $prefix:literal, $name_of:expr) => {
         $(#[$doc])*
@@ -70,11 +70,11 @@ macro_rules! public_id {
 }
 
 public_id!(
-    /// `i-` and 16 of `[a-z0-9]`, which is the name of an instance made through REST.
+    /// `i-` and 16 of `[a-z0-9]`; also the name of an instance created through REST.
     InstanceId, "i-", instance_name
 );
 public_id!(
-    /// `wh_` and 16 of `[a-z0-9]`; an object made through REST is named `wh-…`.
+    /// `wh_` and 16 of `[a-z0-9]`; an object created through REST is named `wh-…`.
     WebhookId, "wh_", ids::webhook_name
 );
 public_id!(
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_reads_back_as_it_was_written() {
+    fn a_parsed_id_prints_the_same_text() {
         let text = "i-abcdefgh01234567";
         assert_eq!(
             InstanceId::parse(text).map(|id| id.to_string()).as_deref(),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_names_the_object_that_rest_makes() {
+    fn an_id_gives_the_name_of_the_object_created_through_rest() {
         let name = |id: Option<String>| id.unwrap_or_default();
         assert_eq!(
             name(InstanceId::parse("i-abcdefgh01234567").map(PublicId::name)),

@@ -1,5 +1,5 @@
-//! Idempotency: the same request twice is done once. A create finds its own object again by its name; an action finds its
-//! key in an annotation that was written together with what it asked for.
+//! Idempotency: a repeated request is carried out once. The name of a created object is derived from the key, so that a
+//! repetition finds it. An action stores its key in an annotation, written together with its change.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,16 +9,16 @@ use super::{
 };
 use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
 
-/// Annotation with the digest of the body that an object was created with, if it came with a key.
+/// Annotation with the digest of the body of the create, if the create had a key.
 pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 
 /// Actions remembered for each object; the oldest are forgotten first.
 const MAX_REMEMBERED: usize = 256;
 
-/// A request that its client wants done once, however often it is sent.
+/// A request with an idempotency key, to be carried out once however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotentRequest {
-    /// What the key is for: the same key for another operation is another key.
+    /// The operation: the same key for another operation counts as another key.
     scope: String,
     key: String,
     body_hash: String,
@@ -26,8 +26,8 @@ pub struct IdempotentRequest {
 }
 
 impl IdempotentRequest {
-    /// The request for `scope` (such as the path of a POST) with this key. `body` are the same bytes for bodies that say the
-    /// same; in `visible_body` the values of secrets are left out.
+    /// A request for `scope` (such as the path of a POST) with this key. `body` is the canonical body; `visible_body` is the
+    /// same without the values of secrets.
     pub fn new(scope: &str, key: &str, body: &[u8], visible_body: &[u8]) -> Self {
         Self {
             scope: scope.to_owned(),
@@ -37,7 +37,7 @@ impl IdempotentRequest {
         }
     }
 
-    /// What the name of the object that this request creates ends with. The key is the account's own.
+    /// Suffix of the name of the object that this request creates. It depends on the account, because keys are per account.
     pub fn name_suffix(&self, account_uid: &str) -> String {
         // None of the parts can contain a line feed.
         ids::derived_suffix(format!("{account_uid}\n{}\n{}", self.scope, self.key).as_bytes())
@@ -48,18 +48,19 @@ impl IdempotentRequest {
         &self.body_hash
     }
 
-    /// Digest of the body without the values of secrets: in an annotation that tenants can read it gives no secret away.
+    /// Digest of the body without the values of secrets, for annotations that tenants can read.
     pub fn visible_hash(&self) -> &str {
         &self.visible_hash
     }
 
-    /// Whether this very request was done to the object; `idempotency_key_reused` if it was another one with the same key.
+    /// Whether this request was already carried out on the object; `idempotency_key_reused` if another request with the same
+    /// key was.
     pub fn was_done(&self, object: &impl Object) -> Result<bool, Error> {
         Ok(self.note(object)?.is_some())
     }
 
-    /// What was remembered of this very request, if it was done; `idempotency_key_reused` if it was another one with the same
-    /// key.
+    /// The note stored with this request, if it was already carried out; `idempotency_key_reused` if another request with the
+    /// same key was.
     pub fn note(&self, object: &impl Object) -> Result<Option<String>, Error> {
         let key_hash = self.key_hash();
         match remembered(object).into_iter().find(|done| done.k == key_hash) {
@@ -69,7 +70,7 @@ impl IdempotentRequest {
         }
     }
 
-    /// The annotation's value once this request is done too.
+    /// The value of the annotation with this request added.
     pub fn remember(&self, object: &impl Object, note: &str) -> String {
         let mut list = remembered(object);
         list.push(Remembered {
@@ -86,33 +87,33 @@ impl IdempotentRequest {
     }
 }
 
-/// The refusal of a key that comes with another body than before.
+/// The refusal of a key that was already used with another body.
 pub fn reused() -> Error {
     Error {
         details: vec![Detail::new(
             "Idempotency-Key",
             "invalid_value",
-            "was used with another body; take a new key for a new request",
+            "was already used with another body; use a new key for a new request",
         )],
         ..Error::new(
             ErrorKind::IdempotencyKeyReused,
-            "the Idempotency-Key was used with another body",
+            "the Idempotency-Key was already used with another body",
         )
     }
 }
 
-/// An action that was done, as the annotation remembers it.
+/// A completed action, as stored in the annotation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 struct Remembered {
     /// Digest of scope and key.
     k: String,
     /// Digest of the body.
     b: String,
-    /// The request's nonce, or what else has to be told again.
+    /// A note needed to answer a repetition, such as the nonce.
     n: String,
 }
 
-/// What somebody else wrote into the annotation is as good as nothing.
+/// The completed actions. An annotation that does not parse counts as empty.
 fn remembered(object: &impl Object) -> Vec<Remembered> {
     object
         .annotation_of(IDEMPOTENCY_ANNOTATION)
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_creates_name_depends_on_account_path_and_key() {
+    fn the_name_of_a_created_object_depends_on_account_path_and_key() {
         let suffix = |uid: &str, path: &str, key: &str| request(path, key, b"{}").name_suffix(uid);
         let name = suffix("uid-a", "/v1/instances", "k");
         assert!(ids::is_instance_id(&format!("i-{name}")));
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_action_is_found_again_and_the_oldest_are_forgotten() {
+    fn actions_are_remembered_until_newer_ones_displace_them() {
         let path = "/v1/instances/i-1/reboot";
         let first = request(path, "first", b"[]");
         let mut object = instance("nonsense");

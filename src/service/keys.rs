@@ -1,4 +1,4 @@
-//! API keys: list, create, revoke. Only the digest of a key is kept, so a key is shown once.
+//! API keys: list, create, revoke. Only the digest of a key is stored, so a key can be shown only once.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,23 +20,23 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// Keys that an account may have (decisions, section 8).
+/// Maximum number of keys per account (decisions, section 8).
 pub const MAX_KEYS: usize = 50;
-/// Attempts at one key before a request gives way to whoever else changes it.
+/// Attempts to delete a key that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// The kind as messages call it.
+/// The name of the kind in messages.
 const WORD: &str = "API key";
 
 /// A key that was created.
 pub struct CreatedKey {
     /// The object.
     pub object: Arc<ApiKey>,
-    /// The key itself; `None` if an earlier request with the same idempotency key created it: it was shown then.
+    /// The key itself; `None` if an earlier request with the same idempotency key created it and has shown it.
     pub key: Option<String>,
 }
 
-/// A new key and its object's spec: `stl_` and 43 letters and digits, 256 bits. No `-` or `_` in it, so that a double click
-/// takes all of it.
+/// A new key, and the spec of its object. A key is `stl_` and 43 letters and digits (256 bits), without punctuation after the
+/// prefix, so that a double click selects it.
 pub fn new_key(scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
     const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let mut rng = rand::rng();
@@ -88,9 +88,9 @@ impl Service {
         if let Some(request) = request
             && let Some(object) = self.credentials.get(namespace, &name)
         {
-            return created_before(object, request);
+            return replayed(object, request);
         }
-        tenant.check_stays()?;
+        tenant.check_not_terminating()?;
         if self.credentials.count(namespace) >= MAX_KEYS {
             return Err(quota_used_up("API keys"));
         }
@@ -118,13 +118,13 @@ impl Service {
                 })
             }
             (Err(error), Some(request)) if error.is_conflict() => {
-                created_before(self.fetch_key(namespace, &name).await?, request)
+                replayed(self.fetch_key(namespace, &name).await?, request)
             }
             (Err(error), _) => Err(error.into()),
         }
     }
 
-    /// Revokes a key; it stops working at once here, and within a second on other replicas.
+    /// Revokes a key. It stops working at once on this replica, and within a second on others.
     pub async fn revoke_key(
         &self,
         namespace: &str,
@@ -134,7 +134,7 @@ impl Service {
         for _ in 0..MAX_ATTEMPTS {
             let key = self.key(namespace, name).await?;
             if let Err(refusal) = precondition.check(&*key) {
-                // The watch may be a moment behind.
+                // The watch may lag behind: check the current object before refusing.
                 precondition
                     .check(&*self.fetch_key(namespace, key.name()).await?)
                     .map_err(|_| refusal)?;
@@ -161,7 +161,7 @@ fn unknown() -> Error {
     Error::no_such(WORD)
 }
 
-fn created_before(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
+fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedKey, Error> {
     if object.is_terminating() {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_random_safe_to_paste_and_known_by_their_digest() {
+    fn keys_are_random_easy_to_select_and_stored_as_a_digest() {
         let ((a, spec), (b, _)) = (new_key(KeyScope::Read, None), new_key(KeyScope::Read, None));
         assert_ne!(a, b);
         assert_eq!(a.len(), 47);

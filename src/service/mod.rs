@@ -1,14 +1,14 @@
-//! What an account holder can do, without HTTP. The REST facade is a face over it.
+//! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`webhooks`], [`deliveries`]: the resources, one folder each;
 //! - [`account`], [`keys`]: the account itself, and its API keys;
-//! - [`credentials`]: the index of keys and accounts, which tells whose a key is;
-//! - [`index`]: what the watches show, in memory, and read-your-writes;
-//! - [`store`]: reads and writes of the API server, decided again when somebody else was faster;
-//! - [`idempotency`], [`precondition`], [`nonce`]: requests that are done once, or for one version only;
-//! - [`id`]: public ids; [`error`]: the one error.
+//! - [`credentials`]: the index of keys and accounts, for authentication;
+//! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
+//! - [`store`]: reads and writes of the API server, with optimistic concurrency;
+//! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
+//! - [`id`]: public ids; [`error`]: the error type.
 //!
-//! The service is stateless: it reads from watches, writes to the API server, and never talks to a provider, but for usage.
+//! The service is stateless: it reads from watches and writes to the API server. It asks providers for usage only.
 
 pub mod account;
 pub mod credentials;
@@ -45,22 +45,22 @@ use self::{
     webhooks::IndexedWebhook,
 };
 
-/// What the service stands on.
+/// Dependencies of the service.
 pub struct Dependencies {
-    /// Reads and writes the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Tells the time for expiry and nonces.
+    /// Clock for expiry times and nonces.
     pub clock: Arc<dyn Clock>,
     /// What can be ordered.
     pub catalogue: Catalogue,
     /// Where the usage of an instance comes from.
     pub usage: Box<dyn AnyUsageSource>,
-    /// What is wrong with the URL of a receiver.
+    /// Validates the URLs of receivers.
     pub receiver_check: ReceiverCheck,
 }
 
-/// Says what is wrong with the URL of a receiver, for its account holder: the address that it names, or the name. Called on
-/// every create and change, so it must neither block nor resolve names.
+/// Checks the host of a receiver's URL; the error is for the account holder. It is called on every create and change, so it
+/// must neither block nor resolve names.
 pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// A [`UsageSource`] of any type.
@@ -83,7 +83,7 @@ impl<S: UsageSource> AnyUsageSource for S {
     }
 }
 
-/// What an account holder can do. It knows nothing until its [`Service::listeners`] hear of something.
+/// Everything that an account holder can do. Its indexes are empty until the [`Service::listeners`] are attached to watches.
 pub struct Service {
     calls: Arc<ApiCalls>,
     instances: Store<InstanceIndex>,
@@ -108,7 +108,7 @@ pub struct Listeners {
 }
 
 impl Service {
-    /// A service on these dependencies.
+    /// A service with these dependencies.
     pub fn new(dependencies: Dependencies) -> Self {
         let Dependencies {
             client,
@@ -130,7 +130,7 @@ impl Service {
         }
     }
 
-    /// The listeners to hand to the program's watches.
+    /// The listeners to attach to the program's watches.
     pub fn listeners(&self) -> Listeners {
         Listeners {
             instances: index::listener(self.instances.shared_index()),
@@ -140,12 +140,12 @@ impl Service {
         }
     }
 
-    /// Whether every kind has been listed for the first time.
+    /// Whether instances and webhooks have been listed once.
     pub fn is_synced(&self) -> bool {
         self.instances.index().progress().is_synced() && self.webhooks.index().progress().is_synced()
     }
 
-    /// API keys and accounts.
+    /// The index of keys and accounts.
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
@@ -155,12 +155,12 @@ impl Service {
         &self.catalogue
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// What is wrong with the URL of a receiver, if anything.
+    /// Checks the URL of a receiver. The error says what is wrong with it.
     pub fn check_receiver(&self, url: &str) -> Result<(), String> {
         (self.receiver_check)(url)
     }

@@ -1,10 +1,10 @@
-//! Nonces: the RFC 3339 times that ask for something to be done once (`startRequestedAt`, `rebootRequestedAt`, …).
+//! Nonces: the RFC 3339 times in a spec that request an action once (`startRequestedAt`, `rebootRequestedAt`, …).
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::resources::InstanceSpec;
 
-/// A nonce that differs from all of an instance's.
+/// A nonce that differs from those already in the spec of an instance.
 pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
     nonce(
         now,
@@ -17,7 +17,7 @@ pub fn instance_nonce(now: Timestamp, spec: &InstanceSpec) -> String {
     )
 }
 
-/// The time with microseconds, moved on until it differs from all that are taken.
+/// `now` with microseconds, increased until it differs from all `taken` ones.
 pub fn nonce(now: Timestamp, taken: &[&Option<String>]) -> String {
     let mut time = now;
     loop {

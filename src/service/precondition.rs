@@ -1,4 +1,4 @@
-//! Versions of what an account holder asked for, and requests that are for one version only.
+//! Versions of an object's desired state, and requests that apply to one version only.
 
 use kube::Resource as _;
 
@@ -8,9 +8,9 @@ use super::{
 };
 use crate::resources::Delivery;
 
-/// The version of what a client asked for: UID and generation, so that a change of status leaves it alone.
+/// The version of an object's desired state: its UID and generation, which status changes leave alone.
 pub fn version<K: Object>(object: &K) -> String {
-    // Without a status subresource every change counts as a generation, but what a Delivery sends never changes.
+    // Deliveries have no status subresource, so every change increments the generation; their content never changes.
     let generation = if K::kind(&()) == Delivery::kind(&()) {
         1
     } else {
@@ -19,13 +19,13 @@ pub fn version<K: Object>(object: &K) -> String {
     format!("{}-{generation}", object.uid())
 }
 
-/// Which versions a request is for.
+/// The versions that a request applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Precondition {
-    /// Whatever is there.
+    /// Any version.
     #[default]
     None,
-    /// Anything, as long as it is not changed meanwhile.
+    /// The version that was read, whichever that is.
     Exists,
     /// One of these [`version`]s.
     OneOf(Vec<String>),
@@ -37,7 +37,7 @@ impl Precondition {
         *self != Self::None
     }
 
-    /// `precondition_failed` if the object is another version than the request is for.
+    /// `precondition_failed` if the request does not apply to this version.
     pub fn check(&self, object: &impl Object) -> Result<(), Error> {
         match self {
             Self::OneOf(versions) if !versions.contains(&version(object)) => Err(failed()),
@@ -46,10 +46,10 @@ impl Precondition {
     }
 }
 
-/// The refusal of a request that is for another version.
+/// The refusal of a request that applies to another version.
 pub fn failed() -> Error {
     Error::new(
         ErrorKind::PreconditionFailed,
-        "If-Match does not name the present ETag: what it is for has changed; read it and try again",
+        "If-Match does not match the current ETag: the resource has changed; read it and try again",
     )
 }

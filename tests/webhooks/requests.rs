@@ -186,7 +186,7 @@ async fn a_held_one_of_a_disabled_webhook_shows_whether_the_receiver_is_mended()
     assert_eq!((all.len(), receiver.count()), (2, 1));
     let path = format!("{}/redeliver", all[1].id());
     let once = format!(
-        "Delivery {} is being sent now, once: its webhook is disabled.",
+        "Delivery {} is being sent now, but only once, because its webhook is disabled.",
         all[1].id()
     );
 
@@ -227,7 +227,7 @@ async fn a_held_one_of_a_disabled_webhook_shows_whether_the_receiver_is_mended()
     let answered = ask(&tenant, &webhook, &path).await;
     let message = answered["message"].as_str().unwrap();
     assert!(
-        message.ends_with("is sent once its webhook is active."),
+        message.ends_with("will be sent as soon as its webhook is active."),
         "{message}"
     );
     let is_held = |all: &Vec<Delivery>| phase_of(&all[1]) == Some(DeliveryPhase::Held);

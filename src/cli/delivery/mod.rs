@@ -175,13 +175,13 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 
 async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
-    let was_on_its_way = AtomicBool::new(false);
+    let was_unfinished = AtomicBool::new(false);
     let decide = |delivery: &Delivery| {
         let phase = shown_phase(delivery);
-        if was_on_its_way.fetch_or(!phase.is_finished(), Ordering::Relaxed)
+        if was_unfinished.fetch_or(!phase.is_finished(), Ordering::Relaxed)
             && phase == DeliveryPhase::Delivered
         {
-            // The attempt that was under way has done it.
+            // An attempt that was under way has succeeded.
             return Ok(None);
         }
         let mut patch = send_now(delivery, Timestamp::now());
@@ -194,11 +194,11 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
     if args.waiting.wait && !when.is_now() {
         return Err(CliError::Failed {
             what: format!("delivery {}", delivery.id()),
-            why: when.told().to_owned(),
+            why: when.describe().to_owned(),
             look: format!("{} webhook show {} -n {namespace}", program(), webhook.name_any()),
         });
     }
-    let begun = format!("delivery {} {}", delivery.id(), when.told());
+    let begun = format!("delivery {} {}", delivery.id(), when.describe());
     finish(cluster, delivery, args.waiting, args.output, &begun).await
 }
 
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_waited_for() {
+    fn a_held_delivery_is_waited_for_while_an_attempt_is_requested() {
         let mut held = delivery("Held", false, Some(failed()));
         let annotations = held.metadata.annotations.get_or_insert_default();
         annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), "now".to_owned());

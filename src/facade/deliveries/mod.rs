@@ -89,7 +89,7 @@ pub async fn list(
 
 /// Shows a delivery
 ///
-/// With what is sent, and every attempt.
+/// Includes the request that is sent, and every attempt.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
@@ -110,11 +110,11 @@ pub async fn detail(
 
 /// Sends a delivery now
 ///
-/// The same event, byte for byte, whatever the delivery's status. One that is `delivered` or `exhausted` is sent again, with all
-/// its retries. One that is `pending` is sent at once; if that fails, its next attempt is due when it was before, and the retries
-/// are not used up any faster. One of a webhook that was disabled is sent once, which shows whether the receiver is mended, and
-/// is held if that fails. Where the webhook is not active, or cannot be sent to, it is sent once that is so; the message
-/// says it. What is being sent just now is sent again only if that fails.
+/// Sends the same event, byte for byte, whatever the status of the delivery. A `delivered` or `exhausted` one is sent again, with
+/// the full number of retries. A `pending` one is sent immediately; if that fails, the next attempt stays when it was scheduled,
+/// and no retry is used up. If the webhook is disabled, the delivery is sent once, which shows whether the receiver works again;
+/// if that fails, it is held. If the webhook is not active or cannot be sent to, the delivery is sent as soon as it can be, and
+/// the message says so. If the delivery is being sent at this moment, it is sent again only if that attempt fails.
 #[utoipa::path(
     post,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
@@ -143,17 +143,17 @@ pub async fn redeliver(
         )
         .await?;
     let delivery = &redelivered.delivery;
-    let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.told());
+    let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.describe());
     let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::replayed_if(redelivered.before, response))
+    Ok(idempotency::replayed_if(redelivered.replayed, response))
 }
 
-/// Sends now what is pending
+/// Sends all pending deliveries now
 ///
-/// Every pending delivery of the webhook, tests apart, now and not at its next attempt, in the order of their events. Those that
-/// fail keep their next attempt, and the retries are not used up any faster. What a disabled webhook holds is not
-/// pending: enable it, or send one of them with `redeliver`.
+/// Sends every pending delivery of the webhook immediately instead of at its next attempt, in the order of their events. If an
+/// attempt fails, the next one stays when it was scheduled, and no retry is used up. Test events are left out. Deliveries that a
+/// disabled webhook holds are not pending: enable the webhook, or send one of them with `redeliver`.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
     responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
@@ -172,7 +172,7 @@ pub async fn retry(
         .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
         .await?;
     let message = match retried.count {
-        0 => "Nothing is pending.".to_owned(),
+        0 => "No delivery is pending.".to_owned(),
         1 => "One delivery is being sent now.".to_owned(),
         many => format!("{many} deliveries are being sent now."),
     };
@@ -183,7 +183,7 @@ pub async fn retry(
         message: Some(message),
     };
     let response = response::json(StatusCode::ACCEPTED, &body, 128)?;
-    Ok(idempotency::replayed_if(retried.before, response))
+    Ok(idempotency::replayed_if(retried.replayed, response))
 }
 
 #[cfg(test)]

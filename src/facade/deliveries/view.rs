@@ -39,41 +39,41 @@ pub struct DeliveryView<'a> {
     /// When it was recorded.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     created_at: Seconds,
-    /// When the next attempt is due, while it is pending; else `null`, and so in the moment before one that was asked for
-    /// begins.
+    /// When the next attempt is due, while the delivery is pending; otherwise `null`. Also `null` until an attempt that was
+    /// requested has been made.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
     next_attempt_at: Option<Seconds>,
     /// The attempts, oldest first; of many the last 21.
     #[schema(max_items = 21)]
     attempts: Vec<AttemptView<'a>>,
-    /// What is sent; there where one delivery is shown, not in lists.
+    /// The request that is sent to the receiver. Present where a single delivery is shown, not in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     request: Option<RequestView<'a>>,
 }
 
-/// What is sent, the same in every attempt unless the webhook changes.
+/// The request that is sent to the receiver.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryRequest)]
 pub struct RequestView<'a> {
-    /// Where it is sent: the URL that the webhook has now.
+    /// The URL of the webhook as it is now.
     #[schema(example = "https://hooks.example.com/stellage")]
     url: &'a str,
-    /// The headers.
+    /// The headers, without the signatures.
     headers: HeadersView<'a>,
-    /// The body, byte for byte, as the signatures cover it.
+    /// The body, byte for byte. It is the same in every attempt.
     #[schema(example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\"}")]
     body: &'a str,
 }
 
-/// The headers of the request, but for the two signatures, which are made of the secret for each attempt, and are not kept:
-/// `X-Service-Signature` is the lowercase hexadecimal HMAC-SHA256 of `body`, keyed with the secret; `webhook-signature` is `v1,`
-/// and the base64 HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>`, keyed with what follows `whsec_` in the secret,
-/// base64-decoded, or with the secret itself if it has another form.
+/// The headers of the request, without the two signatures: they are computed with the secret for each attempt and not stored.
+/// `X-Service-Signature` is the lowercase hexadecimal HMAC-SHA256 of `body`, keyed with the secret. `webhook-signature` is `v1,`
+/// and the base64 HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>`, keyed with the part of the secret after `whsec_`,
+/// base64-decoded, or with the whole secret if it has another form.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryHeaders)]
 pub struct HeadersView<'a> {
-    /// Always JSON.
+    /// The media type of the body.
     #[serde(rename = "Content-Type")]
     #[schema(example = "application/json")]
     content_type: &'static str,
@@ -167,7 +167,7 @@ impl<'a> DeliveryView<'a> {
         }
     }
 
-    /// How one delivery of this webhook is shown.
+    /// How a single delivery of this webhook is shown.
     pub fn with_request(delivery: &'a Delivery, webhook: &'a Webhook) -> Self {
         let (spec, attempts) = (&delivery.spec, delivery.status.as_ref().map(|it| &it.attempts));
         let last = attempts.and_then(|attempts| attempts.last());
@@ -190,10 +190,10 @@ impl<'a> DeliveryView<'a> {
     }
 }
 
-/// What a request to send what is pending does.
+/// The result of sending all pending deliveries.
 #[derive(Serialize, ToSchema)]
 pub struct Retry {
-    /// Deliveries that are sent now.
+    /// How many deliveries are being sent.
     #[schema(minimum = 0)]
     pub retried: usize,
 }
@@ -262,20 +262,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_asked_for_shows_no_later_time() {
-        let mut asked = delivery("Pending", false);
-        let annotations = asked.metadata.annotations.get_or_insert_default();
+    fn a_delivery_whose_attempt_was_requested_shows_no_later_time() {
+        let mut requested = delivery("Pending", false);
+        let annotations = requested.metadata.annotations.get_or_insert_default();
         annotations.insert(
             ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(),
             "2026-11-21T10:01:00Z".to_owned(),
         );
-        assert!(DeliveryView::of(&asked).next_attempt_at.is_none());
-        asked.status.as_mut().unwrap().attempt_requested_at = Some("2026-11-21T10:01:00Z".to_owned());
-        assert!(DeliveryView::of(&asked).next_attempt_at.is_some());
+        assert!(DeliveryView::of(&requested).next_attempt_at.is_none());
+        requested.status.as_mut().unwrap().attempt_requested_at = Some("2026-11-21T10:01:00Z".to_owned());
+        assert!(DeliveryView::of(&requested).next_attempt_at.is_some());
     }
 
     #[test]
-    fn one_delivery_shows_what_is_sent_but_no_signature() {
+    fn a_single_delivery_shows_the_request_without_signatures() {
         let webhook = serde_json::from_value(json!({
             "metadata": { "name": "orders" },
             "spec": { "url": "https://example.com/hook", "events": [], "secretRef": { "name": "s" } },

@@ -40,10 +40,10 @@ pub async fn start(
 
 /// Shuts an instance down
 ///
-/// Softly; forced if the guest does not shut down in time. Allowed from `running`.
+/// Asks the guest to shut down, and cuts the power if it does not do so in time. Allowed from `running`.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/stop", operation_id = "stopInstance", tag = "actions",
-    responses((status = 202, description = "The guest is asked to shut down", body = Single<InstanceView<'static>>)),
+    responses((status = 202, description = "The guest is being asked to shut down", body = Single<InstanceView<'static>>)),
 )]
 pub async fn stop(
     state: State<Arc<App>>,
@@ -91,7 +91,8 @@ pub async fn reboot(
 
 /// Reinstalls an instance
 ///
-/// What is on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards it is as before.
+/// All data on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
+/// as it was before.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
     request_body = RebuildInstance,
@@ -124,7 +125,7 @@ async fn act(
         post.fields.finish()?;
         (None, post.idempotent)
     };
-    let acted = app
+    let done = app
         .service
         .act_on_instance(
             caller.namespace(),
@@ -135,10 +136,10 @@ async fn act(
             &precondition,
         )
         .await?;
-    let name = acted.item.instance.display_name();
+    let name = done.item.instance.display_name();
     let message = message(action, name, image.as_deref());
-    let response = detail_of(StatusCode::ACCEPTED, &acted.item, Some(message))?;
-    Ok(idempotency::replayed_if(acted.before, response))
+    let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
+    Ok(idempotency::replayed_if(done.replayed, response))
 }
 
 fn message(action: Action, name: &str, image: Option<&str>) -> String {

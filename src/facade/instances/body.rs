@@ -1,4 +1,4 @@
-//! The bodies of requests about instances.
+//! Request bodies for instances.
 
 use utoipa::ToSchema;
 
@@ -13,7 +13,7 @@ use crate::{
     service::instances::InstanceChange,
 };
 
-/// An instance to be made.
+/// An instance to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({
     "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:prod"]
@@ -28,34 +28,34 @@ pub struct CreateInstance {
     pub name: String,
     /// Size and price class.
     pub plan: Plan,
-    /// Region code; GET /v1/regions lists them.
+    /// Region code; `GET /v1/regions` lists them.
     #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", max_length = 63)]
     pub region: String,
-    /// Operating-system image; GET /v1/images lists them.
+    /// Operating-system image; `GET /v1/images` lists them.
     #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 63)]
     pub image: String,
     /// SSH public keys for the first login, one OpenSSH line each.
     #[serde(default)]
     #[schema(required = false, max_items = 20)]
     pub ssh_keys: Vec<String>,
-    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
+    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub backup_enabled: bool,
-    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
+    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub monitoring_enabled: bool,
     /// Private network to attach.
     #[schema(nullable = false, pattern = "^pn-[a-z0-9]+(-[a-z0-9]+)*$", max_length = 63)]
     pub private_network: Option<String>,
-    /// Free labels for finding instances.
+    /// Labels of your choice, for finding instances.
     #[schema(required = false, schema_with = tags_schema)]
     pub tags: Vec<String>,
 }
 
 impl CreateInstance {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
         let name = fields.string("name", &validation::name);
         let name = fields.missing("name", name);
@@ -72,7 +72,7 @@ impl CreateInstance {
         let tags = read_tags(&mut fields);
         fields.finish()?;
         let (Some(name), Some(plan), Some(region), Some(image)) = (name, plan, region, image) else {
-            // What is missing has been told.
+            // Unreachable: `finish` reports missing fields.
             return Err(ApiError::fault());
         };
         Ok(Self {
@@ -80,7 +80,7 @@ impl CreateInstance {
             plan,
             region,
             image,
-            // Files of keys end in a line feed.
+            // Key files end in a line feed.
             ssh_keys: ssh_keys
                 .into_iter()
                 .flatten()
@@ -116,17 +116,18 @@ impl CreateInstance {
     }
 }
 
-/// What can be changed; what is left out stays as it is.
+/// Fields to change; those left out stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({"plan": "business", "reboot": true}))]
 pub struct ChangeInstance {
-    /// Another plan. Allowed from `running` and `stopped`.
+    /// The new plan. Allowed from `running` and `stopped`.
     #[schema(nullable = false)]
     pub plan: Option<Plan>,
-    /// Whether a plan change, in this request or pending, is applied now: the server is rebooted unless this is `false`.
+    /// Whether to apply a plan change now, by rebooting the server. `false` leaves a plan change in this request pending
+    /// until the next reboot; `true` without `plan` applies a pending one.
     #[schema(nullable = false)]
     pub reboot: Option<bool>,
-    /// Another name.
+    /// The new name.
     #[schema(
         nullable = false,
         min_length = 1,
@@ -134,22 +135,22 @@ pub struct ChangeInstance {
         pattern = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
     )]
     pub name: Option<String>,
-    /// The tags, all of them.
+    /// The new tags; they replace all present ones.
     #[schema(nullable = false, schema_with = tags_schema)]
     pub tags: Option<Vec<String>>,
-    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
+    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
     #[schema(nullable = false)]
     pub backup_enabled: Option<bool>,
-    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
+    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
     #[schema(nullable = false)]
     pub monitoring_enabled: Option<bool>,
-    /// Whether deletion is refused, through REST and kubectl alike.
+    /// Whether deletion is refused, through both REST and kubectl.
     #[schema(nullable = false)]
     pub deletion_protection: Option<bool>,
 }
 
 impl ChangeInstance {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
         if fields.is_empty() {
             return Err(ApiError::invalid(vec![Detail::new(
@@ -177,7 +178,7 @@ impl ChangeInstance {
         );
         fields.immutable(
             "ssh_keys",
-            "cannot be changed; keys are installed when the server is made",
+            "cannot be changed; keys are installed when the server is created",
         );
         fields.immutable(
             "private_network",
@@ -222,22 +223,22 @@ impl From<ChangeInstance> for InstanceChange {
     }
 }
 
-/// What to reinstall a server from.
+/// The image to reinstall a server from.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({"image": "debian-13"}))]
 pub struct RebuildInstance {
-    /// Operating-system image; GET /v1/images lists them.
+    /// Operating-system image; `GET /v1/images` lists them.
     #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 63)]
     pub image: String,
 }
 
 impl RebuildInstance {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
         let image = fields.string("image", &|text| check_image(text, catalogue));
         let image = fields.missing("image", image);
         fields.finish()?;
-        // What is missing has been told.
+        // Unreachable: `finish` reports missing fields.
         let image = image.ok_or_else(ApiError::fault)?;
         Ok(Self { image })
     }
@@ -248,7 +249,7 @@ fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
     if catalogue.serves_region(text) {
         Ok(())
     } else {
-        Err("is not on offer; GET /v1/regions lists the regions")
+        Err("is not available; GET /v1/regions lists the regions")
     }
 }
 
@@ -257,19 +258,19 @@ fn check_image(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
     if catalogue.serves_image(text) {
         Ok(())
     } else {
-        Err("is not on offer; GET /v1/images lists the images")
+        Err("is not available; GET /v1/images lists the images")
     }
 }
 
 /// The schema of `tags` in requests.
 fn tags_schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
     view::schema(&serde_json::json!({
-        "type": "array", "maxItems": validation::MAX_TAGS, "description": "Free labels for finding instances.",
+        "type": "array", "maxItems": validation::MAX_TAGS, "description": "Labels of your choice, for finding instances.",
         "items": { "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,63}$" }, "examples": [["env:prod"]]
     }))
 }
 
-/// The plan that a field names.
+/// Reads the plan.
 fn read_plan(fields: &mut Fields) -> Option<Plan> {
     let known = |text: &str| match text.parse::<Plan>() {
         Ok(_) => Ok(()),
@@ -278,7 +279,7 @@ fn read_plan(fields: &mut Fields) -> Option<Plan> {
     fields.string("plan", &known)?.parse().ok()
 }
 
-/// The tags of a request; the same tag twice is one.
+/// Reads the tags, without duplicates.
 fn read_tags(fields: &mut Fields) -> Option<Vec<String>> {
     let mut tags: Vec<String> = Vec::new();
     for tag in fields.strings("tags", validation::MAX_TAGS, &validation::tag)? {
@@ -332,12 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_named() {
+    fn every_invalid_field_is_named() {
         let body = json!({"plan": "tiny", "region": "Paris", "image": 7, "ssh_keys": [KEY, "nonsense"], "status": "running"});
         let error = create(&body).unwrap_err();
-        let told: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
+        let named: Vec<_> = error.details.iter().map(|d| (d.field.as_ref(), d.code)).collect();
         assert_eq!(
-            told,
+            named,
             [
                 ("name", "missing"),
                 ("plan", "invalid_value"),
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(read(body.clone()).unwrap_err().details.len(), 2);
         assert!(
             create(&body).is_ok(),
-            "the simulator takes any that is well-formed"
+            "the simulator accepts any well-formed value"
         );
     }
 

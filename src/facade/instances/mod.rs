@@ -1,8 +1,8 @@
 //! `/v1/instances`: list, create, detail, change, delete.
 //!
 //! - `actions`: start, stop, poweroff, reboot, rebuild;
-//! - `body`: the bodies of requests;
-//! - `view`: how answers show instances.
+//! - `body`: request bodies;
+//! - `view`: instances as answers show them.
 
 pub mod actions;
 pub mod body;
@@ -37,7 +37,7 @@ use crate::service::{
 
 /// Lists instances
 ///
-/// Newest first, then by id. Filters can be combined with each other and with paging; a value that does not exist gives an
+/// Newest first, then by id. Filters can be combined with each other and with paging. A filter that matches nothing gives an
 /// empty list.
 #[utoipa::path(
     get,
@@ -45,10 +45,10 @@ use crate::service::{
     operation_id = "listInstances",
     tag = "instances",
     params(
-        ("page" = Option<u64>, Query, description = "Page, counted from 1. Past the end: an empty list.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
-        ("limit" = Option<u64>, Query, description = "Most instances on a page; 20 if it is left out.", minimum = 1, maximum = 100, example = 20),
+        ("page" = Option<u64>, Query, description = "Number of the page, counted from 1. A page past the end is empty.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
+        ("limit" = Option<u64>, Query, description = "Maximum number of instances per page.", minimum = 1, maximum = 100, example = 20),
         ("status" = Option<String>, Query, description = "Only instances with this status.", example = "running"),
-        ("region" = Option<String>, Query, description = "Only instances of this region.", example = "fr-par-1"),
+        ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
         ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
     ),
@@ -78,15 +78,15 @@ pub async fn list(
 
 /// Creates an instance
 ///
-/// The instance is there at once, in status `provisioning`, and becomes `running` after the time that the message
-/// announces. Poll its detail until `data.status` is what you wait for.
+/// The instance exists at once, with the status `provisioning`, and becomes `running` after about the time given in
+/// `message`. Poll the instance until `data.status` has changed.
 #[utoipa::path(
     post,
     path = "/v1/instances",
     operation_id = "createInstance",
     tag = "instances",
     request_body = CreateInstance,
-    responses((status = 201, description = "The instance is being made", body = Single<NewInstance<'static>>)),
+    responses((status = 201, description = "The instance is being created", body = Single<NewInstance<'static>>)),
 )]
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -112,7 +112,7 @@ pub async fn create(
         Some(message),
     )?;
     response::locate(&mut response, "/v1/instances", item.id);
-    Ok(idempotency::replayed_if(created.before, response))
+    Ok(idempotency::replayed_if(created.replayed, response))
 }
 
 /// Shows an instance
@@ -121,7 +121,7 @@ pub async fn create(
     path = "/v1/instances/{id}",
     operation_id = "getInstance",
     tag = "instances",
-    params(("include" = Option<String>, Query, description = "`metrics` adds the usage now.", pattern = "^metrics$", example = "metrics")),
+    params(("include" = Option<String>, Query, description = "`metrics` adds the current usage.", pattern = "^metrics$", example = "metrics")),
     responses((status = 200, description = "The instance", body = Single<InstanceView<'static>>)),
 )]
 pub async fn detail(
@@ -140,7 +140,7 @@ pub async fn detail(
     response::single(StatusCode::OK, &*item.instance, view, None)
 }
 
-/// The detail without metrics and message: rendered once for each version, since clients that wait poll it.
+/// The detail without metrics and message. It is serialized once per version, since waiting clients poll it.
 fn plain_detail(item: &IndexedInstance) -> Response {
     let cached = item.cached_detail(|item| {
         to_json(&Single {
@@ -158,7 +158,7 @@ fn to_json(view: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(view).unwrap_or_default()
 }
 
-/// An answer with all about one instance.
+/// An answer with the detail of an instance.
 fn detail_of(
     status: StatusCode,
     item: &IndexedInstance,
@@ -169,15 +169,15 @@ fn detail_of(
 
 /// Changes an instance
 ///
-/// What is left out stays as it is; `tags` are replaced as a whole. Another `plan` reboots the server unless `reboot` is
-/// `false`: then it is pending until the next reboot, or stop and start.
+/// Fields left out stay as they are; `tags` replaces all tags. A new `plan` reboots the server, unless `reboot` is `false`:
+/// then the plan is pending until the next reboot, or stop and start.
 #[utoipa::path(
     patch,
     path = "/v1/instances/{id}",
     operation_id = "changeInstance",
     tag = "instances",
     request_body = ChangeInstance,
-    responses((status = 200, description = "The instance as it is now", body = Single<InstanceView<'static>>)),
+    responses((status = 200, description = "The changed instance", body = Single<InstanceView<'static>>)),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
@@ -196,13 +196,13 @@ pub async fn change(
 
 /// Deletes an instance
 ///
-/// Cannot be undone. The id is unknown from now on, while the server is being removed.
+/// This cannot be undone. From the answer on, the id is unknown (404), even while the server is still being removed.
 #[utoipa::path(
     delete,
     path = "/v1/instances/{id}",
     operation_id = "deleteInstance",
     tag = "instances",
-    responses((status = 204, description = "The instance is gone")),
+    responses((status = 204, description = "The instance is deleted")),
 )]
 pub async fn delete(
     State(app): State<Arc<App>>,

@@ -1,4 +1,4 @@
-//! How answers show instances, field by field (specification, section 2.2).
+//! Instances as answers show them (specification, section 2.2).
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -21,13 +21,13 @@ use crate::{
 #[derive(Serialize, ToSchema)]
 #[schema(as = InstanceSummary)]
 pub struct ListItem<'a> {
-    /// Identifier, for all other requests.
+    /// Identifier.
     #[schema(schema_with = id_schema)]
     id: InstanceId,
-    /// What people call it; need not be unique.
+    /// Display name and host name; need not be unique.
     #[schema(example = "web-1")]
     name: &'a str,
-    /// Where it is in its lifecycle.
+    /// Status in the lifecycle.
     #[schema(schema_with = status_schema)]
     status: InstanceState,
     /// The plan in effect.
@@ -44,20 +44,20 @@ pub struct ListItem<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// When it last changed in a way that is shown.
+    /// When a field of the instance last changed.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     updated_at: Seconds,
 }
 
 impl<'a> ListItem<'a> {
-    /// How a list shows an instance.
-    pub fn of(shown: &'a IndexedInstance) -> Self {
-        let instance = &*shown.instance;
+    /// An instance as lists show it.
+    pub fn of(item: &'a IndexedInstance) -> Self {
+        let instance = &*item.instance;
         Self {
-            id: shown.id,
+            id: item.id,
             name: instance.display_name(),
-            status: shown.state,
-            plan: shown.plan,
+            status: item.state,
+            plan: item.plan,
             region: &instance.spec.region,
             ip_address: instance.status.as_ref().and_then(|s| s.ip_address.as_deref()),
             tags: &instance.spec.tags,
@@ -76,14 +76,14 @@ fn updated_at(instance: &Instance) -> Timestamp {
         .max(watch::spec_written_at(instance).unwrap_or(Timestamp::MIN))
 }
 
-/// An instance that has just been asked for.
+/// A newly created instance.
 #[derive(Serialize, ToSchema)]
 #[schema(as = NewInstance)]
 pub struct NewInstance<'a> {
-    /// Identifier, for all other requests.
+    /// Identifier.
     #[schema(schema_with = id_schema)]
     id: InstanceId,
-    /// What people call it.
+    /// Display name and host name; need not be unique.
     #[schema(example = "web-1")]
     name: &'a str,
     /// `provisioning` at first.
@@ -103,14 +103,14 @@ pub struct NewInstance<'a> {
 }
 
 impl<'a> NewInstance<'a> {
-    /// How the answer to a create shows an instance.
-    pub fn of(shown: &'a IndexedInstance) -> Self {
-        let instance = &*shown.instance;
+    /// An instance as the answer to a create shows it.
+    pub fn of(item: &'a IndexedInstance) -> Self {
+        let instance = &*item.instance;
         Self {
-            id: shown.id,
+            id: item.id,
             name: instance.display_name(),
-            status: shown.state,
-            plan: shown.plan,
+            status: item.state,
+            plan: item.plan,
             region: &instance.spec.region,
             image: image(instance),
             created_at: Seconds(instance.created_at()),
@@ -118,38 +118,39 @@ impl<'a> NewInstance<'a> {
     }
 }
 
-/// Everything about an instance.
+/// An instance with all its fields.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Instance)]
 pub struct InstanceView<'a> {
     /// Identifier.
     #[schema(schema_with = id_schema)]
     id: InstanceId,
-    /// What people call it; need not be unique.
+    /// Display name and host name; need not be unique.
     #[schema(example = "web-1")]
     name: &'a str,
-    /// Where it is in its lifecycle.
+    /// Status in the lifecycle.
     #[schema(schema_with = status_schema)]
     status: InstanceState,
-    /// Why it is not as asked, for programs: `provisioning`, `stopping`, `guest_shutdown`, `plan_change_pending`,
-    /// `provisioning_failed`, `provider_timeout` and others; more may come. Present only while it is not as asked.
+    /// Why the instance is not in the requested state, for programs: `provisioning`, `stopping`, `guest_shutdown`,
+    /// `plan_change_pending`, `provisioning_failed`, `provider_timeout` and others; more may be added. Present only while the
+    /// instance is not in the requested state.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, pattern = "^[a-z_]+$", example = "provisioning_failed")]
     status_reason: Option<String>,
-    /// The same for people. Present only while it is not as asked.
+    /// The reason for people. Present only together with `status_reason`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "the provider reports: no capacity in fr-par-1")]
     status_message: Option<String>,
     /// The plan in effect.
     plan: Plan,
-    /// The plan that takes effect with the next reboot, or stop and start; there only while one is awaited.
+    /// The plan that takes effect with the next reboot, or stop and start. Present only while a plan change is pending.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pending_plan: Option<Plan>,
     /// Region code.
     #[schema(example = "fr-par-1")]
     region: &'a str,
-    /// The image that is installed.
+    /// Installed image.
     #[schema(example = "debian-13")]
     image: &'a str,
     /// IPv4 address; `null` until it is known.
@@ -161,15 +162,15 @@ pub struct InstanceView<'a> {
     /// Disk in GB. It never shrinks.
     #[schema(example = 40)]
     disk_size: i32,
-    /// Memory in GB, of the plan in effect.
+    /// Memory in GB, from the plan in effect.
     #[schema(example = 2)]
     memory: i32,
-    /// Virtual CPUs, of the plan in effect.
+    /// Virtual CPUs, from the plan in effect.
     #[schema(example = 1)]
     vcpu: i32,
-    /// Whether daily backups are wanted. Stored, but nothing makes backups yet.
+    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
     backup_enabled: bool,
-    /// Whether alerts are wanted. Stored, but nothing fires alerts yet.
+    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
     monitoring_enabled: bool,
     /// Whether deletion is refused.
     deletion_protection: bool,
@@ -179,29 +180,29 @@ pub struct InstanceView<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// Usage now; there only with `include=metrics`.
+    /// Current usage. Present only with `include=metrics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     metrics: Option<InstanceMetrics>,
 }
 
 impl<'a> InstanceView<'a> {
-    /// How a detail shows an instance.
-    pub fn of(shown: &'a IndexedInstance, metrics: Option<InstanceMetrics>) -> Self {
-        let instance = &*shown.instance;
+    /// An instance as its detail shows it.
+    pub fn of(item: &'a IndexedInstance, metrics: Option<InstanceMetrics>) -> Self {
+        let instance = &*item.instance;
         let (spec, status) = (&instance.spec, instance.status.as_ref());
-        let size = shown.plan.size();
+        let size = item.plan.size();
         let (status_reason, status_message) = explain(instance)
             .map(|why| (snake_case(&why.reason), why.message))
             .unzip();
         Self {
-            id: shown.id,
+            id: item.id,
             name: instance.display_name(),
-            status: shown.state,
+            status: item.state,
             status_reason,
             status_message,
-            plan: shown.plan,
-            pending_plan: (spec.plan != shown.plan).then_some(spec.plan),
+            plan: item.plan,
+            pending_plan: (spec.plan != item.plan).then_some(spec.plan),
             region: &spec.region,
             image: image(instance),
             ip_address: status.and_then(|s| s.ip_address.as_deref()),
@@ -231,13 +232,13 @@ fn snake_case(reason: &str) -> String {
     name
 }
 
-/// The image that is installed; before there is one, the one that will be.
+/// The installed image; before the installation, the requested one.
 fn image(instance: &Instance) -> &str {
     let installed = instance.status.as_ref().and_then(|s| s.image.as_deref());
     installed.unwrap_or(&instance.spec.image)
 }
 
-/// A snapshot of a server's usage; what is not known is `null`.
+/// A snapshot of a server's usage; unknown values are `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
 pub struct InstanceMetrics {
     /// CPU usage in percent.
@@ -277,7 +278,7 @@ fn status_schema() -> RefOr<Schema> {
     Ref::from_schema_name("InstanceStatus").into()
 }
 
-/// The schemas that several answers share and no type of this crate has, by name.
+/// Schemas shared by several answers that have no Rust type, by name.
 pub(in crate::facade) fn shared_schemas() -> Value {
     // REST never shows `deleting`.
     let states: Vec<_> = InstanceState::ALL
@@ -291,7 +292,7 @@ pub(in crate::facade) fn shared_schemas() -> Value {
             "examples": ["i-4q7hz0c9k2m8x1ta"],
         },
         "InstanceStatus": {
-            "type": "string", "enum": states, "description": "Where an instance is in its lifecycle.",
+            "type": "string", "enum": states, "description": "Status of an instance in its lifecycle.",
         },
     })
 }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_instance_shows_what_it_will_be() {
+    fn a_new_instance_shows_the_requested_plan_and_image() {
         let shown = shown(Value::Null, "starter");
         let created = serde_json::to_value(NewInstance::of(&shown)).unwrap();
         assert_eq!(
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_item_has_its_fields_and_no_more() {
+    fn a_list_item_has_exactly_its_fields() {
         let shown = shown(running(), "business");
         assert_eq!(
             serde_json::to_value(ListItem::of(&shown)).unwrap(),

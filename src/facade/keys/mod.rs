@@ -1,6 +1,6 @@
 //! `/v1/keys`: list, create, detail, revoke.
 //!
-//! - `view`: how answers show keys.
+//! - `view`: keys as answers show them.
 
 pub mod view;
 
@@ -27,19 +27,19 @@ use super::{
 };
 use crate::resources::KeyScope;
 
-/// An API key to be made.
+/// An API key to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct CreateKey {
     /// What the key may do; `write` if it is left out.
     #[schema(required = false, schema_with = view::key_scope)]
     pub scope: KeyScope,
-    /// RFC 3339 time in the future at which the key stops working; without one it does not expire.
+    /// RFC 3339 time in the future at which the key expires; by default it does not expire.
     #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
     pub expires_at: Option<Timestamp>,
 }
 
 impl CreateKey {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     fn read(mut fields: Fields, now: Timestamp) -> Result<Self, ApiError> {
         let scope = fields.string("scope", &|text| match text {
             "read" | "write" => Ok(()),
@@ -47,7 +47,7 @@ impl CreateKey {
         });
         let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
             Ok(time) if time > now => Ok(()),
-            Ok(_) => Err("must lie in the future"),
+            Ok(_) => Err("must be in the future"),
             Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
         });
         fields.finish()?;
@@ -61,7 +61,7 @@ impl CreateKey {
     }
 }
 
-/// The name in `/v1/keys/{id}`; `None` for what no object can be called.
+/// The name in `/v1/keys/{id}`; `None` if it is not a valid object name.
 pub struct KeyName(Option<String>);
 
 impl<S: Sync> FromRequestParts<S> for KeyName {
@@ -83,7 +83,7 @@ impl<S: Sync> FromRequestParts<S> for KeyName {
 
 /// Lists API keys
 ///
-/// Newest first, then by id; never with the keys themselves.
+/// Newest first, then by id; without the keys themselves.
 #[utoipa::path(
     get, path = "/v1/keys", operation_id = "listKeys", tag = "account",
     responses((status = 200, description = "A page of API keys", body = List<KeyView<'static>>)),
@@ -104,8 +104,8 @@ pub async fn list(
 
 /// Creates an API key
 ///
-/// The key is in this answer and never shown again. It works from the answer on. A repetition with the same
-/// `Idempotency-Key` shows which key was created, with `null` in place of the key itself.
+/// The key itself is shown only in this answer. It works at once. A repetition with the same `Idempotency-Key` shows which key
+/// was created, with `null` in place of the key itself.
 #[utoipa::path(
     post, path = "/v1/keys", operation_id = "createKey", tag = "account",
     request_body = CreateKey,
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_write_and_does_not_expire_unless_told() {
+    fn by_default_a_key_may_write_and_does_not_expire() {
         let key = read(&json!({})).unwrap();
         assert_eq!((key.scope, key.expires_at), (KeyScope::Write, None));
         let key = read(&json!({ "scope": "read", "expires_at": "2026-11-22T11:30:00+01:00" })).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_no_object_can_have_is_none() {
+    async fn an_invalid_object_name_is_none() {
         for (path, expected) in [
             ("/v1/keys/key-1", Some("key-1")),
             ("/v1/keys/laptop.ada", Some("laptop.ada")),

@@ -1,4 +1,4 @@
-//! How answers show API keys, field by field (decisions, section 6).
+//! API keys as answers show them (decisions, section 6).
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -27,7 +27,7 @@ pub struct KeyView<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// When it stops working; `null`: never.
+    /// When the key expires; `null` if it does not.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2027-02-21T00:00:00Z")]
     expires_at: Option<Seconds>,
     /// The last characters of the key, to tell keys apart; `null` if they are not known.
@@ -41,7 +41,8 @@ pub struct NewKey<'a> {
     /// Identifier: the name of the ApiKey.
     #[schema(schema_with = key_id)]
     id: &'a str,
-    /// The key itself, for the header `Authorization: Bearer <API_KEY>`. It is shown this once; `null` in a replay.
+    /// The key itself, for the header `Authorization: Bearer <API_KEY>`. It is shown only once; `null` in the answer to a
+    /// repeated request.
     #[schema(required, example = "stl_0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")]
     key: Option<&'a str>,
     /// What the key may do.
@@ -50,7 +51,7 @@ pub struct NewKey<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// When it stops working; `null`: never.
+    /// When the key expires; `null` if it does not.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2027-02-21T00:00:00Z")]
     expires_at: Option<Seconds>,
     /// The last characters of the key, to tell keys apart; `null` if they are not known.
@@ -59,7 +60,7 @@ pub struct NewKey<'a> {
 }
 
 impl<'a> KeyView<'a> {
-    /// How lists and answers show a key.
+    /// A key as lists and its detail show it.
     pub fn of(key: &'a ApiKey) -> Self {
         Self {
             id: key.name(),
@@ -72,7 +73,7 @@ impl<'a> KeyView<'a> {
 }
 
 impl<'a> NewKey<'a> {
-    /// How the answer to a create shows a key.
+    /// A key as the answer to a create shows it.
     pub fn of(object: &'a ApiKey, key: Option<&'a str>) -> Self {
         let KeyView {
             id,
@@ -106,7 +107,7 @@ pub(super) fn key_scope() -> RefOr<Schema> {
     Ref::from_schema_name("KeyScope").into()
 }
 
-/// The schemas that several answers share and no type of this crate has, by name.
+/// Schemas shared by several answers that have no Rust type, by name.
 pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
     json!({
         "KeyId": {
@@ -114,7 +115,7 @@ pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
             "description": "Identifier of an API key.", "examples": ["key-ta4q7hz0c9k2m8x1"],
         },
         "KeyScope": {
-            "type": "string", "enum": ["read", "write"], "description": "`read`: GET only; `write`: everything.",
+            "type": "string", "enum": ["read", "write"], "description": "`read`: GET requests only. `write`: all requests.",
         },
     })
 }

@@ -1,4 +1,4 @@
-//! What holds for every operation alike, and follows from its path, method and body.
+//! Completes every operation with what follows from its path, method and body: parameters, headers, errors, examples.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::{
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
-/// What a detail of an error may have as its code.
+/// The codes that a detail of an error can have.
 const DETAIL_CODES: [&str; 8] = [
     "missing",
     "null",
@@ -19,13 +19,13 @@ const DETAIL_CODES: [&str; 8] = [
     "invalid_state",
 ];
 
-/// Completes a document.
+/// Completes the generated document.
 pub(super) fn complete(document: &mut Value) {
     name_generics(document);
     refer_to_data(document);
-    tell_clients(document);
+    clean_descriptions(document);
     let shared_by_errors = json!({
-        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field, for programs." },
+        "DetailCode": { "type": "string", "enum": DETAIL_CODES, "description": "What is wrong with a field: a code for programs." },
     });
     document["components"]["schemas"]["Detail"]["properties"]["code"] = schema_reference("DetailCode");
     for shared in [
@@ -43,10 +43,10 @@ pub(super) fn complete(document: &mut Value) {
         }
     }
     document["components"]["schemas"]["EventType"]["description"] = json!(receivers::types_description());
-    // The version of the API is in its paths (specification, section 9); this is the program's.
+    // The program's version. The API's version is in its paths (specification, section 9).
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
-    // Relative to where the document was read, so that one document holds for every installation.
-    document["servers"] = json!([{ "url": "/", "description": "Where this document is." }]);
+    // A relative URL, so that the document is the same for every installation.
+    document["servers"] = json!([{ "url": "/", "description": "The server that serves this document." }]);
     if let Some(components) = document["components"].as_object_mut() {
         components.insert("securitySchemes".to_owned(), security_schemes());
         components.insert("parameters".to_owned(), parameters());
@@ -64,7 +64,7 @@ pub(super) fn complete(document: &mut Value) {
         "CreateKey",
     ] {
         if let Some(schema) = document.pointer_mut(&format!("/components/schemas/{request}")) {
-            // Answers may grow, requests are taken at their word.
+            // Answers may gain fields; requests with unknown fields are refused.
             schema["additionalProperties"] = json!(false);
         }
     }
@@ -82,7 +82,7 @@ pub(super) fn complete(document: &mut Value) {
     document["webhooks"] = receivers::section();
 }
 
-/// `Single_Instance` and `List_Plan` under the names that a person would give them.
+/// Renames `Single_Instance` to `InstanceAnswer`, and `List_Plan` to `PlanList`.
 fn name_generics(document: &mut Value) {
     let rename = |name: &str| match name.split_once('_') {
         Some(("Single", of)) => format!("{of}Answer"),
@@ -104,7 +104,8 @@ fn name_generics(document: &mut Value) {
     });
 }
 
-/// What an answer or a list holds, by reference. utoipa writes it out in each, and generators would make a type of each copy.
+/// Makes answers and lists refer to the schema of their data. utoipa copies it into each, and generators would create a type
+/// for each copy.
 fn refer_to_data(document: &mut Value) {
     let Some(schemas) = document["components"]["schemas"].as_object_mut() else {
         return;
@@ -120,19 +121,19 @@ fn refer_to_data(document: &mut Value) {
     }
 }
 
-/// Comments of the code tell programmers where a rule comes from, on lines of a length. Clients need neither.
-fn tell_clients(document: &mut Value) {
+/// Removes line breaks and references to the specification from descriptions, which come from doc comments.
+fn clean_descriptions(document: &mut Value) {
     walk(document, &mut |node| {
         if let Some(Value::String(text)) = node.get_mut("description") {
-            let mut told = text.replace('\n', " ");
+            let mut cleaned = text.replace('\n', " ");
             for source in [" (specification, section ", " (decisions, section "] {
-                if let Some(start) = told.find(source)
-                    && let Some(length) = told[start..].find(')')
+                if let Some(start) = cleaned.find(source)
+                    && let Some(length) = cleaned[start..].find(')')
                 {
-                    told.replace_range(start..=start + length, "");
+                    cleaned.replace_range(start..=start + length, "");
                 }
             }
-            *text = told;
+            *text = cleaned;
         }
     });
 }
@@ -175,7 +176,7 @@ impl Operation<'_> {
         self.method == "get" && !self.path.ends_with('}') && self.needs_key() && self.path != "/v1/account"
     }
 
-    /// What its path is about.
+    /// The word for what its path names.
     fn word(self) -> &'static str {
         if self.path.contains("{delivery_id}") {
             "delivery"
@@ -188,14 +189,14 @@ impl Operation<'_> {
         }
     }
 
-    /// A POST whose body may be left out although it has fields.
+    /// Whether the body is optional, although it has fields.
     fn has_optional_body(self) -> bool {
         ["/test", "/rotate-secret", "/recover", "/v1/keys"]
             .iter()
             .any(|end| self.path.ends_with(end))
     }
 
-    /// Refused in an unsuitable status.
+    /// Whether it is refused in an unsuitable status.
     fn depends_on_status(self) -> bool {
         match self.word() {
             "instance" => self.is_action() || self.method == "patch",
@@ -207,7 +208,7 @@ impl Operation<'_> {
         self.has_id() && self.method != "get"
     }
 
-    /// The object that an answer shows has an `ETag`.
+    /// Whether the answer shows one object, and so has an `ETag`.
     fn shows_one(self) -> bool {
         let is_about_many = self.path.ends_with("/recover") || self.path.ends_with("/retry");
         (self.has_id() || self.method == "post") && !self.is_list() && !is_about_many
@@ -302,7 +303,7 @@ impl Operation<'_> {
             names.push("RequestId");
         }
         let mut parameters: Vec<Value> = operation["parameters"].as_array().cloned().unwrap_or_default();
-        // Those of paging are the same for all lists.
+        // Replace the parameters of paging with references: they are the same for all lists.
         parameters.retain(|own| own["name"] != "page" && own["name"] != "limit");
         parameters.extend(
             names
@@ -378,11 +379,11 @@ fn header_references(names: &[&str]) -> Value {
 fn security_schemes() -> Value {
     json!({ "key": {
         "type": "http", "scheme": "bearer",
-        "description": "An API key of the account, with the scope `read` or `write`; `stellage key create` makes one.",
+        "description": "An API key of the account, with the scope `read` or `write`. `POST /v1/keys` or `stellage key create` creates one.",
     } })
 }
 
-/// Named otherwise than every schema: some generators have one space of names for both.
+/// Their names differ from those of all schemas, because some generators put both into one namespace.
 fn parameters() -> Value {
     json!({
         "InstanceIdParameter": {
@@ -402,27 +403,27 @@ fn parameters() -> Value {
             "schema": schema_reference("DeliveryId"), "example": examples::DELIVERY_ID,
         },
         "Page": {
-            "name": "page", "in": "query", "description": "Page, counted from 1. Past the end: an empty list.",
+            "name": "page", "in": "query", "description": "Number of the page, counted from 1. A page past the end is empty.",
             "schema": { "type": "integer", "format": "int64", "minimum": 1, "maximum": 9_007_199_254_740_991_u64, "default": 1 },
         },
         "Limit": {
-            "name": "limit", "in": "query", "description": "Most items on a page.",
+            "name": "limit", "in": "query", "description": "Maximum number of items per page.",
             "schema": { "type": "integer", "minimum": 1, "maximum": 100, "default": 20 },
         },
         "IdempotencyKey": {
             "name": "Idempotency-Key", "in": "header",
-            "description": "The same key with the same body is done once, however often it is sent; the answer then has the header `Idempotency-Replayed: true`. With another body: 422 `idempotency_key_reused`. Of the actions on one object the last 256 keys are remembered.",
+            "description": "Requests with the same key and body are carried out once, however often they are sent; the answer to a repetition has the header `Idempotency-Replayed: true`. The same key with another body is refused with 422 `idempotency_key_reused`. For actions, each object remembers the last 256 keys.",
             "schema": { "type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$" },
             "example": "5f0c2a3e-9f5b-4f5e-8a57-1f9b4ef0e7b1",
         },
         "IfMatch": {
             "name": "If-Match", "in": "header",
-            "description": "ETags of the versions that the request is for, or `*`. If what the path names is another one by now: 412.",
+            "description": "ETags of the versions that the request applies to, or `*`. If the current version has another ETag, the request is refused with 412.",
             "schema": { "type": "string" }, "example": examples::ETAG,
         },
         "RequestId": {
             "name": "X-Request-Id", "in": "header",
-            "description": "An id of the client's own for the request; without one the service makes one.",
+            "description": "An id of the client's choice for the request. By default the service generates one.",
             "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$" },
         },
     })
@@ -432,14 +433,14 @@ fn headers() -> Value {
     let integer = |description: &str, example: u32| json!({ "description": description, "required": true, "schema": { "type": "integer", "minimum": 0 }, "example": example });
     let text = |description: &str, required: bool, example: &str| json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example });
     json!({
-        "X-Request-Id": text("Names the request, for questions about it.", true, examples::REQUEST_ID),
-        "RateLimit-Limit": integer("Requests an hour that the key may make.", 3600),
-        "RateLimit-Remaining": integer("Requests that are left now; they come back evenly.", 3599),
-        "RateLimit-Reset": integer("Seconds until all requests are there again.", 1),
-        "Retry-After": integer("Seconds until it makes sense to try again.", 1),
-        "ETag": text("The version of what was asked for; a change of status leaves it alone.", true, examples::ETAG),
-        "Location": text("Where what was created is.", true, &format!("/v1/instances/{}", examples::ID)),
-        "Idempotency-Replayed": text("`true` if the request had been done before.", false, "true"),
+        "X-Request-Id": text("Identifier of the request; quote it in support requests.", true, examples::REQUEST_ID),
+        "RateLimit-Limit": integer("Requests that the key may make per hour.", 3600),
+        "RateLimit-Remaining": integer("Requests left at the moment. The allowance refills evenly over the hour.", 3599),
+        "RateLimit-Reset": integer("Seconds until the full allowance is available again.", 1),
+        "Retry-After": integer("Seconds to wait before trying again.", 1),
+        "ETag": text("Version of the resource. It changes with every change of the settings, not with the status.", true, examples::ETAG),
+        "Location": text("Path of the created resource.", true, &format!("/v1/instances/{}", examples::ID)),
+        "Idempotency-Replayed": text("`true` if an earlier request with the same `Idempotency-Key` was already carried out.", false, "true"),
         "WWW-Authenticate": text("How to authenticate.", true, "Bearer"),
     })
 }

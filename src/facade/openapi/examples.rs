@@ -1,4 +1,4 @@
-//! What requests and answers look like: made with the code that answers, so that they are true.
+//! Example requests and answers, built with the code that answers requests, so that they stay true.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// An id.
+/// The id of an instance.
 pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
 /// The id of a webhook.
 pub(super) const WEBHOOK_ID: &str = "wh_0c9k2m8x1ta4q7hz";
@@ -134,9 +134,9 @@ pub(super) fn request(operation: &str) -> Option<Value> {
 /// The body of a success.
 pub(super) fn success(operation: &str) -> Option<Value> {
     let running = instance("running", "Running", None)?;
-    let busy = |state, power, operation, message: &str| {
-        let shown = instance(state, power, Some(operation))?;
-        Some(json!({ "data": InstanceView::of(&shown, None), "message": message }))
+    let in_progress = |state, power, operation, message: &str| {
+        let item = instance(state, power, Some(operation))?;
+        Some(json!({ "data": InstanceView::of(&item, None), "message": message }))
     };
     let list = |data: Value| {
         let total = data.as_array().map_or(0, Vec::len);
@@ -145,33 +145,33 @@ pub(super) fn success(operation: &str) -> Option<Value> {
     match operation {
         "listInstances" => list(json!([ListItem::of(&running)])),
         "createInstance" => {
-            let shown = instance("provisioning", "Running", Some("Create"))?;
+            let item = instance("provisioning", "Running", Some("Create"))?;
             Some(json!({
-                "data": NewInstance::of(&shown),
+                "data": NewInstance::of(&item),
                 "message": "Instance web-1 is being created; this takes about 2 to 3 minutes.",
             }))
         }
         "getInstance" | "changeInstance" => Some(json!({ "data": InstanceView::of(&running, None) })),
-        "startInstance" => busy("starting", "Running", "Start", "Instance web-1 is being started."),
-        "stopInstance" => busy(
+        "startInstance" => in_progress("starting", "Running", "Start", "Instance web-1 is being started."),
+        "stopInstance" => in_progress(
             "stopping",
             "Stopped",
             "Stop",
             "Instance web-1 is being shut down.",
         ),
-        "powerOffInstance" => busy(
+        "powerOffInstance" => in_progress(
             "stopping",
             "Stopped",
             "PowerOff",
             "The power of instance web-1 is being cut.",
         ),
-        "rebootInstance" => busy(
+        "rebootInstance" => in_progress(
             "rebooting",
             "Running",
             "Reboot",
             "Instance web-1 is being rebooted.",
         ),
-        "rebuildInstance" => busy(
+        "rebuildInstance" => in_progress(
             "rebuilding",
             "Running",
             "Rebuild",
@@ -193,7 +193,7 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
         "createKey" => Some(json!({
             "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
-            "message": "Store the key now; it will not be shown again.",
+            "message": "Store the key now; it will not be item again.",
         })),
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
@@ -206,24 +206,24 @@ pub(super) fn success(operation: &str) -> Option<Value> {
 }
 
 fn webhooks(operation: &str) -> Option<Value> {
-    let shown = webhook()?;
+    let item = webhook()?;
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
     let sent = |message: &str| {
         let delivery = delivery(DeliveryPhase::Pending)?;
-        Some(json!({ "data": DeliveryView::with_request(&delivery, &shown.webhook), "message": message }))
+        Some(json!({ "data": DeliveryView::with_request(&delivery, &item.webhook), "message": message }))
     };
     let delivered = delivery(DeliveryPhase::Delivered)?;
     match operation {
         "listWebhooks" => {
-            Some(json!({ "data": [WebhookView::of(&shown)], "pagination": Pagination::new(1, 20, 1) }))
+            Some(json!({ "data": [WebhookView::of(&item)], "pagination": Pagination::new(1, 20, 1) }))
         }
-        "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&shown, secret, None) })),
+        "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&item, secret, None) })),
         "rotateWebhookSecret" => Some(json!({
-            "data": WebhookWithSecret::of(&shown, secret, "2026-11-22T10:00:00Z".parse().ok()),
-            "message": "Deliveries are signed with the new secret, and until the overlap ends with the previous one too.",
+            "data": WebhookWithSecret::of(&item, secret, "2026-11-22T10:00:00Z".parse().ok()),
+            "message": "Deliveries are signed with the new secret, and with the previous one as well until the overlap ends.",
         })),
         "testWebhook" => {
-            sent("An example of instance.created is being sent to https://hooks.example.com/stellage.")
+            sent("A test event of type instance.created is being sent to https://hooks.example.com/stellage.")
         }
         "recoverWebhook" => Some(
             json!({ "data": Recovery { recovered: 3 }, "message": "3 deliveries are being sent again." }),
@@ -231,19 +231,19 @@ fn webhooks(operation: &str) -> Option<Value> {
         "listDeliveries" => {
             Some(json!({ "data": [DeliveryView::of(&delivered)], "pagination": Pagination::new(1, 20, 1) }))
         }
-        "getDelivery" => Some(json!({ "data": DeliveryView::with_request(&delivered, &shown.webhook) })),
-        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", When::Now.told())),
+        "getDelivery" => Some(json!({ "data": DeliveryView::with_request(&delivered, &item.webhook) })),
+        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", When::Now.describe())),
         "retryDeliveries" => {
             Some(json!({ "data": Retry { retried: 3 }, "message": "3 deliveries are being sent now." }))
         }
-        _ => Some(json!({ "data": WebhookView::of(&shown) })),
+        _ => Some(json!({ "data": WebhookView::of(&item) })),
     }
 }
 
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
         "webhook" => Some(not_active()),
-        _ => instance("stopped", "Stopped", None).and_then(|shown| check_state(Action::Reboot, &shown).err()),
+        _ => instance("stopped", "Stopped", None).and_then(|item| check_state(Action::Reboot, &item).err()),
     };
     refusal.map_or_else(ApiError::fault, ApiError::from)
 }
@@ -257,11 +257,11 @@ fn invalid_input(word: &str) -> ApiError {
     };
     ApiError::invalid(vec![
         Detail::new(field, "invalid_value", must),
-        Detail::new("rebot", "unknown_field", "is not known here"),
+        Detail::new("rebot", "unknown_field", "is not a known field"),
     ])
 }
 
-/// The body of an error of an operation on a kind.
+/// The body of an error, for an operation on the kind that `word` names.
 pub(super) fn error(code: ErrorCode, word: &str) -> Value {
     let error = match code {
         ErrorCode::JsonError => ApiError::new(code, "the body is not JSON: expected `:` at line 2 column 6"),
@@ -271,11 +271,11 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
         ),
         ErrorCode::Forbidden => ApiError::new(
             code,
-            "a policy of the cluster refuses this: no images of last year",
+            "a policy of the cluster refuses this: images from last year are not allowed",
         ),
         ErrorCode::TokenReadonly => ApiError::new(
             code,
-            "the key has the scope read; this needs one with the scope write",
+            "this needs a key with the scope write; this key has the scope read",
         ),
         ErrorCode::ResourceLimitExceeded => quota_used_up(match word {
             "webhook" => "webhooks",
@@ -288,20 +288,20 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
         ErrorCode::Protected => protected().into(),
         ErrorCode::Conflict => ApiError::new(
             code,
-            "the object changed while the request was handled; read it and try again",
+            "the object changed during the request; read it and try again",
         ),
         ErrorCode::PreconditionFailed => precondition::failed().into(),
-        ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is over 64 KiB"),
+        ErrorCode::PayloadTooLarge => ApiError::new(code, "the body is larger than 64 KiB"),
         ErrorCode::UnsupportedMediaType => ApiError::new(code, "the Content-Type must be application/json"),
         ErrorCode::InvalidInput => invalid_input(word),
         ErrorCode::IdempotencyKeyReused => idempotency::reused().into(),
         ErrorCode::RateLimitExceeded => ApiError::new(
             code,
-            "the key has used up its 3600 requests an hour; try again in 1 s",
+            "the key has used up its 3600 requests per hour; try again in 1 s",
         ),
         ErrorCode::MethodNotAllowed | ErrorCode::ServerError => ApiError::fault(),
         ErrorCode::ServiceUnavailable => {
-            ApiError::unavailable("the service cannot reach its database for now; try again")
+            ApiError::unavailable("the service cannot reach its database at the moment; try again")
         }
     };
     serde_json::from_slice(&error.body(REQUEST_ID)).unwrap_or_default()

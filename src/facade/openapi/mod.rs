@@ -1,7 +1,7 @@
-//! The routes, and the OpenAPI 3.1 document that is made of them: what is served and what is described are one thing.
+//! The routes, and the OpenAPI 3.1 document that is generated from them, so that the two cannot differ.
 //!
-//! Handlers describe what is their own (path, body, success); [`complete`] adds what follows from that for every operation
-//! alike (parameters, headers, errors), [`examples`] what answers look like, and [`receivers`] what is sent to webhooks.
+//! Each handler describes its path, body and success. `complete` adds what all operations share (parameters, headers,
+//! errors), `examples` adds example bodies, and `receivers` describes what is sent to webhooks.
 
 mod complete;
 mod examples;
@@ -26,12 +26,12 @@ use super::{
 /// The path of the document.
 const DOCUMENT_PATH: &str = "/v1/openapi.json";
 
-/// A path that is served.
+/// A served path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// With placeholders.
+    /// The path, with placeholders.
     pub path: String,
-    /// What it can be asked with.
+    /// The methods that it supports.
     pub methods: Vec<Method>,
 }
 
@@ -39,16 +39,16 @@ pub struct Served {
 #[openapi(
     info(
         title = "Stellage",
-        description = "Cloud instances: create, read, change, operate and delete virtual servers, and be told what happens to them.",
+        description = "Cloud instances: create, read, change, operate and delete virtual servers, and receive events about them through webhooks.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
         (name = "instances", description = "Virtual servers."),
-        (name = "actions", description = "Operations on a virtual server. Each is done once, however often it is asked for with the same `Idempotency-Key`."),
-        (name = "webhooks", description = "Receivers of the account's events. What is sent to them is under `webhooks`."),
-        (name = "deliveries", description = "What was sent to a webhook, is being sent, or is held."),
+        (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
+        (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
+        (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "account", description = "The account itself, and its API keys."),
-        (name = "catalogue", description = "What can be ordered."),
+        (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
     ),
     components(schemas(error::ErrorAnswer<'static>, view::Pagination)),
@@ -85,13 +85,13 @@ fn document_route() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(document))
 }
 
-/// The routes, and what they serve.
+/// The routes, and the paths that they serve.
 pub(super) struct Routes {
-    /// Those for which a key is needed.
+    /// Routes that need an API key.
     pub(super) with_key: Router<Arc<App>>,
-    /// Those that everybody may read.
+    /// Public routes.
     pub(super) without_key: Router<Arc<App>>,
-    /// All of them.
+    /// Paths and methods of all routes.
     pub(super) served: Vec<Served>,
 }
 
@@ -119,12 +119,12 @@ static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
     }
 });
 
-/// The document.
+/// The OpenAPI document.
 pub fn value() -> &'static Value {
     &DOCUMENT.value
 }
 
-/// This document
+/// Gets this document
 #[utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getOpenApi", tag = "document",
     responses((status = 200, description = "The OpenAPI 3.1 document", body = Object)),
@@ -134,7 +134,7 @@ async fn document() -> Response {
     response::rendered(StatusCode::OK, DOCUMENT.bytes.clone())
 }
 
-/// Refers to a schema of the document.
+/// A reference to a schema of the document.
 fn schema_reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn every_reference_resolves() {
         fn walk(node: &Value, document: &Value) {
             match node {
                 Value::Object(map) => {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn generators_find_one_name_for_each_thing() {
+    fn names_are_unique_and_fit_for_generators() {
         let components = value()["components"].as_object().unwrap();
         let (schemas, parameters) = (&components["schemas"], &components["parameters"]);
         for name in parameters.as_object().unwrap().keys() {
@@ -257,7 +257,10 @@ mod tests {
             if name.ends_with("List") || (name.ends_with("Answer") && name != "ErrorAnswer") {
                 let data = &schema["properties"]["data"];
                 let held = data.get("items").unwrap_or(data);
-                assert!(held.get("$ref").is_some(), "{name} writes out what it holds");
+                assert!(
+                    held.get("$ref").is_some(),
+                    "{name} does not refer to the schema of its data"
+                );
             }
         }
         let sections = ["paths", "webhooks"].map(|section| value()[section].as_object().unwrap());
@@ -269,7 +272,7 @@ mod tests {
         for (method, operation) in operations {
             let id = operation["operationId"].as_str().unwrap();
             assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
-            assert!(ids.insert(id), "{id} is there twice");
+            assert!(ids.insert(id), "{id} is not unique");
             assert!(
                 operation["summary"].is_string() && operation["tags"][0].is_string(),
                 "{method} {id}"

@@ -1,12 +1,12 @@
-//! The document's `webhooks` section: what is POSTed to receivers (specification, section 6), one operation for each type of
-//! events.
+//! The document's `webhooks` section: the requests that receivers get (specification, section 6), one operation for each
+//! event type.
 
 use serde_json::{Map, Value, json};
 
 use super::schema_reference;
 use crate::events::{EventType, catalogue};
 
-/// Whether nothing in the service makes events of this type yet.
+/// Whether the service does not emit events of this type yet.
 const fn has_no_source(event_type: EventType) -> bool {
     matches!(
         event_type,
@@ -17,7 +17,7 @@ const fn has_no_source(event_type: EventType) -> bool {
     )
 }
 
-/// What there is to say about all types of events: which of them nothing emits.
+/// The description of `EventType`: which types are not emitted yet.
 pub(super) fn types_description() -> String {
     let silent: Vec<String> = EventType::ALL
         .into_iter()
@@ -25,14 +25,14 @@ pub(super) fn types_description() -> String {
         .map(|event_type| format!("`{event_type}`"))
         .collect();
     format!(
-        "What happened. Nothing emits {} yet: webhooks can ask for them, and until they come only `POST \
+        "Type of an event. Nothing emits {} yet: webhooks can subscribe to them, but for now only `POST \
          /v1/webhooks/{{id}}/test` sends an example.",
         silent.join(", "),
     )
 }
 
-/// The schemas of what is sent, by name: `InstanceCreatedEvent` and its like, what they hold (`EventInstance`), and `Event`,
-/// which is any of them.
+/// The schemas of events, by name: one for each type (`InstanceCreatedEvent`), one for each resource in them
+/// (`EventInstance`), and `Event`, which is any event.
 pub(super) fn schemas() -> Value {
     let mut schemas = Map::new();
     let mut mapping = Map::new();
@@ -65,13 +65,13 @@ pub(super) fn schemas() -> Value {
         "Event".to_owned(),
         json!({
             "oneOf": each, "discriminator": { "propertyName": "type", "mapping": mapping },
-            "description": "An event of any type, as a receiver gets it. There will be more types.",
+            "description": "An event of any type, as a receiver gets it. More types may be added.",
         }),
     );
     Value::Object(schemas)
 }
 
-/// `InstanceCreatedEvent`.
+/// The name of a type's schema, such as `InstanceCreatedEvent`.
 fn event_name(event_type: EventType) -> String {
     let words: String = event_type.as_str().split('.').map(pascal_case).collect();
     format!("{words}Event")
@@ -82,7 +82,7 @@ fn pascal_case(word: &str) -> String {
     first.to_ascii_uppercase() + rest
 }
 
-/// The section.
+/// The `webhooks` section.
 pub(super) fn section() -> Value {
     let operations: Map<String, Value> = EventType::ALL
         .into_iter()
@@ -120,7 +120,7 @@ fn operation(event_type: EventType) -> Value {
         "operationId": format!("receive{}", event_name(event_type)),
         "tags": ["webhooks"],
         "summary": summary(event_type),
-        "description": format!("{yet}POSTed to every active webhook that wants this type. An event arrives at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer at once and work afterwards."),
+        "description": format!("{yet}POSTed to every active webhook that subscribes to this type. An event is delivered at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer first, then process the event."),
         "security": [],
         "parameters": parameters(event_type, &example["id"]),
         "requestBody": {
@@ -128,9 +128,9 @@ fn operation(event_type: EventType) -> Value {
             "content": { "application/json": { "schema": schema_reference(&event_name(event_type)), "example": example } },
         },
         "responses": {
-            "2XX": { "description": "Any of these, within 30 seconds unless the operator is set otherwise, is a success. The body is not needed; its beginning is kept for the log." },
-            "401": { "description": "What a receiver answers when the signature does not match. A failure like any other status, redirects included: tried again, by default after 1 m, 5 m, 30 m, 2 h and 6 h; when the last retry has failed, the webhook is disabled." },
-            "410": { "description": "Nothing shall be sent here any more: disables the webhook at once." },
+            "2XX": { "description": "Success, if it arrives within 30 seconds (or the time that the operator is configured with). The body is optional; its beginning is kept in the delivery log." },
+            "401": { "description": "What a receiver should answer if the signature does not match. Every status but 2xx and 410, redirects included, is a failure: the delivery is retried, by default after 1 m, 5 m, 30 m, 2 h and 6 h. If the last retry fails, the webhook is disabled." },
+            "410": { "description": "The receiver wants no more events. This disables the webhook at once." },
         },
     })
 }
@@ -146,7 +146,7 @@ fn parameters(event_type: EventType, event_id: &Value) -> Value {
     json!([
         header(
             "X-Service-Signature",
-            "Lower-case hexadecimal HMAC-SHA256 of the raw body, keyed with the characters of the webhook's present secret.",
+            "Lower-case hexadecimal HMAC-SHA256 of the raw body, keyed with the characters of the webhook's current secret.",
             json!({ "type": "string", "pattern": "^[0-9a-f]{64}$" }),
             json!("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
         ),
@@ -170,7 +170,7 @@ fn parameters(event_type: EventType, event_id: &Value) -> Value {
         ),
         header(
             "webhook-id",
-            "Identifier of the event, for libraries of Standard Webhooks.",
+            "Identifier of the event, for Standard Webhooks libraries.",
             text(),
             event_id.clone(),
         ),
@@ -182,7 +182,7 @@ fn parameters(event_type: EventType, event_id: &Value) -> Value {
         ),
         header(
             "webhook-signature",
-            "`v1,` and the base64 of the HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<raw body>`, keyed with what follows `whsec_`, base64-decoded, or else with the secret's own bytes. While a rotation overlaps, the previous secret's signature follows after a space.",
+            "`v1,` and the base64 of the HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<raw body>`. The HMAC key of a secret `whsec_<base64>` is the decoded base64; that of any other secret is its own bytes. During the overlap after a rotation, the previous secret's signature follows after a space.",
             json!({ "type": "string", "pattern": "^v1,[A-Za-z0-9+/=]+( v1,[A-Za-z0-9+/=]+)*$" }),
             json!("v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="),
         ),

@@ -24,14 +24,14 @@ use crate::{
     service::id::WebhookId,
 };
 
-/// Sends an example to a webhook
+/// Sends a test event to a webhook
 ///
-/// Signed and sent like any delivery, once, with an event id `evt_test_…`. Allowed while `active` is wanted, also
-/// of a webhook that was disabled: that shows whether its receiver is mended.
+/// Signed and sent like any delivery, but without retries, with an event id `evt_test_…`. Works on a disabled webhook too, to
+/// check whether its receiver works again; refused if `active` was set to `false`.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/test", operation_id = "testWebhook", tag = "webhooks",
     request_body = TestWebhook,
-    responses((status = 202, description = "The example is being sent", body = Single<DeliveryView<'static>>)),
+    responses((status = 202, description = "The test event is being sent", body = Single<DeliveryView<'static>>)),
 )]
 pub async fn test(
     State(app): State<Arc<App>>,
@@ -42,7 +42,7 @@ pub async fn test(
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
     let wanted = TestWebhook::read(post.fields)?;
-    let tested = app
+    let sent = app
         .service
         .test_webhook(
             caller.tenant(),
@@ -52,22 +52,22 @@ pub async fn test(
             &precondition,
         )
         .await?;
-    let delivery = &tested.delivery;
+    let delivery = &sent.delivery;
     let message = format!(
-        "An example of {} is being sent to {}.",
-        delivery.spec.event_type, tested.item.webhook.spec.url
+        "A test event of type {} is being sent to {}.",
+        delivery.spec.event_type, sent.item.webhook.spec.url
     );
-    let view = DeliveryView::with_request(delivery, &tested.item.webhook);
+    let view = DeliveryView::with_request(delivery, &sent.item.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::replayed_if(tested.before, response))
+    Ok(idempotency::replayed_if(sent.replayed, response))
 }
 
 /// Rotates the signing secret of a webhook
 ///
-/// `X-Service-Signature` is keyed with the new secret at once. While the overlap lasts, `webhook-signature` lists the
-/// signatures of both. A rotation during an overlap begins a new one: the secret before the last is then valid no more. A
-/// webhook that takes its secret from a Secret of your own has that one rotated, for all webhooks that name it. A repetition
-/// with the same `Idempotency-Key` shows the secret as it is by then.
+/// `X-Service-Signature` uses the new secret at once. During the overlap, `webhook-signature` lists the signatures of both
+/// secrets. A rotation during an overlap starts a new overlap, and the older of the two previous secrets stops being valid. If
+/// the webhook takes its secret from a Secret of your own, the rotation changes it for all webhooks that use that Secret. A
+/// repetition with the same `Idempotency-Key` shows the current secret.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/rotate-secret", operation_id = "rotateWebhookSecret", tag = "webhooks",
     request_body = RotateSecret,
@@ -96,19 +96,19 @@ pub async fn rotate_secret(
         .await?;
     let message = match rotated.previous_until {
         Some(_) => {
-            "Deliveries are signed with the new secret, and until the overlap ends with the previous one too."
+            "Deliveries are signed with the new secret, and with the previous one as well until the overlap ends."
         }
         None => "Deliveries are signed with the new secret.",
     };
     let data = WebhookWithSecret::of(&item, &rotated.secret, rotated.previous_until);
     let response = response::single(StatusCode::OK, &*item.webhook, data, Some(message.to_owned()))?;
-    Ok(idempotency::replayed_if(rotated.before, response))
+    Ok(idempotency::replayed_if(rotated.replayed, response))
 }
 
-/// Sends again what failed for good
+/// Recovers exhausted deliveries
 ///
-/// Every exhausted delivery that is still kept, tests apart, or only those that were given up since a time, in the order of
-/// their events, each with a fresh ladder of retries.
+/// Sends every exhausted delivery that is still stored again, or only those that were exhausted since a given time. They are
+/// sent in the order of their events, each with the full number of retries. Test events are left out.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     request_body = RecoverWebhook,
@@ -134,12 +134,12 @@ pub async fn recover(
         )
         .await?;
     let response = answer(recovered.count)?;
-    Ok(idempotency::replayed_if(recovered.before, response))
+    Ok(idempotency::replayed_if(recovered.replayed, response))
 }
 
 fn answer(count: usize) -> Result<Response, ApiError> {
     let message = match count {
-        0 => "There is nothing to be sent again.".to_owned(),
+        0 => "There are no deliveries to send again.".to_owned(),
         1 => "One delivery is being sent again.".to_owned(),
         many => format!("{many} deliveries are being sent again."),
     };

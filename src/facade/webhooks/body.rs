@@ -1,4 +1,4 @@
-//! The bodies of requests about webhooks.
+//! Request bodies for webhooks.
 
 use jiff::{SignedDuration, Timestamp};
 use utoipa::ToSchema;
@@ -13,23 +13,24 @@ use crate::{
     service::webhooks::{NewWebhook, WebhookChange},
 };
 
-/// How long the previous secret signs too unless the request says otherwise: 24 h (decisions, section 5).
+/// How long deliveries are also signed with the previous secret by default: 24 h (decisions, section 5).
 const DEFAULT_OVERLAP_SECONDS: u64 = 86_400;
-/// Longest overlap: a week, as with the senders that offer the most.
+/// Longest overlap: a week, the longest that other webhook senders offer.
 const MAX_OVERLAP_SECONDS: u64 = 604_800;
 
 type UrlCheck<'a> = &'a dyn Fn(&str) -> Result<(), String>;
 
-/// A webhook to be made.
+/// A webhook to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct CreateWebhook {
-    /// HTTPS URL that events are POSTed to, with a public address; without user name, password and fragment.
+    /// HTTPS URL that events are POSTed to. Its host must have a public address; user name, password and fragment are not
+    /// allowed.
     #[schema(max_length = 2048, pattern = "^https://")]
     pub url: String,
-    /// Types of events to send; one that is there twice counts once.
+    /// Event types to send; duplicates are ignored.
     #[schema(min_items = 1, max_items = 8)]
     pub events: Vec<EventType>,
-    /// Signing secret; without one `whsec_` and the base64 of 32 random bytes.
+    /// Signing secret. The default is `whsec_` and the base64 of 32 random bytes.
     #[schema(nullable = false, min_length = 1, max_length = 255)]
     pub secret: Option<String>,
     /// Whether events are recorded and sent.
@@ -69,18 +70,18 @@ fn read_events(fields: &mut Fields) -> Option<Vec<EventType>> {
             events.push(event);
         }
     }
-    if events.is_empty() && !fields.is_told("events") {
+    if events.is_empty() && !fields.has_problem("events") {
         fields.problem(Detail::new(
             "events",
             "invalid_value",
-            "must have at least one type of events",
+            "must have at least one event type",
         ));
     }
     Some(events)
 }
 
 impl CreateWebhook {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields, check: UrlCheck<'_>) -> Result<Self, ApiError> {
         let url = read_url(&mut fields, check);
         let url = fields.missing("url", url);
@@ -90,7 +91,7 @@ impl CreateWebhook {
         let active = fields.boolean("active");
         fields.finish()?;
         let (Some(url), Some(events)) = (url, events) else {
-            // What is missing has been told.
+            // Unreachable: `finish` reports missing fields.
             return Err(ApiError::fault());
         };
         Ok(Self {
@@ -113,25 +114,25 @@ impl From<CreateWebhook> for NewWebhook {
     }
 }
 
-/// What can be changed; what is left out stays as it is.
+/// Fields to change; those left out stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
 pub struct ChangeWebhook {
-    /// Another URL.
+    /// The new URL.
     #[schema(nullable = false, max_length = 2048, pattern = "^https://")]
     pub url: Option<String>,
-    /// The types of events, all of them.
+    /// The new event types; they replace all present ones.
     #[schema(nullable = false, min_items = 1, max_items = 8)]
     pub events: Option<Vec<EventType>>,
     /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.
     #[schema(nullable = false)]
     pub active: Option<bool>,
-    /// Another signing secret, from now on the only one.
+    /// The new signing secret. It replaces the old one at once; a rotation lets both sign for a while.
     #[schema(nullable = false, min_length = 1, max_length = 255)]
     pub secret: Option<String>,
 }
 
 impl ChangeWebhook {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields, check: UrlCheck<'_>) -> Result<Self, ApiError> {
         if fields.is_empty() {
             return Err(ApiError::invalid(vec![Detail::new(
@@ -169,16 +170,16 @@ impl From<ChangeWebhook> for WebhookChange {
     }
 }
 
-/// Which example to send.
+/// The type of the test event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
 pub struct TestWebhook {
-    /// One of the webhook's types of events; by default its first.
+    /// One of the webhook's event types; by default its first.
     #[schema(nullable = false)]
     pub r#type: Option<EventType>,
 }
 
 impl TestWebhook {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
         let text = fields.string("type", &known_event);
         fields.finish()?;
@@ -191,16 +192,16 @@ impl TestWebhook {
 /// A rotation of the signing secret.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct RotateSecret {
-    /// The new secret; without one `whsec_` and the base64 of 32 random bytes.
+    /// The new secret. The default is `whsec_` and the base64 of 32 random bytes.
     #[schema(nullable = false, min_length = 1, max_length = 255)]
     pub secret: Option<String>,
-    /// For how long `webhook-signature` lists the previous secret's signature too; 0: not at all.
+    /// Seconds during which `webhook-signature` also lists the previous secret's signature; 0 for no overlap.
     #[schema(required = false, minimum = 0, maximum = 604_800, default = 86_400)]
     pub overlap_seconds: u64,
 }
 
 impl RotateSecret {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
         let secret = read_secret(&mut fields);
         let overlap = fields.integer("overlap_seconds", MAX_OVERLAP_SECONDS);
@@ -211,23 +212,23 @@ impl RotateSecret {
         })
     }
 
-    /// Until when the previous secret signs too; `None`: not at all.
+    /// When the previous secret stops signing; `None` without an overlap.
     pub fn expiry(&self, now: Timestamp) -> Option<Timestamp> {
         let seconds = i64::try_from(self.overlap_seconds).ok().filter(|s| *s > 0)?;
         now.checked_add(SignedDuration::from_secs(seconds)).ok()
     }
 }
 
-/// Which deliveries to send again.
+/// The deliveries to send again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, ToSchema)]
 pub struct RecoverWebhook {
-    /// Only those that were given up at this RFC 3339 time or later; without one all that are kept.
+    /// Only deliveries whose last attempt failed at this RFC 3339 time or later; by default all that are still stored.
     #[schema(nullable = false, value_type = Option<String>, format = DateTime)]
     pub since: Option<Timestamp>,
 }
 
 impl RecoverWebhook {
-    /// Reads a request; 422 naming everything that is wrong.
+    /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
         let since = fields.string("since", &|text| {
             text.parse::<Timestamp>()
@@ -258,7 +259,7 @@ mod tests {
         }
     }
 
-    fn told(error: &ApiError) -> Vec<(String, &str)> {
+    fn named(error: &ApiError) -> Vec<(String, &str)> {
         let details = error.details.iter();
         details.map(|d| (d.field.to_string(), d.code)).collect()
     }
@@ -272,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn the_minimal_request_has_two_fields_and_makes_an_active_webhook() {
+    fn the_minimal_request_has_two_fields_and_creates_an_active_webhook() {
         let body = read(&minimal()).unwrap();
         assert_eq!((body.active, &body.secret), (true, &None));
     }
 
     #[test]
-    fn an_event_that_is_there_twice_counts_once() {
+    fn duplicate_event_types_are_ignored() {
         let mut body = minimal();
         body["events"] = json!(["instance.stopped", "instance.created", "instance.stopped"]);
         assert_eq!(
@@ -288,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_named() {
+    fn every_invalid_field_is_named() {
         let body = json!({
             "url": "http://example.com", "events": ["instance.created", "instance.exploded", 7], "secret": "", "active": "yes",
             "name": "x",
         });
         assert_eq!(
-            told(&read(&body).unwrap_err()),
+            named(&read(&body).unwrap_err()),
             [
                 ("url".to_owned(), "invalid_value"),
                 ("events[1]".to_owned(), "invalid_value"),
@@ -305,7 +306,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            told(&read(&json!({})).unwrap_err()),
+            named(&read(&json!({})).unwrap_err()),
             [("url".to_owned(), "missing"), ("events".to_owned(), "missing")]
         );
         for (field, value) in [
@@ -347,12 +348,12 @@ mod tests {
             (json!({ "urll": "x" }), "urll", "unknown_field"),
         ] {
             let error = change(&body).unwrap_err();
-            assert_eq!(told(&error), [(field.to_owned(), code)], "{body}");
+            assert_eq!(named(&error), [(field.to_owned(), code)], "{body}");
         }
     }
 
     #[test]
-    fn a_test_may_name_a_type_of_events() {
+    fn a_test_may_name_an_event_type() {
         let test = |body: Value| TestWebhook::read(fields(&body.to_string())?);
         assert_eq!(test(json!({})).unwrap().r#type, None);
         let wanted = test(json!({ "type": "invoice.created" })).unwrap();
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn since_is_a_time_with_a_zone() {
+    fn since_must_be_a_time_with_an_offset() {
         let since = |text: &str| {
             RecoverWebhook::read(fields(&json!({ "since": text }).to_string())?).map(|r| r.since)
         };

@@ -1,8 +1,8 @@
 //! `/v1/webhooks`: list, create, detail, change, delete.
 //!
 //! - `actions`: test, rotate-secret, recover;
-//! - `body`: the bodies of requests;
-//! - `view`: how answers show webhooks.
+//! - `body`: request bodies;
+//! - `view`: webhooks as answers show them.
 
 pub mod actions;
 pub mod body;
@@ -34,7 +34,7 @@ use crate::service::{id::WebhookId, webhooks::IndexedWebhook};
 
 /// Lists webhooks
 ///
-/// Newest first, then by id; never with their secrets.
+/// Newest first, then by id; without their secrets.
 #[utoipa::path(
     get,
     path = "/v1/webhooks",
@@ -58,8 +58,8 @@ pub async fn list(
 
 /// Creates a webhook
 ///
-/// From the answer on, the events of every operation that is requested are sent to it. The secret is in this answer, and in
-/// that of a rotation, and never again. A repetition with the same `Idempotency-Key` shows the secret as it is by then.
+/// The webhook gets the events of all operations requested after this answer. The secret is shown only in this answer and in
+/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret.
 #[utoipa::path(
     post,
     path = "/v1/webhooks",
@@ -84,12 +84,12 @@ pub async fn create(
     let data = WebhookWithSecret::of(item, &created.secret, None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
     response::locate(&mut response, "/v1/webhooks", item.id);
-    Ok(idempotency::replayed_if(created.before, response))
+    Ok(idempotency::replayed_if(created.replayed, response))
 }
 
 /// Shows a webhook
 ///
-/// Without its secret. `active` is `false` also while it is disabled; `disabled` then says since when and why.
+/// Without its secret. While the webhook is disabled, `active` is `false`, and `disabled` says since when and why.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}",
@@ -108,16 +108,16 @@ pub async fn detail(
 
 /// Changes a webhook
 ///
-/// What is left out stays as it is; `events` are replaced as a whole. Any change of `url`, `events` or `active` enables a
-/// webhook that was disabled, and so does `"active": true`: what was held is then sent. A new `secret` replaces the old one
-/// at once; POST …/rotate-secret lets both sign for a while.
+/// Fields left out stay as they are; `events` replaces all event types. `"active": true`, and any change of `url`, `events` or
+/// `active`, enables a disabled webhook, and held deliveries are sent. A new `secret` replaces the old one at once;
+/// `POST …/rotate-secret` lets both sign for a while.
 #[utoipa::path(
     patch,
     path = "/v1/webhooks/{id}",
     operation_id = "changeWebhook",
     tag = "webhooks",
     request_body = ChangeWebhook,
-    responses((status = 200, description = "The webhook as it is now", body = Single<WebhookView<'static>>)),
+    responses((status = 200, description = "The changed webhook", body = Single<WebhookView<'static>>)),
 )]
 pub async fn change(
     State(app): State<Arc<App>>,
@@ -135,20 +135,20 @@ pub async fn change(
     detail_of(&item)
 }
 
-/// An answer with all about one webhook but its secret.
+/// An answer with the detail of a webhook, without its secret.
 fn detail_of(item: &IndexedWebhook) -> Result<Response, ApiError> {
     response::single(StatusCode::OK, &*item.webhook, WebhookView::of(item), None)
 }
 
 /// Deletes a webhook
 ///
-/// Nothing is sent to it any more. Its deliveries go with it, and the secret that was made for it.
+/// Nothing more is sent to it. Its deliveries, and the secret created for it, are deleted too.
 #[utoipa::path(
     delete,
     path = "/v1/webhooks/{id}",
     operation_id = "deleteWebhook",
     tag = "webhooks",
-    responses((status = 204, description = "The webhook is gone")),
+    responses((status = 204, description = "The webhook is deleted")),
 )]
 pub async fn delete(
     State(app): State<Arc<App>>,

@@ -1,4 +1,4 @@
-//! How answers show webhooks, field by field (specification, section 2.4; decisions, section 6).
+//! Webhooks as answers show them (specification, section 2.4; decisions, section 6).
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -28,43 +28,43 @@ pub struct WebhookView<'a> {
     /// Identifier.
     #[schema(schema_with = webhook_id)]
     id: WebhookId,
-    /// Where events are sent.
+    /// URL that events are POSTed to.
     #[schema(example = "https://hooks.example.com/stellage")]
     url: &'a str,
-    /// Types of events that are sent.
+    /// Event types that are sent.
     #[schema(example = json!(["instance.created"]))]
     events: &'a [EventType],
-    /// Whether events are sent: it is wanted, and the webhook is not disabled.
+    /// Whether events are sent. `false` if the webhook is switched off or disabled.
     active: bool,
-    /// How its deliveries go.
+    /// Health of the deliveries.
     #[schema(schema_with = webhook_health)]
     health: &'static str,
-    /// Why it is not healthy, for people. Present only while it is not.
+    /// Why the webhook is not healthy, for people. Present only while it is not healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(
         nullable = false,
         example = "the last attempt failed: the receiver answered 503"
     )]
     health_message: Option<&'a str>,
-    /// When a delivery last succeeded; `null`: never.
+    /// When a delivery last succeeded; `null` if none has.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:02:31Z")]
     last_success_at: Option<Seconds>,
-    /// When an attempt last failed; `null`: never.
+    /// When an attempt last failed; `null` if none has.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:01:31Z")]
     last_failure_at: Option<Seconds>,
-    /// Deliveries that wait for an attempt. This and the other figures can be some ten seconds old.
+    /// Number of deliveries waiting for an attempt. This and the other counters can be about ten seconds old.
     #[schema(minimum = 0, example = 2)]
     pending: i64,
-    /// Deliveries that are held until the webhook can be sent to again.
+    /// Number of deliveries held until the webhook works again.
     #[schema(minimum = 0, example = 0)]
     held: i64,
-    /// Held deliveries that were dropped because there were too many, since the webhook was created.
+    /// Number of held deliveries dropped since the webhook was created, because too many were held.
     #[schema(minimum = 0, example = 0)]
     dropped: i64,
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// Why nothing is sent although it is wanted; there only while the webhook is disabled.
+    /// Since when and why the webhook is disabled. Present only while it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     disabled: Option<DisabledView<'a>>,
@@ -74,19 +74,19 @@ pub struct WebhookView<'a> {
 #[derive(Serialize, ToSchema)]
 #[schema(as = WebhookDisabled)]
 pub struct DisabledView<'a> {
-    /// Since when.
+    /// When the webhook was disabled.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T18:36:00Z")]
     at: Seconds,
-    /// Why, for programs.
+    /// The reason, for programs.
     #[schema(schema_with = disable_reason)]
     reason: &'static str,
-    /// Why, for people.
+    /// The reason, for people.
     #[schema(value_type = String)]
     message: &'a str,
-    /// The delivery that failed for good.
+    /// The delivery that could not be delivered.
     #[schema(schema_with = delivery_id)]
     delivery_id: String,
-    /// Its event.
+    /// Identifier of its event.
     #[schema(value_type = String, example = "evt_5m2k8x1ta4q7hz0c")]
     event_id: &'a str,
 }
@@ -107,14 +107,14 @@ impl<'a> DisabledView<'a> {
 }
 
 impl<'a> WebhookView<'a> {
-    /// How a list and a detail show a webhook.
-    pub fn of(shown: &'a IndexedWebhook) -> Self {
-        let webhook = &*shown.webhook;
+    /// A webhook as lists and its detail show it.
+    pub fn of(item: &'a IndexedWebhook) -> Self {
+        let webhook = &*item.webhook;
         let status = webhook.status.as_ref();
         let (health, health_message) = health(webhook);
         let health = health.as_str();
         Self {
-            id: shown.id,
+            id: item.id,
             url: &webhook.spec.url,
             events: &webhook.spec.events,
             active: webhook.is_active(),
@@ -131,16 +131,16 @@ impl<'a> WebhookView<'a> {
     }
 }
 
-/// A webhook with its secret, which nobody is shown again.
+/// A webhook with its secret, which is shown only here.
 #[derive(Serialize, ToSchema)]
 pub struct WebhookWithSecret<'a> {
-    /// Identifier, for all other requests.
+    /// Identifier.
     #[schema(schema_with = webhook_id)]
     id: WebhookId,
-    /// Where events are sent.
+    /// URL that events are POSTed to.
     #[schema(example = "https://hooks.example.com/stellage")]
     url: &'a str,
-    /// Types of events that are sent.
+    /// Event types that are sent.
     #[schema(example = json!(["instance.created"]))]
     events: &'a [EventType],
     /// The signing secret.
@@ -151,18 +151,18 @@ pub struct WebhookWithSecret<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// After a rotation: until when deliveries are signed with the previous secret too; there only while that is so.
+    /// Until when deliveries are also signed with the previous secret. Present only after a rotation with an overlap.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, format = DateTime, example = "2026-11-22T10:00:00Z")]
     previous_secret_expires_at: Option<Seconds>,
 }
 
 impl<'a> WebhookWithSecret<'a> {
-    /// How the answers to a create and to a rotation show a webhook.
-    pub fn of(shown: &'a IndexedWebhook, secret: &'a str, previous_until: Option<Timestamp>) -> Self {
-        let webhook = &*shown.webhook;
+    /// A webhook as the answers to a create and a rotation show it.
+    pub fn of(item: &'a IndexedWebhook, secret: &'a str, previous_until: Option<Timestamp>) -> Self {
+        let webhook = &*item.webhook;
         Self {
-            id: shown.id,
+            id: item.id,
             url: &webhook.spec.url,
             events: &webhook.spec.events,
             secret,
@@ -173,10 +173,10 @@ impl<'a> WebhookWithSecret<'a> {
     }
 }
 
-/// What a recovery does.
+/// The result of a recovery.
 #[derive(Serialize, ToSchema)]
 pub struct Recovery {
-    /// Deliveries that are sent again.
+    /// Number of deliveries being sent again.
     #[schema(minimum = 0)]
     pub recovered: usize,
 }
@@ -188,18 +188,18 @@ fn webhook_id() -> RefOr<Schema> {
 fn webhook_health() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": Health::ALL.map(Health::as_str),
-        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet; `failing`: the last attempt failed, and is retried; `blocked`: it cannot be sent to, because of its URL or its Secret; `disabled`: retries were exhausted, or the receiver answered 410.",
+        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed; it will be retried. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410.",
     }))
 }
 
 fn disable_reason() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": ["retries_exhausted", "gone"],
-        "description": "`retries_exhausted`: the last retry of a delivery failed; `gone`: the receiver answered 410.",
+        "description": "`retries_exhausted`: all retries of a delivery failed. `gone`: the receiver answered 410.",
     }))
 }
 
-/// The schemas that several answers share and no type of this crate has, by name.
+/// Schemas shared by several answers that have no Rust type, by name.
 pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
     let prefix = WebhookId::PREFIX;
     json!({
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_webhook_shows_its_secret_only_where_it_must() {
+    fn the_secret_is_shown_only_in_the_answer_to_a_create() {
         let object = json!({
             "metadata": { "name": "wh-abcdefgh01234567", "generation": 2, "creationTimestamp": "2026-11-21T10:00:00Z" },
             "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -225,9 +225,9 @@ mod tests {
                 "attempts": 6, "error": "no", "generation": 2,
             } },
         });
-        let shown =
+        let item =
             crate::service::index::Indexed::of(std::sync::Arc::new(serde_json::from_value(object).unwrap()));
-        let plain = serde_json::to_value(WebhookView::of(&shown)).unwrap();
+        let plain = serde_json::to_value(WebhookView::of(&item)).unwrap();
         assert_eq!(
             plain,
             json!({
@@ -240,7 +240,7 @@ mod tests {
                 },
             })
         );
-        let created = serde_json::to_value(WebhookWithSecret::of(&shown, "s3cret", None)).unwrap();
+        let created = serde_json::to_value(WebhookWithSecret::of(&item, "s3cret", None)).unwrap();
         let fields: Vec<_> = created.as_object().unwrap().keys().cloned().collect();
         assert_eq!(fields, ["active", "created_at", "events", "id", "secret", "url"]);
     }

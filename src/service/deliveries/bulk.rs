@@ -1,4 +1,5 @@
-//! Many deliveries of a webhook at once: in the order of their events, some at a time, within the deadline.
+//! Requests for many deliveries of a webhook at once. They are handled in the order of their events, some at a time, within a
+//! deadline.
 
 use std::collections::BTreeMap;
 
@@ -21,24 +22,24 @@ use crate::{
     },
 };
 
-/// Deliveries that are changed at the same time.
+/// Deliveries that are patched at the same time.
 const AT_ONCE: usize = 16;
 
-/// How many deliveries a request was about.
+/// The result of a request for many deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// So many.
+    /// How many are being sent.
     pub count: usize,
-    /// Whether an earlier request with the same key did it.
-    pub before: bool,
+    /// Whether an earlier request with the same key has done this.
+    pub replayed: bool,
 }
 
-/// What is to be done to many.
+/// What to do with many deliveries.
 #[derive(Clone, Copy)]
 enum Bulk {
-    /// Send again what was given up, and not before this time.
+    /// Send the exhausted ones again, or those that were exhausted since a time.
     Recover(Option<Timestamp>),
-    /// Send now what is pending.
+    /// Send the pending ones now.
     Retry,
 }
 
@@ -61,7 +62,7 @@ impl Bulk {
 
     fn patch(self, delivery: &Delivery, now: Timestamp) -> Value {
         match self {
-            // In this version only: nothing is sent twice because two asked for it.
+            // For this version only, so that two requests do not send it twice.
             Self::Recover(_) => {
                 let version = delivery.metadata.resource_version.as_deref();
                 json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
@@ -122,14 +123,14 @@ impl Service {
         if let Some(note) = note.flatten() {
             return Ok(Counted {
                 count: note.parse().unwrap_or(0),
-                before: true,
+                replayed: true,
             });
         }
         let count = tokio::time::timeout(DEADLINE, self.to_each(&item.webhook, bulk))
             .await
             .map_err(|_| too_slow())??;
         if let Some(request) = request {
-            // Only now: a crash before it leaves a request that, sent again, does the rest.
+            // Only now: after a crash, the same request does the rest.
             let decide = |item: &IndexedWebhook| {
                 Ok(Verdict::Write {
                     spec: Box::new(item.webhook.spec.clone()),
@@ -138,16 +139,19 @@ impl Service {
             };
             self.webhooks.modify(namespace, webhook, decide).await?;
         }
-        Ok(Counted { count, before: false })
+        Ok(Counted {
+            count,
+            replayed: false,
+        })
     }
 
-    /// Returns to how many it was done.
+    /// Returns how many are being sent.
     async fn to_each(&self, webhook: &Webhook, bulk: Bulk) -> Result<usize, Error> {
         let selection = Selection {
             status: Some(bulk.phase()),
             event_type: None,
         };
-        // Those about one object one after the other, so that they are first attempted in order.
+        // Those of one object one after the other, so that they are attempted in order.
         let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();
         let now = self.now();
         self.each_delivery(webhook, selection, |page| {
@@ -176,7 +180,7 @@ impl Service {
             .map(async |of_object| {
                 let mut count = 0;
                 for ((.., name), patch) in of_object {
-                    count += usize::from(self.change(webhook.namespace(), &name, &patch).await?);
+                    count += usize::from(self.patch_one(webhook.namespace(), &name, &patch).await?);
                 }
                 Ok::<_, Error>(count)
             })
@@ -185,14 +189,15 @@ impl Service {
             .await
     }
 
-    /// Returns whether it is sent now: it may be gone, delivered, or another request may have had it sent already.
-    async fn change(&self, namespace: &str, name: &str, patch: &Value) -> Result<bool, Error> {
-        let is_of_a_version = patch["metadata"].get("resourceVersion").is_some();
+    /// Returns whether the delivery is being sent because of this patch. It may be gone or finished, or another request may have
+    /// been faster.
+    async fn patch_one(&self, namespace: &str, name: &str, patch: &Value) -> Result<bool, Error> {
+        let is_for_one_version = patch["metadata"].get("resourceVersion").is_some();
         for attempt in 1..=MAX_ATTEMPTS {
             match self.calls.patch::<Delivery>(namespace, name, patch).await {
                 Ok(delivery) => return Ok(!delivery.is_finished()),
                 Err(error) if error.is_not_found() => return Ok(false),
-                Err(error) if error.is_conflict() && is_of_a_version => return Ok(false),
+                Err(error) if error.is_conflict() && is_for_one_version => return Ok(false),
                 Err(error) if error.is_conflict() => pause(attempt).await,
                 Err(error) => return Err(error.into()),
             }

@@ -1,7 +1,7 @@
 //! Deliveries: list, find, send again. Read from the API server, in pages: there may be so many that nobody should watch them.
 //!
 //! - `selection`: which deliveries a request is about, and where each is;
-//! - `bulk`: many deliveries of a webhook at once.
+//! - `bulk`: requests for many deliveries of a webhook at once.
 
 mod bulk;
 mod selection;
@@ -47,35 +47,35 @@ const MAX_ATTEMPTS: u32 = 10;
 /// The kind as messages call it.
 const WORD: &str = "delivery";
 
-/// A delivery that somebody wants sent.
+/// A delivery that was requested to be sent.
 pub struct Redelivered {
     /// The webhook.
     pub webhook: Arc<IndexedWebhook>,
     /// The delivery as it is now.
     pub delivery: Delivery,
-    /// Whether an earlier request with the same key asked for it.
-    pub before: bool,
+    /// Whether an earlier request with the same key has done this.
+    pub replayed: bool,
     /// When it is sent.
     pub when: When,
 }
 
-/// When a delivery is sent that somebody wants sent.
+/// When a delivery that was requested is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Now, with all its retries.
+    /// Now.
     Now,
-    /// Now, once: its webhook is disabled. If it fails it is held.
+    /// Now, but only once, because the webhook is disabled.
     NowOnce,
-    /// When its webhook is active.
+    /// As soon as the webhook is active.
     OnceActive,
-    /// When nothing speaks against sending to its webhook any more.
+    /// As soon as the webhook is no longer blocked.
     OnceUnblocked,
-    /// It was delivered while the request was handled.
+    /// Not again: it was delivered while the request was handled.
     Delivered,
 }
 
 impl When {
-    /// When a delivery of this webhook is sent.
+    /// When a delivery to this webhook is sent.
     pub fn of(webhook: &Webhook) -> Self {
         if !webhook.spec.active {
             return Self::OnceActive;
@@ -87,18 +87,18 @@ impl When {
         }
     }
 
-    /// The same for people, after "delivery dlv_…".
-    pub const fn told(self) -> &'static str {
+    /// For people, after "delivery dlv_…".
+    pub const fn describe(self) -> &'static str {
         match self {
             Self::Now => "is being sent now",
-            Self::NowOnce => "is being sent now, once: its webhook is disabled",
-            Self::OnceActive => "is sent once its webhook is active",
-            Self::OnceUnblocked => "is sent once its webhook can be sent to again",
-            Self::Delivered => "has been delivered meanwhile",
+            Self::NowOnce => "is being sent now, but only once, because its webhook is disabled",
+            Self::OnceActive => "will be sent as soon as its webhook is active",
+            Self::OnceUnblocked => "will be sent as soon as its webhook is no longer blocked",
+            Self::Delivered => "has just been delivered",
         }
     }
 
-    /// Whether it is sent although nothing changes.
+    /// Whether it does not have to wait for a change of the webhook.
     pub const fn is_now(self) -> bool {
         !matches!(self, Self::OnceActive | Self::OnceUnblocked)
     }
@@ -148,7 +148,7 @@ impl Service {
         Ok((item, delivery))
     }
 
-    /// Has a delivery sent now, wherever it is, once for each key.
+    /// Sends a delivery now, whatever its phase, once for each key.
     pub async fn redeliver(
         &self,
         namespace: &str,
@@ -158,13 +158,13 @@ impl Service {
         precondition: &Precondition,
     ) -> Result<Redelivered, Error> {
         let webhook = self.webhook(namespace, webhook).await?;
-        let redelivered = |delivery, before, when| Redelivered {
+        let redelivered = |delivery, replayed, when| Redelivered {
             webhook: webhook.clone(),
             delivery,
-            before,
+            replayed,
             when,
         };
-        let mut was_on_its_way = false;
+        let mut was_unfinished = false;
         for attempt in 1..=MAX_ATTEMPTS {
             let delivery = self.delivery_of(&webhook.webhook, id).await?;
             let mut when = When::of(&webhook.webhook);
@@ -176,15 +176,15 @@ impl Service {
             precondition.check(&delivery)?;
             let phase = shown_phase(&delivery);
             let mut patch = send_now(&delivery, self.now());
-            if was_on_its_way && phase == DeliveryPhase::Delivered {
-                // The attempt that was under way has done it: nothing is sent twice.
+            if was_unfinished && phase == DeliveryPhase::Delivered {
+                // An attempt that was under way has succeeded: the event is not sent again.
                 when = When::Delivered;
                 patch = json!({ "metadata": { "annotations": {} } });
                 if request.is_none() {
                     return Ok(redelivered(delivery, false, when));
                 }
             }
-            was_on_its_way |= !phase.is_finished();
+            was_unfinished |= !phase.is_finished();
             patch["metadata"]["resourceVersion"] = json!(delivery.metadata.resource_version);
             if let Some(request) = request {
                 let done = request.remember(&delivery, "");
@@ -252,8 +252,8 @@ fn too_slow() -> Error {
     Error::unavailable("the deliveries could not be read in time; try again")
 }
 
-/// The merge patch that has a delivery sent now, wherever it is. In another version than this one it does no harm: what is
-/// delivered or exhausted by then stays so.
+/// The merge patch that has a delivery sent now, whatever its phase. If an unfinished delivery has been finished by the time the
+/// patch is applied, it stays as it is.
 pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
     let status = delivery.status.as_ref();
     let taken = [
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_has_another_nonce_than_the_one_before_and_its_echo() {
+    fn the_nonce_of_a_request_differs_from_the_last_one_and_from_the_echo() {
         let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
         let mut delivery: Delivery = serde_json::from_value(json!({
             "metadata": {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_speaks_against_sending_decides_when_a_delivery_is_sent() {
+    fn a_delivery_waits_for_a_webhook_that_is_inactive_or_blocked_but_not_for_a_disabled_one() {
         let when = |active: bool, disabled: bool, ready: Option<(&str, &str)>| {
             let mut webhook = json!({
                 "metadata": { "generation": 1 },

@@ -73,7 +73,7 @@ pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
     }
 }
 
-/// When the next attempt is due, while it is pending and nobody wants it sent at once.
+/// When the next attempt is due, while the delivery is pending and no attempt is requested.
 pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
     let is_due_later = shown_phase(delivery) == DeliveryPhase::Pending && !delivery.is_attempt_requested();
     let status = delivery.status.as_ref().filter(|_| is_due_later)?;

@@ -1,7 +1,7 @@
-//! In-memory indexes of what the account holders see, fed by the program's watches.
+//! In-memory indexes of the objects that account holders see, fed by the program's watches.
 //!
-//! - `progress`: read-your-writes, or how far a watch has come;
-//! - `ordered`: an index in the order of lists, for kinds without filters.
+//! - `progress`: read-your-writes, by tracking how far a watch has come;
+//! - `ordered`: a sorted index, for kinds without filters.
 
 mod ordered;
 mod progress;
@@ -44,7 +44,7 @@ pub trait Object:
         self.meta().uid.as_deref().unwrap_or_default()
     }
 
-    /// Whether the object is being deleted: account holders no longer see it.
+    /// Whether the object is being deleted; account holders no longer see it then.
     fn is_terminating(&self) -> bool {
         self.meta().deletion_timestamp.is_some()
     }
@@ -67,19 +67,19 @@ impl<K> Object for K where
 {
 }
 
-/// An object with what is derived from it, as an index holds it.
+/// An object with values derived from it, as an index stores it.
 pub trait Indexed: Send + Sync + 'static {
-    /// The object's type.
+    /// The type of the object.
     type Object: Object;
-    /// Its public id's.
+    /// The type of its public id.
     type Id: PublicId;
-    /// Its spec's.
+    /// The type of its spec.
     type Spec: Serialize + Send + Sync;
 
-    /// The kind as messages to account holders call it.
+    /// The name of the kind in messages to account holders.
     const WORD: &'static str;
 
-    /// Derives what lists and answers need from an object.
+    /// Derives the values that lists and answers need.
     fn of(object: Arc<Self::Object>) -> Self;
 
     /// The public id.
@@ -92,27 +92,27 @@ pub trait Indexed: Send + Sync + 'static {
     fn spec(&self) -> &Self::Spec;
 }
 
-/// The objects of a kind as the watch has them, without those that are being deleted.
+/// The objects of a kind, as far as the watch has shown them, without those being deleted.
 pub trait Index: Send + Sync + 'static {
-    /// What is in it.
+    /// The indexed objects.
     type Item: Indexed;
 
     /// How far the watch has come.
     fn progress(&self) -> &Progress;
 
-    /// The object with this id. Of two, the one whose name it is.
+    /// The object with this id. If two objects have the id, the one whose name it is.
     fn get(&self, namespace: &str, id: <Self::Item as Indexed>::Id) -> Option<Arc<Self::Item>>;
 
-    /// These are all there are.
+    /// Replaces the content with these objects.
     fn replace(&self, objects: &[Arc<ObjectOf<Self>>]);
 
-    /// This one is new or changed, and not being deleted.
+    /// Adds or updates an object that is not being deleted.
     fn apply(&self, object: &Arc<ObjectOf<Self>>);
 
-    /// This one is gone.
+    /// Removes an object.
     fn remove(&self, object: &ObjectOf<Self>);
 
-    /// Whether this very object is no longer shown under its id.
+    /// Whether the index no longer has the object with this UID.
     fn is_gone(&self, item: &Self::Item) -> bool {
         self.get(item.object().namespace(), item.id())
             .is_none_or(|found| found.object().uid() != item.object().uid())
@@ -128,7 +128,7 @@ pub fn listener<X: Index>(index: &Arc<X>) -> Box<dyn Listener<ObjectOf<X>>> {
     Box::new(move |change: &Change<ObjectOf<X>>| changed(&*index, change))
 }
 
-/// Brings an index up to date, and then wakes who waits for that.
+/// Applies a change to an index, then wakes the requests that wait for it.
 pub(in crate::service) fn changed<X: Index>(index: &X, change: &Change<ObjectOf<X>>) {
     let progress = index.progress();
     let gone = |object: &ObjectOf<X>| {

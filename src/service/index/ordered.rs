@@ -1,4 +1,4 @@
-//! An index in the order of lists, newest first. It has no filters: for kinds of which an account has tens, not thousands.
+//! An index sorted newest first, without filters, for kinds of which an account has tens of objects, not thousands.
 
 use std::{
     cmp::Reverse,
@@ -12,10 +12,10 @@ use parking_lot::RwLock;
 use super::{Index, Indexed, Object as _, Progress};
 use crate::service::id::PublicId as _;
 
-/// Newest first, then by id. The last part keeps apart an id that is a name from the same one derived from a UID.
+/// Sorts newest first, then by id. The last part separates an id that is an object's name from the same id derived from a UID.
 type SortKey<I> = (Reverse<i64>, I, bool);
 
-/// Every object of the kind that is not being deleted, by namespace.
+/// All objects of a kind that are not being deleted, by namespace.
 pub struct OrderedIndex<T: Indexed> {
     namespaces: RwLock<HashMap<Box<str>, Namespace<T>>>,
     progress: Progress,
@@ -23,7 +23,7 @@ pub struct OrderedIndex<T: Indexed> {
 
 struct Namespace<T: Indexed> {
     ordered: BTreeMap<SortKey<T::Id>, Arc<T>>,
-    /// Seconds of creation, by id and whether that is derived.
+    /// Creation time in seconds, by id and whether the id is derived.
     created: HashMap<(T::Id, bool), Reverse<i64>>,
 }
 
@@ -46,7 +46,7 @@ impl<T: Indexed> Default for Namespace<T> {
 }
 
 impl<T: Indexed> OrderedIndex<T> {
-    /// How many there are in a namespace.
+    /// Number of objects in a namespace.
     pub fn count(&self, namespace: &str) -> usize {
         let namespaces = self.namespaces.read();
         namespaces
@@ -54,7 +54,7 @@ impl<T: Indexed> OrderedIndex<T> {
             .map_or(0, |namespace| namespace.ordered.len())
     }
 
-    /// One page, newest first, and how many there are in all. `page` counts from 1.
+    /// One page, newest first, and the total number. `page` counts from 1.
     pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<T>>, usize) {
         let namespaces = self.namespaces.read();
         let Some(namespace) = namespaces.get(namespace) else {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_newest_comes_first_and_what_goes_is_shown_no_more() {
+    async fn lists_are_newest_first_and_without_deleted_objects() {
         let index = OrderedIndex::<IndexedWebhook>::default();
         let (a, b, c) = ("wh-aaaaaaaaaaaaaaaa", "wh-bbbbbbbbbbbbbbbb", "orders");
         changed(
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(index.page("other", 1, 9).1, 0);
         let derived = IndexedWebhook::of(webhook(c, 2, false));
         assert!(!index.is_gone(&derived));
-        // Made anew a second later under the same name.
+        // Recreated a second later under the same name.
         changed(&index, &Change::Applied(webhook(a, 3, false)));
         assert_eq!(names(1, 1), (vec![a.to_owned()], 3));
         changed(&index, &Change::Applied(webhook(c, 2, true)));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_with_one_id_the_one_that_has_it_as_its_name_is_found() {
+    fn of_two_objects_with_one_id_the_one_with_that_name_is_found() {
         let index = OrderedIndex::<IndexedWebhook>::default();
         let derived = webhook("orders", 1, false);
         let id = crate::service::id::WebhookId::of(&derived);

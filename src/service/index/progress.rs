@@ -1,4 +1,4 @@
-//! Read-your-writes: how far the watch has come, and who waits for it to come further.
+//! Read-your-writes: tracks how far a watch has come, and lets requests wait for it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,15 +9,14 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// How long an answer is held back for the watch to show what was written. The write itself is done by then, so the
-/// answer is given in any case.
+/// How long an answer waits for the watch to show a write. The write has already succeeded, so the answer is given in any
+/// case.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The watch delivers the changes of a kind in the order of their revisions, whatever object they are of, so one number
-/// says what it has shown.
+/// How far a watch has come. A watch delivers the changes of a kind in the order of their revisions, so one number is enough.
 #[derive(Debug)]
 pub struct Progress {
-    /// Every request asks for it.
+    /// Outside of the mutex, because every request reads it.
     synced: AtomicBool,
     inner: Mutex<Inner>,
     patience: Duration,
@@ -41,23 +40,23 @@ struct Inner {
 }
 
 impl Progress {
-    /// Whether the first list is there.
+    /// Whether the first list has been received.
     pub fn is_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// A list came in whose newest object has this revision. It may be lower than what was seen before, where the API
-    /// server's data was restored from a backup.
+    /// Records a list whose newest object has this revision. The revision may be lower than before, if the API server's data
+    /// was restored from a backup.
     pub fn listed(&self, newest: u64) {
         let mut inner = self.inner.lock();
         self.synced.store(true, Ordering::Release);
         inner.seen = newest;
         inner.wake();
-        // What was removed is not known one by one: everybody looks again.
+        // A list does not say which objects were removed, so wake all waiting requests to check for themselves.
         inner.removals.clear();
     }
 
-    /// A change with this revision is shown.
+    /// Records a change with this revision.
     pub fn reached(&self, revision: u64) {
         let mut inner = self.inner.lock();
         if revision > inner.seen {
@@ -66,12 +65,12 @@ impl Progress {
         }
     }
 
-    /// An object is no longer shown.
+    /// Records that an object was removed from the index.
     pub fn removed(&self, uid: &str) {
         self.inner.lock().removals.remove(uid);
     }
 
-    /// Waits until everything up to `revision` is shown. Returns whether it is.
+    /// Waits until the index has everything up to `revision`. Returns `false` after a timeout.
     pub async fn wait_for(&self, revision: u64) -> bool {
         let reached = {
             let mut inner = self.inner.lock();
@@ -85,7 +84,8 @@ impl Progress {
         matches!(tokio::time::timeout(self.patience, reached).await, Ok(Ok(())))
     }
 
-    /// Waits until an object is no longer shown, which `is_gone` tells now.
+    /// Waits until an object is removed from the index; `is_gone` checks whether it already is. Returns `false` after a
+    /// timeout.
     pub async fn wait_for_removal(&self, uid: &str, is_gone: impl Fn() -> bool) -> bool {
         let (sender, receiver) = oneshot::channel();
         self.inner
@@ -94,11 +94,11 @@ impl Progress {
             .entry(uid.to_owned())
             .or_default()
             .push(sender);
-        // Only now: a removal between a look and the registration would be waited for in vain.
+        // Check after registering: a removal in between would otherwise be missed.
         if is_gone() {
             return true;
         }
-        // An end of the channel without a word is the word.
+        // A closed channel means that the object was removed.
         tokio::time::timeout(self.patience, receiver).await.is_ok()
     }
 }
@@ -110,7 +110,7 @@ impl Inner {
             .into_values()
             .flatten()
         {
-            // Whoever gave up waiting is not there to be told.
+            // Sending fails if the waiter has timed out.
             let _ = waiter.send(());
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_removal_that_already_shows_is_not_waited_for() {
+    async fn waiting_for_a_removal_that_has_happened_returns_at_once() {
         assert!(Progress::default().wait_for_removal("uid", || true).await);
         let progress = Arc::new(Progress::default());
         let waiting = tokio::spawn({

@@ -1,4 +1,4 @@
-//! Changes of an instance, decided: what they make of its spec. No I/O.
+//! Applies a change to an instance's spec. No I/O.
 
 use crate::{
     lifecycle::Action,
@@ -8,31 +8,32 @@ use crate::{
 
 use super::IndexedInstance;
 
-/// What to change; what is `None` stays as it is.
+/// The fields to change; those that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceChange {
-    /// Another plan. Allowed from `running` and `stopped`.
+    /// The new plan. Allowed from `running` and `stopped`.
     pub plan: Option<Plan>,
-    /// Whether a plan change, in this request or pending, is applied now: the server is rebooted unless this is `false`.
+    /// Whether to apply a plan change now, by rebooting the server. `Some(false)` leaves the change to `plan` pending;
+    /// `Some(true)` without `plan` applies a pending one.
     pub reboot: Option<bool>,
-    /// Another name.
+    /// The new name.
     pub name: Option<String>,
-    /// The tags, all of them.
+    /// The new tags; they replace all present ones.
     pub tags: Option<Vec<String>>,
-    /// Whether a backup is made every day.
+    /// Whether daily backups are requested.
     pub backup_enabled: Option<bool>,
-    /// Whether usage is watched and alerts fire.
+    /// Whether alerts are requested.
     pub monitoring_enabled: Option<bool>,
     /// Whether deletion is refused.
     pub deletion_protection: Option<bool>,
 }
 
 impl InstanceChange {
-    /// The spec as it will be. `invalid_state` if it changes the plan and the instance's status does not allow that.
-    pub fn apply(&self, shown: &IndexedInstance) -> Result<InstanceSpec, Error> {
-        let mut spec = shown.instance.spec.clone();
+    /// The changed spec. `invalid_state` if the plan changes and the instance's status does not allow that.
+    pub fn apply(&self, item: &IndexedInstance) -> Result<InstanceSpec, Error> {
+        let mut spec = item.instance.spec.clone();
         if let Some(name) = &self.name
-            && name != shown.instance.display_name()
+            && name != item.instance.display_name()
         {
             spec.name = Some(name.clone());
         }
@@ -42,21 +43,21 @@ impl InstanceChange {
         spec.backup_enabled = self.backup_enabled.unwrap_or(spec.backup_enabled);
         spec.monitoring_enabled = self.monitoring_enabled.unwrap_or(spec.monitoring_enabled);
         spec.deletion_protection = self.deletion_protection.unwrap_or(spec.deletion_protection);
-        let (plan, plan_change) = self.wanted_plan(&spec, shown.plan);
+        let (plan, plan_change) = self.wanted_plan(&spec, item.plan);
         if (plan, plan_change) != (spec.plan, spec.plan_change) {
-            check_state(Action::ChangePlan, shown)?;
+            check_state(Action::ChangePlan, item)?;
             (spec.plan, spec.plan_change) = (plan, plan_change);
         }
         Ok(spec)
     }
 
-    /// `reboot` says only whether a plan change, in this request or pending, is applied now.
+    /// The new plan and when it takes effect.
     fn wanted_plan(&self, spec: &InstanceSpec, in_effect: Plan) -> (Plan, PlanChange) {
         let unchanged = (spec.plan, spec.plan_change);
         match (self.plan, self.reboot) {
-            // Nothing is pending, and nothing else is asked for.
+            // The plan is in effect already, and none is pending.
             (Some(plan), _) if plan == in_effect && spec.plan == in_effect => unchanged,
-            // Back to what is in effect: the pending change is dropped.
+            // Back to the plan in effect: drop the pending change.
             (Some(plan), _) if plan == in_effect => (plan, spec.plan_change),
             (Some(plan), Some(false)) => (plan, PlanChange::OnReboot),
             (Some(plan), _) => (plan, PlanChange::Immediate),
@@ -66,16 +67,16 @@ impl InstanceChange {
     }
 }
 
-/// `invalid_state` unless the action is allowed from the status that the instance is in.
-pub fn check_state(action: Action, shown: &IndexedInstance) -> Result<(), Error> {
+/// `invalid_state` unless the action is allowed in the instance's status.
+pub fn check_state(action: Action, item: &IndexedInstance) -> Result<(), Error> {
     let allowed = action.allowed_from();
-    if allowed.contains(&shown.state) {
+    if allowed.contains(&item.state) {
         return Ok(());
     }
     let names: Vec<_> = allowed.iter().map(|state| state.as_str()).collect();
     let message = format!(
         "is {}; {} is allowed from {}",
-        shown.state.as_str(),
+        item.state.as_str(),
         action.as_str(),
         names.join(", ")
     );
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
     use crate::service::index::Indexed as _;
 
-    fn shown(state: &str, in_effect: &str, wanted: &str, when: &str) -> IndexedInstance {
+    fn instance(state: &str, in_effect: &str, wanted: &str, when: &str) -> IndexedInstance {
         let power = if state == "stopped" { "Stopped" } else { "Running" };
         let mut object = json!({
             "metadata": { "name": "web", "namespace": "demo", "uid": "u" },
@@ -202,7 +203,7 @@ mod tests {
         ];
         for ((in_effect, wanted, when), change, expected) in table {
             for state in ["running", "stopped"] {
-                let spec = change.apply(&shown(state, in_effect, wanted, when)).unwrap();
+                let spec = change.apply(&instance(state, in_effect, wanted, when)).unwrap();
                 assert_eq!(
                     (spec.plan, spec.plan_change),
                     expected,
@@ -213,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_changes_only_where_the_status_allows_it() {
-        let busy = shown("rebooting", "starter", "business", "OnReboot");
+    fn a_plan_changes_only_if_the_status_allows_it() {
+        let busy = instance("rebooting", "starter", "business", "OnReboot");
         assert_eq!(busy.state.as_str(), "rebooting");
         for change in [
             plan("enterprise", None),
@@ -245,8 +246,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_changes_nothing() {
-        let before = shown("running", "starter", "starter", "Immediate");
+    fn equal_values_change_nothing() {
+        let before = instance("running", "starter", "starter", "Immediate");
         let change = InstanceChange {
             name: Some("web".to_owned()),
             tags: Some(vec!["a".to_owned()]),

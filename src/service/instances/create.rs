@@ -1,4 +1,4 @@
-//! The object that a create makes, and how long it takes.
+//! Builds the object of a create, and says how long provisioning takes.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     service::idempotency::REQUEST_HASH_ANNOTATION,
 };
 
-/// The object, under the name that is its id. With the finalizer already on it, which saves the controller a write.
+/// The object to create. It already has the finalizer, which saves the controller a write.
 pub(super) fn instance(name: &str, spec: InstanceSpec, request_hash: Option<String>) -> Instance {
     let mut instance = Instance::new(name, spec);
     instance.finalizers_mut().push(FINALIZER.to_owned());
@@ -18,7 +18,7 @@ pub(super) fn instance(name: &str, spec: InstanceSpec, request_hash: Option<Stri
     instance
 }
 
-/// How long provisioning takes, in words; for the 150 s of the specification "2 to 3 minutes".
+/// A duration in words: "2 to 3 minutes" for the 150 s of the specification.
 pub fn duration_in_words(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     if seconds < 1.0 {
@@ -30,7 +30,7 @@ pub fn duration_in_words(duration: Duration) -> String {
         _ => ("hour", 3600.0),
     };
     let (least, most) = match (seconds / length).floor() {
-        // Nobody counts half seconds.
+        // Half seconds do not matter.
         _ if unit == "second" => (seconds.ceil(), seconds.ceil()),
         floor => (floor, (seconds / length).ceil()),
     };
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_told_in_words() {
+    fn durations_are_written_in_words() {
         for (seconds, words) in [
             (0.0, "a moment"),
             (0.4, "a moment"),

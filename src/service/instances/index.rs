@@ -1,5 +1,5 @@
-//! The instances that account holders see, fed by the watch and ordered for pages: any page of a filter by status or region
-//! costs the same at 100 and at 100,000 instances. Filters by name and tag look at each instance of the account.
+//! The instances that account holders see, fed by the watch and sorted for paging. A page filtered by status or region costs
+//! the same with 100 and with 100,000 instances; filters by name and tag scan the instances of the account.
 
 use std::{
     cmp::Reverse,
@@ -21,14 +21,14 @@ use crate::{
     },
 };
 
-/// An instance with what is derived from it.
+/// An instance with values derived from it.
 #[derive(Debug)]
 pub struct IndexedInstance {
-    /// The object, the same that the watch's store has.
+    /// The object, shared with the watch's store.
     pub instance: Arc<Instance>,
     /// Its public id.
     pub id: InstanceId,
-    /// Its status, as the controller has decided or will decide it.
+    /// Its status, as the controller has set it or will set it.
     pub state: InstanceState,
     /// The plan in effect.
     pub plan: Plan,
@@ -36,17 +36,17 @@ pub struct IndexedInstance {
     detail: OnceLock<Box<CachedDetail>>,
 }
 
-/// How one version of an instance is shown.
+/// The serialized detail of one version of an instance.
 #[derive(Debug)]
 pub struct CachedDetail {
-    /// What is shown.
+    /// The body of the answer.
     pub body: Bytes,
-    /// Which version that is, as preconditions name it.
+    /// The version, as used in preconditions.
     pub version: Box<str>,
 }
 
-/// Oldest first, and among those of one second the greater id first: read backwards, newest first, then id. The last part
-/// keeps apart an id that is a name from the same one derived from a UID.
+/// Sorts oldest first, and by descending id within a second, since lists are read backwards. The last part separates an id
+/// that is an object's name from the same id derived from a UID.
 type SortKey = (i64, Reverse<InstanceId>, bool);
 
 impl Indexed for IndexedInstance {
@@ -57,7 +57,7 @@ impl Indexed for IndexedInstance {
     const WORD: &'static str = "instance";
 
     fn of(instance: Arc<Instance>) -> Self {
-        // The time goes into the operation that begins only, which is not shown.
+        // The time only matters for an operation that begins now, which is not part of the answers.
         let status = project(&instance, Timestamp::UNIX_EPOCH);
         Self {
             id: InstanceId::of(&instance),
@@ -83,7 +83,7 @@ impl Indexed for IndexedInstance {
 }
 
 impl IndexedInstance {
-    /// Its detail as `render` shows it: rendered once for each version, since clients that wait poll it.
+    /// The detail as serialized by `render`, once per version, since waiting clients poll it.
     pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &CachedDetail {
         self.detail.get_or_init(|| {
             Box::new(CachedDetail {
@@ -93,7 +93,7 @@ impl IndexedInstance {
         })
     }
 
-    /// How `render` shows it in a list: rendered once for each version that is listed at all.
+    /// The list item as serialized by `render`, once per version that is listed.
     pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &[u8] {
         self.list_item.get_or_init(|| render(self).into_boxed_slice())
     }
@@ -120,7 +120,7 @@ impl IndexedInstance {
     }
 }
 
-/// What a list is narrowed down to; a value that does not exist gives an empty list.
+/// The filters of a list. Values that match nothing give an empty list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filter<'a> {
     /// A status.
@@ -134,7 +134,7 @@ pub struct Filter<'a> {
 }
 
 impl Filter<'_> {
-    /// Whether the ordered lists alone do not narrow it down.
+    /// Whether the filter has to scan instances, because no sorted list answers it.
     fn scans(&self) -> bool {
         self.name.is_some() || self.tag.is_some()
     }
@@ -155,7 +155,7 @@ pub struct InstanceIndex {
 }
 
 impl InstanceIndex {
-    /// How many there are in a namespace.
+    /// Number of instances in a namespace.
     pub fn count(&self, namespace: &str) -> usize {
         let namespaces = self.namespaces.read();
         namespaces
@@ -163,7 +163,7 @@ impl InstanceIndex {
             .map_or(0, |namespace| namespace.lists.all.len())
     }
 
-    /// One page, newest first, and how many there are in all. `page` counts from 1.
+    /// One page, newest first, and the total number. `page` counts from 1.
     pub fn page(
         &self,
         namespace: &str,
@@ -182,7 +182,7 @@ impl InstanceIndex {
             .unwrap_or(usize::MAX)
             .saturating_mul(limit);
         if filter.scans() {
-            // The account's own instances, at most: its quota bounds what a look at each of them costs.
+            // Scans only the account's own instances, so its quota bounds the cost.
             let matching = list.iter().rev().filter_map(|slot| namespace.at(*slot));
             let mut matching = matching.filter(|item| filter.has_name_and_tag(&item.instance));
             let before = matching.by_ref().take(skip).count();
@@ -192,9 +192,9 @@ impl InstanceIndex {
         }
         let end = list.len().saturating_sub(skip);
         let start = end.saturating_sub(limit);
-        let shown = list[start..end].iter().rev();
+        let item = list[start..end].iter().rev();
         (
-            shown.filter_map(|slot| namespace.at(*slot).cloned()).collect(),
+            item.filter_map(|slot| namespace.at(*slot).cloned()).collect(),
             list.len(),
         )
     }
@@ -220,14 +220,11 @@ impl Index for InstanceIndex {
     }
 
     fn apply(&self, instance: &Arc<Instance>) {
-        let shown = IndexedInstance::of(instance.clone());
+        let item = IndexedInstance::of(instance.clone());
         let mut namespaces = self.namespaces.write();
-        match namespaces.get_mut(shown.namespace()) {
-            Some(namespace) => namespace.apply(shown),
-            None => namespaces
-                .entry(shown.namespace().into())
-                .or_default()
-                .apply(shown),
+        match namespaces.get_mut(item.namespace()) {
+            Some(namespace) => namespace.apply(item),
+            None => namespaces.entry(item.namespace().into()).or_default().apply(item),
         }
     }
 
@@ -244,15 +241,15 @@ impl Index for InstanceIndex {
 }
 
 fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
-    let mut shown: Vec<IndexedInstance> = instances
+    let mut item: Vec<IndexedInstance> = instances
         .iter()
         .filter(|i| !i.is_deleting())
         .map(|i| IndexedInstance::of(i.clone()))
         .collect();
-    // In order, every insertion goes to the end of its lists.
-    shown.sort_by_cached_key(IndexedInstance::sort_key);
+    // Sorted, so that every insertion appends.
+    item.sort_by_cached_key(IndexedInstance::sort_key);
     let mut namespaces: HashMap<Box<str>, Namespace> = HashMap::new();
-    for one in shown {
+    for one in item {
         match namespaces.get_mut(one.namespace()) {
             Some(namespace) => namespace.apply(one),
             None => namespaces.entry(one.namespace().into()).or_default().apply(one),
@@ -261,7 +258,7 @@ fn build(instances: &[Arc<Instance>]) -> HashMap<Box<str>, Namespace> {
     namespaces
 }
 
-/// The instances of one namespace, each in a slot; the lists are of slots' numbers, which are small.
+/// The instances of one namespace, each in a slot. The lists hold slot numbers, because these are small.
 #[derive(Debug, Default)]
 struct Namespace {
     slots: Vec<Option<Arc<IndexedInstance>>>,
@@ -272,7 +269,7 @@ struct Namespace {
     regions: HashMap<Box<str>, Lists>,
 }
 
-/// In the order of [`SortKey`]: all, and those of each state.
+/// Sorted by [`SortKey`]: all instances, and those of each state.
 #[derive(Debug, Default)]
 struct Lists {
     all: Vec<u32>,
@@ -298,64 +295,64 @@ impl Namespace {
         })
     }
 
-    fn apply(&mut self, shown: IndexedInstance) {
-        let ids = if shown.is_derived() {
+    fn apply(&mut self, item: IndexedInstance) {
+        let ids = if item.is_derived() {
             &self.derived
         } else {
             &self.named
         };
-        let Some(slot) = ids.get(&shown.id).copied() else {
-            self.insert(shown);
+        let Some(slot) = ids.get(&item.id).copied() else {
+            self.insert(item);
             return;
         };
         let Some(before) = self.at(slot).cloned() else {
             return;
         };
-        if before.sort_key() != shown.sort_key() || before.region() != shown.region() {
+        if before.sort_key() != item.sort_key() || before.region() != item.region() {
             self.take_out(&before, slot);
-            self.insert(shown);
+            self.insert(item);
             return;
         }
-        if before.state != shown.state {
-            let order = shown.sort_key();
-            let lists = self.regions.get_mut(shown.region());
+        if before.state != item.state {
+            let order = item.sort_key();
+            let lists = self.regions.get_mut(item.region());
             for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
                 remove(&mut lists.by_state[before.state as usize], &self.slots, &order);
                 insert(
-                    &mut lists.by_state[shown.state as usize],
+                    &mut lists.by_state[item.state as usize],
                     &self.slots,
                     &order,
                     slot,
                 );
             }
         }
-        self.slots[slot as usize] = Some(Arc::new(shown));
+        self.slots[slot as usize] = Some(Arc::new(item));
     }
 
-    fn insert(&mut self, shown: IndexedInstance) {
-        let (order, state) = (shown.sort_key(), shown.state);
-        if !self.regions.contains_key(shown.region()) {
-            self.regions.insert(shown.region().into(), Lists::default());
+    fn insert(&mut self, item: IndexedInstance) {
+        let (order, state) = (item.sort_key(), item.state);
+        if !self.regions.contains_key(item.region()) {
+            self.regions.insert(item.region().into(), Lists::default());
         }
-        // More than four thousand million instances in one namespace do not fit into etcd.
+        // etcd cannot hold 2^32 instances.
         let slot = self
             .free
             .pop()
             .unwrap_or_else(|| u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
-        let lists = self.regions.get_mut(shown.region());
+        let lists = self.regions.get_mut(item.region());
         for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
             insert(&mut lists.all, &self.slots, &order, slot);
             insert(&mut lists.by_state[state as usize], &self.slots, &order, slot);
         }
-        let ids = if shown.is_derived() {
+        let ids = if item.is_derived() {
             &mut self.derived
         } else {
             &mut self.named
         };
-        ids.insert(shown.id, slot);
+        ids.insert(item.id, slot);
         match self.slots.get_mut(slot as usize) {
-            Some(place) => *place = Some(Arc::new(shown)),
-            None => self.slots.push(Some(Arc::new(shown))),
+            Some(place) => *place = Some(Arc::new(item)),
+            None => self.slots.push(Some(Arc::new(item))),
         }
     }
 
@@ -364,32 +361,32 @@ impl Namespace {
         let is_named = InstanceId::parse(instance.name()).is_some();
         let ids = if is_named { &self.named } else { &self.derived };
         if let Some(slot) = ids.get(&id).copied()
-            && let Some(shown) = self.at(slot).cloned()
+            && let Some(item) = self.at(slot).cloned()
         {
-            self.take_out(&shown, slot);
+            self.take_out(&item, slot);
         }
     }
 
-    fn take_out(&mut self, shown: &IndexedInstance, slot: u32) {
-        let order = shown.sort_key();
-        let lists = self.regions.get_mut(shown.region());
+    fn take_out(&mut self, item: &IndexedInstance, slot: u32) {
+        let order = item.sort_key();
+        let lists = self.regions.get_mut(item.region());
         for lists in [Some(&mut self.lists), lists].into_iter().flatten() {
             remove(&mut lists.all, &self.slots, &order);
-            remove(&mut lists.by_state[shown.state as usize], &self.slots, &order);
+            remove(&mut lists.by_state[item.state as usize], &self.slots, &order);
         }
         if self
             .regions
-            .get(shown.region())
+            .get(item.region())
             .is_some_and(|lists| lists.all.is_empty())
         {
-            self.regions.remove(shown.region());
+            self.regions.remove(item.region());
         }
-        let ids = if shown.is_derived() {
+        let ids = if item.is_derived() {
             &mut self.derived
         } else {
             &mut self.named
         };
-        ids.remove(&shown.id);
+        ids.remove(&item.id);
         self.slots[slot as usize] = None;
         self.free.push(slot);
     }
@@ -400,13 +397,13 @@ fn position(list: &[u32], slots: &[Option<Arc<IndexedInstance>>], order: &SortKe
         slots
             .get(*slot as usize)
             .and_then(Option::as_ref)
-            .map(|shown| shown.sort_key())
+            .map(|item| item.sort_key())
             .cmp(&Some(*order))
     })
 }
 
 fn insert(list: &mut Vec<u32>, slots: &[Option<Arc<IndexedInstance>>], order: &SortKey, slot: u32) {
-    // The newest, which is the usual one, goes to the end.
+    // The newest instance is the usual case and goes to the end.
     let (Ok(at) | Err(at)) = position(list, slots, order);
     list.insert(at, slot);
 }
@@ -429,7 +426,7 @@ mod tests {
     const STATES: [&str; 3] = ["running", "stopped", "error"];
 
     fn instance(number: u8, version: u64, state: usize, region: usize, deleting: bool) -> Arc<Instance> {
-        // Every other one has a name that is no id, and several are of the same second.
+        // Every other name is not an id, and several instances have the same creation time.
         let name = if number.is_multiple_of(2) {
             format!("i-{number:0>16}")
         } else {
@@ -467,9 +464,9 @@ mod tests {
         ]
     }
 
-    /// Sorts and filters everything, every time.
+    /// The model: filters and sorts everything for each page.
     fn naive(all: &HashMap<u8, Arc<Instance>>, filter: Filter<'_>) -> Vec<String> {
-        let mut shown: Vec<(i64, String)> = all
+        let mut item: Vec<(i64, String)> = all
             .values()
             .filter(|i| !i.is_deleting())
             .filter(|i| filter.region.is_none_or(|r| r == i.spec.region))
@@ -480,8 +477,8 @@ mod tests {
             })
             .map(|i| (-i.created_at().as_second(), i.id()))
             .collect();
-        shown.sort();
-        shown.into_iter().map(|(_, id)| id).collect()
+        item.sort();
+        item.into_iter().map(|(_, id)| id).collect()
     }
 
     #[test]
@@ -494,8 +491,8 @@ mod tests {
             changed(&index, &Change::Applied(Arc::new(object)));
         }
         let page = |filter, page, limit| {
-            let (shown, total) = index.page("demo", filter, page, limit);
-            (shown.len(), total)
+            let (item, total) = index.page("demo", filter, page, limit);
+            (item.len(), total)
         };
         let named = |name| Filter {
             name: Some(name),
@@ -508,11 +505,7 @@ mod tests {
         assert_eq!(page(named("web"), 1, 3), (3, 4));
         assert_eq!(page(named("web"), 2, 3), (1, 4));
         assert_eq!(page(named("web"), 3, 3), (0, 4));
-        assert_eq!(
-            page(named("we"), 1, 3),
-            (0, 0),
-            "a part of a name is another name"
-        );
+        assert_eq!(page(named("we"), 1, 3), (0, 0), "names must match exactly");
         assert_eq!(page(tagged("n:5"), 1, 20), (1, 1));
         assert_eq!(page(tagged("env"), 1, 20), (0, 0));
         let all = Filter {
@@ -528,7 +521,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn pages_are_those_of_a_naive_model(steps in prop::collection::vec(step(), 1..100), limit in 1_usize..7) {
+        fn pages_equal_those_of_a_naive_model(steps in prop::collection::vec(step(), 1..100), limit in 1_usize..7) {
             let index = Arc::new(InstanceIndex::default());
             let mut all: HashMap<u8, Arc<Instance>> = HashMap::new();
             for (version, step) in (1..).zip(steps) {
@@ -552,12 +545,12 @@ mod tests {
                         let expected = naive(&all, filter);
                         let mut found = Vec::new();
                         for page in 1.. {
-                            let (shown, total) = index.page("demo", filter, page, limit);
+                            let (item, total) = index.page("demo", filter, page, limit);
                             prop_assert_eq!(total, expected.len());
-                            if shown.is_empty() {
+                            if item.is_empty() {
                                 break;
                             }
-                            found.extend(shown.into_iter().map(|s| s.id.to_string()));
+                            found.extend(item.into_iter().map(|s| s.id.to_string()));
                         }
                         prop_assert_eq!(&found, &expected);
                     }
@@ -575,8 +568,8 @@ mod tests {
         let index = Arc::new(InstanceIndex::default());
         changed(&*index, &Change::Applied(instance(2, 7, 0, 0, false)));
         assert_eq!(index.page("other", Filter::default(), 1, 20).1, 0);
-        let (shown, total) = index.page("demo", Filter::default(), u64::MAX, 100);
-        assert!(shown.is_empty() && total == 1);
+        let (item, total) = index.page("demo", Filter::default(), u64::MAX, 100);
+        assert!(item.is_empty() && total == 1);
         assert!(
             index
                 .get("other", InstanceId::of(&instance(2, 7, 0, 0, false)))
@@ -585,16 +578,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_applied_ends_the_wait_for_it() {
+    async fn an_applied_change_ends_the_wait_for_it() {
         let index = Arc::new(InstanceIndex::default());
         changed(&*index, &Change::Replaced(Vec::new()));
         assert!(index.progress().is_synced());
         changed(&*index, &Change::Applied(instance(2, 7, 0, 0, false)));
         assert!(index.progress().wait_for(7).await);
-        let shown = index.page("demo", Filter::default(), 1, 20).0.remove(0);
-        assert!(!index.is_gone(&shown));
+        let item = index.page("demo", Filter::default(), 1, 20).0.remove(0);
+        assert!(!index.is_gone(&item));
         changed(&*index, &Change::Applied(instance(2, 8, 0, 0, true)));
-        assert!(index.is_gone(&shown));
+        assert!(index.is_gone(&item));
         assert!(
             index.namespaces.read().is_empty(),
             "an empty namespace costs nothing"

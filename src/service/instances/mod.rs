@@ -1,8 +1,8 @@
 //! Instances: list, find, create, change, operate, delete.
 //!
 //! - `index`: the instances in memory, ordered for pages;
-//! - `create`: the object that a create makes;
-//! - `change`: what a change makes of a spec.
+//! - `create`: builds the object of a create;
+//! - `change`: applies a change to a spec.
 
 mod change;
 mod create;
@@ -34,19 +34,19 @@ use super::{
 };
 use crate::{lifecycle::Action, providers::Usage, resources::InstanceSpec};
 
-/// How long the provider is asked for usage before that is unknown.
+/// How long to wait for the provider's answer before usage counts as unknown.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What an action was asked for, and the instance as it is then.
-pub struct Acted {
-    /// The instance, already in the status that the action leads to.
+/// The result of an action.
+pub struct ActionOutcome {
+    /// The instance after the request, already in the status that the action leads to.
     pub item: Arc<IndexedInstance>,
-    /// Whether an earlier request with the same key did it.
-    pub before: bool,
+    /// Whether an earlier request with the same key was carried out instead.
+    pub replayed: bool,
 }
 
 impl Service {
-    /// One page of an account's instances, newest first, and how many there are in all. `page` counts from 1.
+    /// One page of an account's instances, newest first, and their total number. `page` counts from 1.
     pub fn list_instances(
         &self,
         namespace: &str,
@@ -57,7 +57,7 @@ impl Service {
         self.instances.index().page(namespace, filter, page, limit)
     }
 
-    /// The instance with this id; `not_found` for one that is not in the namespace.
+    /// The instance with this id; `not_found` if it is not in the namespace.
     pub async fn instance(
         &self,
         namespace: &str,
@@ -66,10 +66,10 @@ impl Service {
         self.instances.find(namespace, id).await
     }
 
-    /// Its usage now; what the provider does not tell within two seconds is unknown.
+    /// The current usage of an instance; unknown if the provider does not answer within two seconds.
     pub async fn usage_of(&self, item: &IndexedInstance) -> Usage {
-        let asked = self.usage.usage_of(&item.instance, self.clock.now());
-        match tokio::time::timeout(USAGE_TIMEOUT, asked).await {
+        let answer = self.usage.usage_of(&item.instance, self.clock.now());
+        match tokio::time::timeout(USAGE_TIMEOUT, answer).await {
             Ok(Ok(usage)) => usage,
             Ok(Err(error)) => {
                 tracing::debug!(instance = %item.id, %error, "no metrics");
@@ -79,7 +79,7 @@ impl Service {
         }
     }
 
-    /// Creates an instance, once for each key.
+    /// Creates an instance, once per idempotency key.
     pub async fn create_instance(
         &self,
         tenant: &Tenant,
@@ -89,7 +89,12 @@ impl Service {
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
         let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
         self.instances
-            .create_once(&tenant.namespace, keyed.as_ref(), || tenant.check_stays(), build)
+            .create_once(
+                &tenant.namespace,
+                keyed.as_ref(),
+                || tenant.check_not_terminating(),
+                build,
+            )
             .await
     }
 
@@ -111,8 +116,8 @@ impl Service {
         self.instances.modify(namespace, id, decide).await
     }
 
-    /// Asks for an operation, once for each key; `invalid_state` where the instance's status does not allow it. A rebuild
-    /// comes with the `image` to install.
+    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it. `image` is for
+    /// a rebuild: the image to install.
     pub async fn act_on_instance(
         &self,
         namespace: &str,
@@ -121,12 +126,12 @@ impl Service {
         image: Option<&str>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
-    ) -> Result<Acted, Error> {
-        let before = AtomicBool::new(false);
+    ) -> Result<ActionOutcome, Error> {
+        let replayed = AtomicBool::new(false);
         let decide = |item: &IndexedInstance| {
             if let Some(request) = request {
                 let was_done = request.was_done(&*item.instance)?;
-                before.store(was_done, Ordering::Relaxed);
+                replayed.store(was_done, Ordering::Relaxed);
                 if was_done {
                     return Ok(Verdict::Leave);
                 }
@@ -145,9 +150,9 @@ impl Service {
             })
         };
         let item = self.instances.modify(namespace, id, decide).await?;
-        Ok(Acted {
+        Ok(ActionOutcome {
             item,
-            before: before.into_inner(),
+            replayed: replayed.into_inner(),
         })
     }
 

@@ -16,7 +16,7 @@ use crate::{
 /// The service's name in managedFields.
 pub const FIELD_MANAGER: &str = "stellage-api";
 
-/// API calls under way at the same time; the API server's own default is 400 reads and 200 writes for all its clients.
+/// Maximum number of concurrent API calls. The API server's default limit for all clients is 400 reads and 200 writes.
 const MAX_CALLS: usize = 128;
 
 /// The API server, for objects of any kind.
@@ -42,13 +42,13 @@ impl ApiCalls {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Waits until another call may be made; hold the permit while it is under way.
+    /// Waits for a permit to make a call; hold it during the call.
     pub async fn permit(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.permits.acquire().await.ok()
     }
 
-    /// The object as it is now, if it is there.
+    /// The current object, if it exists.
     pub async fn get<K: Object>(&self, namespace: &str, name: &str) -> Result<Option<K>, CallError> {
         let _permit = self.permit().await;
         bounded(self.api(namespace).get_opt(name)).await
@@ -74,8 +74,8 @@ impl ApiCalls {
         bounded(self.api(namespace).patch(name, &parameters, &Patch::Merge(patch))).await
     }
 
-    /// Deletes this very object, if `exactly` in this very version. Returns what is left of it while a finalizer holds it
-    /// back.
+    /// Deletes the object with this UID; with `exactly` only in this version. Returns the terminating object if a finalizer
+    /// delays the deletion.
     pub async fn delete<K: Object>(&self, object: &K, exactly: bool) -> Result<Option<K>, CallError> {
         let metadata = object.meta();
         let parameters = DeleteParams {

@@ -1,4 +1,4 @@
-//! Creates: with an `Idempotency-Key` the name follows from it, so that the names in etcd tell whether it has been done.
+//! Creates. The name of the object is derived from the `Idempotency-Key`, so that a repetition finds the object.
 
 use std::{
     sync::Arc,
@@ -10,27 +10,28 @@ use crate::{
     resources::ids,
     runtime::client::CallError,
     service::{
-        error::{Error, ErrorKind, is_not_counted},
+        error::{Error, ErrorKind, is_quota_pending},
         id::PublicId,
         idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
         index::{Index, Indexed, Object as _, ObjectOf},
     },
 };
 
-/// Names tried for a create: a random one is taken once in 2⁸², one from an Idempotency-Key may become free meanwhile.
+/// Attempts at a create. A random name is practically never taken; a name derived from an Idempotency-Key may be, by an
+/// object whose deletion ends during the request.
 const MAX_NAMES: u32 = 3;
 
 /// A create with an `Idempotency-Key`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyedCreate<I> {
-    /// The id of what it makes, which follows from the key.
+    /// The id of the object, derived from the key.
     id: I,
-    /// Digest of the body, for an annotation.
+    /// Digest of the body, for the annotation.
     hash: String,
 }
 
 impl<I: PublicId> KeyedCreate<I> {
-    /// The create that an account asks for, if it has a key.
+    /// The keyed create of a request; `None` if the request has no key.
     pub fn of(request: Option<&IdempotentRequest>, account_uid: &str) -> Result<Option<Self>, Error> {
         let Some(request) = request else { return Ok(None) };
         Ok(Some(Self {
@@ -40,21 +41,21 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
-/// How long a create waits for Kubernetes to count a new quota, and how often it looks.
-const COUNTED_WITHIN: Duration = Duration::from_secs(3);
-const COUNT_POLL: Duration = Duration::from_millis(100);
+/// How long a create waits for Kubernetes to compute a new quota, and how often it tries.
+const QUOTA_TIMEOUT: Duration = Duration::from_secs(3);
+const QUOTA_POLL: Duration = Duration::from_millis(100);
 
-/// What a create made.
+/// The result of a create.
 pub struct Created<E> {
-    /// The object as it is now.
+    /// The created object.
     pub item: Arc<E>,
-    /// Whether an earlier request with the same key made it.
-    pub before: bool,
+    /// Whether an earlier request with the same key created it.
+    pub replayed: bool,
 }
 
 impl<X: Index> Store<X> {
-    /// Creates the object that `build` makes for a name and the digest of the request's body, or finds what the same
-    /// request made before. 422 if the key was used with another body, 409 while what it made is being deleted.
+    /// Creates the object that `build` returns for a name and the digest of the request's body, or finds the object that the
+    /// same request has created before. 422 if the key was used with another body, 409 while the object is being deleted.
     pub async fn create_once(
         &self,
         namespace: &str,
@@ -62,7 +63,7 @@ impl<X: Index> Store<X> {
         check: impl Fn() -> Result<(), Error> + Send + Sync,
         build: impl Fn(&str, Option<String>) -> ObjectOf<X> + Send + Sync,
     ) -> Result<Created<X::Item>, Error> {
-        // One at a time: Kubernetes counts every attempt against the quota, and those that come to nothing for minutes.
+        // Serialised, because Kubernetes charges each attempt to the quota and refunds failed ones only minutes later.
         let _lock = match keyed {
             Some(keyed) => Some(self.locks.lock(&(namespace, keyed.id)).await),
             None => None,
@@ -70,18 +71,18 @@ impl<X: Index> Store<X> {
         if let Some(keyed) = keyed
             && let Some(item) = self.index().get(namespace, keyed.id)
         {
-            return made_before(item, keyed);
+            return replayed(item, keyed);
         }
         check()?;
         for _ in 0..MAX_NAMES {
             let random = || PublicId::of_suffix(&ids::random_suffix()).ok_or_else(Error::fault);
             let id: <X::Item as Indexed>::Id = keyed.map_or_else(random, |keyed| Ok(keyed.id))?;
             let object = build(&id.name(), keyed.map(|keyed| keyed.hash.clone()));
-            let refusal = match self.create_counted(namespace, &object).await {
+            let refusal = match self.create_within_quota(namespace, &object).await {
                 Ok(item) => {
                     return Ok(Created {
                         item: Arc::new(item),
-                        before: false,
+                        replayed: false,
                     });
                 }
                 Err(refusal) => refusal,
@@ -89,8 +90,8 @@ impl<X: Index> Store<X> {
             let is_taken = refusal
                 .status()
                 .is_some_and(kube::core::Status::is_already_exists);
-            // Whatever the API server has against another one (a quota that the first one used up, say), the first one may
-            // be there.
+            // Whatever the API server's objection (a quota used up by the first request, say), the first request's object may
+            // exist.
             if let (Some(keyed), true) = (keyed, refusal.status().is_some()) {
                 match self.get(namespace, &id.name()).await? {
                     Some(found) if found.is_terminating() => {
@@ -100,7 +101,7 @@ impl<X: Index> Store<X> {
                             format!("the {word} that was created with this Idempotency-Key is being deleted"),
                         ));
                     }
-                    Some(found) => return made_before(Arc::new(X::Item::of(Arc::new(found))), keyed),
+                    Some(found) => return replayed(Arc::new(X::Item::of(Arc::new(found))), keyed),
                     None => {}
                 }
             }
@@ -116,13 +117,13 @@ impl<X: Index> Store<X> {
 }
 
 impl<X: Index> Store<X> {
-    /// Creates an object; where its quota is new, once Kubernetes has counted it, which takes tenths of a second.
-    async fn create_counted(&self, namespace: &str, object: &ObjectOf<X>) -> Result<X::Item, CallError> {
+    /// Creates an object. If its quota is new, waits until Kubernetes has computed it, which takes tenths of a second.
+    async fn create_within_quota(&self, namespace: &str, object: &ObjectOf<X>) -> Result<X::Item, CallError> {
         let begun = Instant::now();
         loop {
             match self.create(namespace, object).await {
-                Err(refusal) if is_not_counted(&refusal) && begun.elapsed() < COUNTED_WITHIN => {
-                    tokio::time::sleep(COUNT_POLL).await;
+                Err(refusal) if is_quota_pending(&refusal) && begun.elapsed() < QUOTA_TIMEOUT => {
+                    tokio::time::sleep(QUOTA_POLL).await;
                 }
                 outcome => return outcome,
             }
@@ -130,9 +131,9 @@ impl<X: Index> Store<X> {
     }
 }
 
-fn made_before<E: Indexed>(item: Arc<E>, keyed: &KeyedCreate<E::Id>) -> Result<Created<E>, Error> {
+fn replayed<E: Indexed>(item: Arc<E>, keyed: &KeyedCreate<E::Id>) -> Result<Created<E>, Error> {
     if item.object().annotation_of(REQUEST_HASH_ANNOTATION) != Some(keyed.hash.as_str()) {
         return Err(idempotency::reused());
     }
-    Ok(Created { item, before: true })
+    Ok(Created { item, replayed: true })
 }

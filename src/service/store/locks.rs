@@ -1,13 +1,13 @@
-//! One lock for each key that requests compete for.
+//! Locks by key, for competing requests.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Locks in all. Keys share them by their hash; two keys rarely meet.
+/// Number of locks. Keys are mapped to them by hash, so two keys rarely share one.
 const LOCKS: usize = 1024;
 
-/// Lets the requests with one key, or those that compete for one object, through one by one.
+/// Striped locks: requests with the same key, or for the same object, are serialised.
 pub struct KeyedLocks(Box<[Mutex<()>]>);
 
 impl Default for KeyedLocks {

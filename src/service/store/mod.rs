@@ -1,9 +1,9 @@
-//! Reads and writes of one kind: what the API server has, and the index that shows it to account holders.
+//! Reads and writes the objects of one kind: through the API server, and from the index fed by the watch.
 //!
 //! - `calls`: calls to the API server, bounded in time and in number;
-//! - `locks`: one lock for each key that requests compete for;
-//! - `create`: creates, done once for each `Idempotency-Key`;
-//! - `modify`: changes and deletions, decided on the version that is there.
+//! - `locks`: locks by key, for competing requests;
+//! - `create`: creates, carried out once per `Idempotency-Key`;
+//! - `modify`: changes and deletions, with optimistic concurrency.
 
 mod calls;
 mod create;
@@ -41,64 +41,64 @@ impl<X: Index> Store<X> {
         }
     }
 
-    /// What the watch shows.
+    /// The index.
     pub fn index(&self) -> &X {
         &self.index
     }
 
-    /// The index itself, to be fed.
+    /// The index, for the listener that feeds it.
     pub fn shared_index(&self) -> &Arc<X> {
         &self.index
     }
 
-    /// The object as it is now, if it is there.
+    /// The current object, read from the API server, if it exists.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<ObjectOf<X>>, CallError> {
         self.calls.get(namespace, name).await
     }
 
-    /// Creates an object and waits until it is shown.
+    /// Creates an object and waits until the index has it.
     pub async fn create(&self, namespace: &str, object: &ObjectOf<X>) -> Result<X::Item, CallError> {
         let created = self.calls.create(namespace, object).await?;
-        Ok(self.shown(created).await)
+        Ok(self.indexed(created).await)
     }
 
-    /// Changes an object with a merge patch and waits until that is shown.
+    /// Changes an object with a merge patch and waits until the index has the new version.
     pub async fn patch(&self, item: &X::Item, patch: &Value) -> Result<X::Item, CallError> {
         let (namespace, name) = (item.object().namespace(), item.object().name());
         let patched = self.calls.patch(namespace, name, patch).await?;
-        Ok(self.shown(patched).await)
+        Ok(self.indexed(patched).await)
     }
 
-    /// Deletes this very object, if `exactly` in this very version, and waits until it is no longer shown.
+    /// Deletes the object with this UID (with `exactly`: only in this version), and waits until the index no longer has it.
     pub async fn delete(&self, item: &X::Item, exactly: bool) -> Result<(), CallError> {
         let object = item.object();
         let progress = self.index.progress();
-        let is_shown = if let Some(deleting) = self.calls.delete(object, exactly).await? {
-            // A finalizer holds it back: what is waited for is its deletionTimestamp.
+        let is_synced = if let Some(deleting) = self.calls.delete(object, exactly).await? {
+            // A finalizer delays the deletion: wait for the deletionTimestamp.
             progress.wait_for(watch::revision(&deleting)).await
         } else {
             let is_gone = || self.index.is_gone(item);
             progress.wait_for_removal(object.uid(), is_gone).await
         };
-        if !is_shown {
-            Self::late("a deletion", object);
+        if !is_synced {
+            Self::warn_late("a deletion", object);
         }
         Ok(())
     }
 
-    async fn shown(&self, object: ObjectOf<X>) -> X::Item {
+    async fn indexed(&self, object: ObjectOf<X>) -> X::Item {
         if !self.index.progress().wait_for(watch::revision(&object)).await {
-            Self::late("a write", &object);
+            Self::warn_late("a write", &object);
         }
         X::Item::of(Arc::new(object))
     }
 
-    fn late(what: &'static str, object: &ObjectOf<X>) {
+    fn warn_late(what: &'static str, object: &ObjectOf<X>) {
         let kind = X::Item::WORD;
         tracing::warn!(
             kind,
             name = object.name(),
-            "the watch does not show {what} in time"
+            "the watch has not shown {what} in time"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! How an object is found and changed: decided on the version that the watch shows, written only if that is still the
-//! one that is there, and decided again if not.
+//! Finds and changes objects with optimistic concurrency: a change is decided on the indexed version, written only if that is
+//! still the current version, and otherwise decided again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,25 +18,25 @@ use crate::{
     },
 };
 
-/// Decisions on one request before it gives way to whoever else changes the same object.
+/// Attempts at a change while others keep changing the same object.
 const MAX_ATTEMPTS: u32 = 10;
-/// Longest pause after a lost race, growing with each.
+/// Upper bound of the random pause after the first conflict; it grows with each further one.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 
-/// What is to be done to an object.
+/// A decision about an object.
 pub enum Verdict<S> {
-    /// Nothing.
+    /// Leave it as it is.
     Leave,
-    /// The spec shall be this one, and the annotation of done actions that.
+    /// Write this spec, and this annotation of completed actions.
     Write {
-        /// The spec.
+        /// The new spec.
         spec: Box<S>,
-        /// The annotation's value, if it changes.
+        /// The new value of the annotation, if it changes.
         done: Option<String>,
     },
 }
 
-/// An object, and whether it came from the API server just now.
+/// An object, and whether it was read from the API server rather than the index.
 struct Found<E> {
     item: Arc<E>,
     fresh: bool,
@@ -46,8 +46,7 @@ type IdOf<X> = <<X as Index>::Item as Indexed>::Id;
 type SpecOf<X> = <<X as Index>::Item as Indexed>::Spec;
 
 impl<X: Index> Store<X> {
-    /// The object with this id. What the watch does not know is asked of the API server before it is called
-    /// unknown; 404 for what is not in this namespace, whatever is elsewhere.
+    /// The object with this id; 404 if it is not in this namespace. If the index does not have it, the API server is asked.
     pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Item>, Error> {
         Ok(self.look_up(namespace, id).await?.item)
     }
@@ -65,7 +64,7 @@ impl<X: Index> Store<X> {
         let item = object
             .filter(|object| !object.is_terminating())
             .map(|object| X::Item::of(Arc::new(object)))
-            // An object made anew under the same name has another id, unless the name is the id.
+            // An object recreated under the same name has another id, unless the id is the name.
             .filter(|item| item.id() == id)
             .ok_or_else(Self::unknown)?;
         Ok(Found {
@@ -84,8 +83,8 @@ impl<X: Index> Store<X> {
         Error::no_such(X::Item::WORD)
     }
 
-    /// Changes an object as `decide` says. It is asked again whenever somebody else was faster, and a refusal holds only
-    /// for what the API server has, since the watch may be a moment behind. Returns the object as it is then.
+    /// Changes an object as `decide` says, and returns the result. `decide` is called again after each conflict. A refusal on
+    /// the indexed version is checked against the current one, since the index may lag behind.
     pub async fn modify(
         &self,
         namespace: &str,
@@ -123,7 +122,7 @@ impl<X: Index> Store<X> {
         Err(contended(X::Item::WORD))
     }
 
-    /// Deletes an object once `check` has nothing against it. 404 for one that is not there.
+    /// Deletes an object if `check` allows it; 404 if it does not exist.
     pub async fn remove(
         &self,
         namespace: &str,
@@ -152,21 +151,21 @@ impl<X: Index> Store<X> {
     }
 }
 
-/// The pause after a lost race.
+/// Waits for a random time after a conflict.
 pub async fn pause(attempt: u32) {
     let pause = MAX_PAUSE.mul_f64(rand::rng().random_range(0.0..1.0)) * attempt;
     tokio::time::sleep(pause).await;
 }
 
-/// 409 after too many lost races.
+/// 409 after too many conflicts.
 pub fn contended(word: &str) -> Error {
     Error::new(
         ErrorKind::Conflict,
-        format!("the {word} is changed by others all the time; read it and try again"),
+        format!("the {word} keeps being changed by other requests; read it and try again"),
     )
 }
 
-/// A JSON merge patch of what differs, for this version of the object only; `None` if nothing does.
+/// A JSON merge patch with the differences, valid only for this version of the object; `None` if nothing differs.
 pub fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
     let before = to_map(item.spec());
     let after = to_map(spec);
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
     use crate::service::instances::IndexedInstance;
 
-    fn shown() -> IndexedInstance {
+    fn item() -> IndexedInstance {
         let object = json!({
             "metadata": { "name": "web", "namespace": "demo", "uid": "u", "resourceVersion": "7" },
             "spec": {
@@ -217,20 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_what_changed_and_the_version_it_is_for() {
-        let shown = shown();
-        let mut spec = shown.instance.spec.clone();
-        assert_eq!(merge_patch(&shown, &spec, None), None);
+    fn a_patch_has_the_changed_fields_and_the_resource_version() {
+        let item = item();
+        let mut spec = item.instance.spec.clone();
+        assert_eq!(merge_patch(&item, &spec, None), None);
         spec.tags.clear();
         spec.backup_enabled = true;
         assert_eq!(
-            merge_patch(&shown, &spec, None),
+            merge_patch(&item, &spec, None),
             Some(
                 json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } })
             )
         );
         assert_eq!(
-            merge_patch(&shown, &shown.instance.spec, Some("[]")),
+            merge_patch(&item, &item.instance.spec, Some("[]")),
             Some(
                 json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
             )

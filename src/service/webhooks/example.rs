@@ -1,4 +1,4 @@
-//! Examples: deliveries that show an account holder what its receiver will get.
+//! Test deliveries, which show account holders what their receivers will get.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,8 @@ use crate::{
     },
 };
 
-/// The type of example to send to a webhook, by default its first: `invalid_input` for one that it does not want,
-/// `invalid_state` for a webhook that is not to be sent to. One that was disabled can be tested: that shows whether its receiver
-/// is mended.
+/// The type of the test event for a webhook, by default its first: `invalid_input` if the webhook does not subscribe to it,
+/// `invalid_state` if `active` is `false`. A disabled webhook can be tested, to check whether its receiver works again.
 pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<EventType, Error> {
     if !webhook.spec.active {
         return Err(not_active());
@@ -38,16 +37,22 @@ pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<Even
     })
 }
 
-/// `invalid_state` for a webhook that nothing is sent to.
+/// `invalid_state` for sending to a webhook with `active: false`.
 pub fn not_active() -> Error {
-    let message = "is not active; set active to true with PATCH first";
     Error {
-        details: vec![Detail::new("active", "invalid_state", message)],
-        ..Error::new(ErrorKind::InvalidState, format!("the webhook {message}"))
+        details: vec![Detail::new(
+            "active",
+            "invalid_state",
+            "is false; set it to true with PATCH first",
+        )],
+        ..Error::new(
+            ErrorKind::InvalidState,
+            "the webhook is not active; set active to true with PATCH first",
+        )
     }
 }
 
-/// The Delivery of an example, which is due at once.
+/// The Delivery of a test event, due at once.
 pub fn example(
     webhook: &Webhook,
     event_id: &str,
@@ -106,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_sends_what_the_webhook_wants() {
+    fn a_test_sends_a_type_that_the_webhook_subscribes_to() {
         assert_eq!(
             example_type(&webhook(false, true), None),
             Ok(EventType::InstanceStopped)
@@ -122,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_example_is_due_at_once_belongs_to_its_webhook_and_says_that_it_is_a_test() {
+    fn a_test_delivery_is_due_at_once_owned_by_its_webhook_and_marked_as_a_test() {
         let webhook: Webhook = serde_json::from_value(json!({
             "metadata": { "name": "orders", "namespace": "demo", "uid": "u" },
             "spec": { "url": "https://example.com", "events": ["backup.failed"], "secretRef": { "name": "s" } },

@@ -1,4 +1,4 @@
-//! How the deliveries of a webhook go.
+//! The health of a webhook's deliveries.
 
 use crate::resources::{
     Webhook,
@@ -6,16 +6,16 @@ use crate::resources::{
     webhook::HEALTHY,
 };
 
-/// How the deliveries of a webhook go.
+/// The health of a webhook's deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The last attempt succeeded, or nothing was sent yet.
     Healthy,
-    /// The last attempt failed, and is retried.
+    /// The last attempt failed; it will be retried.
     Failing,
-    /// It cannot be sent to, because of its URL or its Secret.
+    /// Nothing can be sent because of a problem with the URL or the Secret.
     Blocked,
-    /// Retries were exhausted, or the receiver answered 410.
+    /// All retries failed, or the receiver answered 410.
     Disabled,
 }
 
@@ -23,7 +23,7 @@ impl Health {
     /// Every value.
     pub const ALL: [Self; 4] = [Self::Healthy, Self::Failing, Self::Blocked, Self::Disabled];
 
-    /// The value as REST spells it.
+    /// The value as it appears in REST.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -34,7 +34,7 @@ impl Health {
     }
 }
 
-/// How the deliveries of a webhook go, and if not well why.
+/// The health of a webhook's deliveries, and the reason if they are not healthy.
 pub fn health(webhook: &Webhook) -> (Health, Option<&str>) {
     if let Some(disabled) = webhook.disabled() {
         return (Health::Disabled, Some(&disabled.message));
@@ -43,7 +43,7 @@ pub fn health(webhook: &Webhook) -> (Health, Option<&str>) {
     let complaint = |type_| {
         conditions::find(conditions.unwrap_or_default(), type_)
             .filter(|found| found.status == "False")
-            // What the status says of a disablement that has just been ended no longer holds.
+            // Ignore a disablement that the spec has ended already, but the status still shows.
             .filter(|found| found.reason != "Disabled")
             .map(|found| found.message.as_str())
     };
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_is_what_the_conditions_say_of_the_spec_as_it_is() {
+    fn health_follows_the_conditions_unless_the_spec_has_ended_the_disablement() {
         let condition = |type_: &str, status: &str, reason: &str| {
             json!({
                 "type": type_, "status": status, "reason": reason, "message": reason,

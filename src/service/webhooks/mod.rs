@@ -1,12 +1,12 @@
 //! Webhooks: list, find, create, change, delete, test, rotate their secret.
 //!
-//! A webhook is two objects: the Webhook, which the watch shows, and the Secret with its signing secret, which is read from the
-//! API server where it is needed and nowhere kept.
+//! A webhook consists of two objects: the Webhook, which is indexed, and the Secret with its signing secret, which is read from
+//! the API server when needed and never cached.
 //!
-//! - `spec`: the objects that requests make and change;
+//! - `spec`: builds and changes the Webhook object;
 //! - `secret`: the Secret with the signing secret;
-//! - `health`: how its deliveries go;
-//! - `example`: the deliveries that tests send.
+//! - `health`: the health of the deliveries;
+//! - `example`: test deliveries.
 
 mod example;
 mod health;
@@ -39,10 +39,10 @@ use crate::{
     resources::{Delivery, Webhook, WebhookSpec, ids},
 };
 
-/// A webhook with what is derived from it.
+/// A webhook with values derived from it.
 #[derive(Debug)]
 pub struct IndexedWebhook {
-    /// The object, the same that the watch's store has.
+    /// The object, shared with the watch's store.
     pub webhook: Arc<Webhook>,
     /// Its public id.
     pub id: WebhookId,
@@ -75,28 +75,28 @@ impl Indexed for IndexedWebhook {
     }
 }
 
-/// A webhook that was created, with its secret: nobody is shown it again.
+/// A created webhook with its secret, which is shown only once.
 pub struct CreatedWebhook {
-    /// The webhook as it is now.
+    /// The webhook.
     pub item: Arc<IndexedWebhook>,
     /// Its signing secret.
     pub secret: String,
-    /// Whether an earlier request with the same key made it.
-    pub before: bool,
+    /// Whether an earlier request with the same key created it.
+    pub replayed: bool,
 }
 
-/// An example that is being sent.
-pub struct Tested {
+/// A test delivery that is being sent.
+pub struct SentTest {
     /// The webhook.
     pub item: Arc<IndexedWebhook>,
-    /// The example's delivery.
+    /// The test delivery.
     pub delivery: Delivery,
-    /// Whether an earlier request with the same key had it sent.
-    pub before: bool,
+    /// Whether an earlier request with the same key created it.
+    pub replayed: bool,
 }
 
 impl Service {
-    /// One page of an account's webhooks, newest first, and how many there are in all. `page` counts from 1.
+    /// One page of an account's webhooks, newest first, and their total number. `page` counts from 1.
     pub fn list_webhooks(
         &self,
         namespace: &str,
@@ -106,7 +106,7 @@ impl Service {
         self.webhooks.index().page(namespace, page, limit)
     }
 
-    /// The webhook with this id; `not_found` for one that is not in the namespace.
+    /// The webhook with this id; `not_found` if it is not in the namespace.
     pub async fn webhook(
         &self,
         namespace: &str,
@@ -115,19 +115,21 @@ impl Service {
         self.webhooks.find(namespace, id).await
     }
 
-    /// Creates a webhook and its Secret, once for each key.
+    /// Creates a webhook and its Secret, once per idempotency key.
     pub async fn create_webhook(
         &self,
         tenant: &Tenant,
         new: &NewWebhook,
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedWebhook, Error> {
-        // The digest beside the Webhook does not help to guess the secret: that of the whole body is beside the secret itself.
+        // The Webhook gets the digest of the body without the secret, because tenants can read it and could guess the secret
+        // from a full one. The digest of the whole body is stored in the Secret.
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
         let hash = request.map(|request| request.body_hash().to_owned());
-        // The native quota is what holds. This spares it attempts that it would count, and is there before it.
+        // The ResourceQuota decides. This check avoids failed attempts, which would be charged to it, and also works before
+        // Kubernetes has computed it.
         let has_room = || {
-            tenant.check_stays()?;
+            tenant.check_not_terminating()?;
             let count = self.webhooks.index().count(&tenant.namespace);
             if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
                 Ok(())
@@ -142,19 +144,19 @@ impl Service {
             .await?;
         let item = created.item;
         let ensured = self
-            .secret_of_create(&item.webhook, new.secret.as_deref(), hash, created.before)
+            .secret_of_create(&item.webhook, new.secret.as_deref(), hash, created.replayed)
             .await;
         match ensured {
             Ok(secret) => Ok(CreatedWebhook {
                 item,
                 secret,
-                before: created.before,
+                replayed: created.replayed,
             }),
             Err(error) => {
-                if !created.before {
-                    // Nobody could ever verify what it sends.
+                if !created.replayed {
+                    // Without a secret, no receiver could verify its deliveries.
                     if let Err(error) = self.webhooks.delete(&item, false).await {
-                        tracing::warn!(webhook = %item.id, %error, "a webhook without a secret could not be deleted");
+                        tracing::warn!(webhook = %item.id, %error, "cannot delete a webhook without a secret");
                     }
                 }
                 Err(error)
@@ -162,7 +164,7 @@ impl Service {
         }
     }
 
-    /// Changes a webhook, and its secret.
+    /// Changes a webhook and its secret.
     pub async fn change_webhook(
         &self,
         namespace: &str,
@@ -178,14 +180,15 @@ impl Service {
             })
         };
         let item = self.webhooks.modify(namespace, id, decide).await?;
-        // After the spec, which admission may still refuse: then nothing has changed. The same request again finishes it.
+        // Write the secret after the spec, which admission may refuse: then nothing has changed. If this write fails, repeating
+        // the request completes the change.
         if let Some(secret) = &change.secret {
             self.replace_secret(&item.webhook, secret).await?;
         }
         Ok(item)
     }
 
-    /// Deletes a webhook. Its deliveries go with it, and the Secret that was made for it.
+    /// Deletes a webhook. Its deliveries, and the Secret created for it, are garbage-collected.
     pub async fn delete_webhook(
         &self,
         namespace: &str,
@@ -198,7 +201,7 @@ impl Service {
             .await
     }
 
-    /// Has an example sent, once for each key; of the webhook's first type of events if none is wanted.
+    /// Sends a test delivery, once per idempotency key. The default type is the webhook's first event type.
     pub async fn test_webhook(
         &self,
         tenant: &Tenant,
@@ -206,7 +209,7 @@ impl Service {
         event_type: Option<EventType>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
-    ) -> Result<Tested, Error> {
+    ) -> Result<SentTest, Error> {
         let namespace = &tenant.namespace;
         let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
         let event_id = format!("evt_test_{suffix}");
@@ -215,7 +218,7 @@ impl Service {
         if let Some(request) = request
             && let Some(delivery) = self.calls.get(namespace, &name).await?
         {
-            return tested_before(item, delivery, request);
+            return replayed_test(item, delivery, request);
         }
         let item = self.check_webhook(namespace, id, precondition, |item| {
             example_type(&item.webhook, event_type).map(drop)
@@ -225,14 +228,14 @@ impl Service {
         let hash = request.map(|request| request.body_hash().to_owned());
         let delivery = example(&item.webhook, &event_id, event_type, hash, self.clock.now());
         match (self.calls.create(namespace, &delivery).await, request) {
-            (Ok(delivery), _) => Ok(Tested {
+            (Ok(delivery), _) => Ok(SentTest {
                 item,
                 delivery,
-                before: false,
+                replayed: false,
             }),
             (Err(error), Some(request)) if error.is_conflict() => {
                 match self.calls.get(namespace, &name).await? {
-                    Some(delivery) => tested_before(item, delivery, request),
+                    Some(delivery) => replayed_test(item, delivery, request),
                     None => Err(error.into()),
                 }
             }
@@ -240,7 +243,7 @@ impl Service {
         }
     }
 
-    /// Makes a new secret the one that signs, once for each key; until `previous_until` the one before it signs too.
+    /// Replaces the signing secret, once per idempotency key. The previous one also signs until `previous_until`.
     pub async fn rotate_webhook_secret(
         &self,
         namespace: &str,
@@ -260,7 +263,7 @@ impl Service {
         Ok((item, rotated))
     }
 
-    /// The webhook, once nothing speaks against what is asked for; a refusal holds only for what the API server has.
+    /// The webhook, if the precondition and `check` allow the request. A refusal is checked against the current version.
     async fn check_webhook(
         &self,
         namespace: &str,
@@ -277,17 +280,17 @@ impl Service {
     }
 }
 
-fn tested_before(
+fn replayed_test(
     item: Arc<IndexedWebhook>,
     delivery: Delivery,
     request: &IdempotentRequest,
-) -> Result<Tested, Error> {
+) -> Result<SentTest, Error> {
     if delivery.annotation_of(REQUEST_HASH_ANNOTATION) != Some(request.body_hash()) {
         return Err(idempotency::reused());
     }
-    Ok(Tested {
+    Ok(SentTest {
         item,
         delivery,
-        before: true,
+        replayed: true,
     })
 }

@@ -1,4 +1,5 @@
-//! The Secret with a webhook's signing secret: made with the webhook, replaced and rotated in one guarded write.
+//! The Secret with a webhook's signing secret: created with the webhook, replaced and rotated in one write that is guarded by
+//! the resourceVersion.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,30 +25,30 @@ use crate::{
     },
 };
 
-/// Label that tells who made a Secret.
+/// Label of the Secrets that the service creates.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
-/// Reads and writes of one Secret before a request gives way to whoever else changes it.
+/// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// A secret that nobody can guess, in the form of Standard Webhooks.
+/// A random secret in the form of Standard Webhooks.
 pub fn random_secret() -> String {
     format!("whsec_{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
 }
 
-/// What a Secret shall have: the secret, and what is before it.
+/// A change of a webhook's Secret.
 pub struct SecretChange<'a> {
-    /// The webhook, which names the Secret and the key in it.
+    /// The webhook, whose spec names the Secret and the key in it.
     pub webhook: &'a Webhook,
-    /// The signing secret.
+    /// The new signing secret.
     pub secret: &'a str,
-    /// Until when the secret that is there now signs too.
+    /// Until when the present secret also signs.
     pub previous_until: Option<Timestamp>,
-    /// Annotations of the Secret.
+    /// Annotations to set.
     pub annotations: Vec<(&'static str, String)>,
 }
 
 impl SecretChange<'_> {
-    /// The data of the keys that change; `None` for a key that goes.
+    /// The keys to change in `data`; `None` removes a key.
     fn data(&self, before: Option<&Secret>) -> BTreeMap<String, Option<ByteString>> {
         let key = &self.webhook.spec.secret_ref.key;
         let old = before
@@ -64,19 +65,19 @@ impl SecretChange<'_> {
                 PREVIOUS_EXPIRES_KEY.to_owned(),
                 overlap.map(|(until, _)| bytes(format!("{until:.0}"))),
             ),
-            // The last, so that it holds whatever key the webhook names.
+            // Last, so that it wins if the webhook names one of the keys above.
             (key.clone(), Some(bytes(self.secret.to_owned()))),
         ])
     }
 
-    /// Whether a secret that is there now signs too for a while.
+    /// Whether the present secret also signs for a while.
     pub fn overlaps(&self, before: Option<&Secret>) -> bool {
         self.data(before)
             .get(PREVIOUS_SECRET_KEY)
             .is_some_and(Option::is_some)
     }
 
-    /// A Secret that is not there yet; it goes with the webhook.
+    /// A new Secret, owned by the webhook.
     pub fn object(&self) -> Secret {
         let owner = self.webhook.controller_owner_ref(&());
         let annotations = self.annotations.iter();
@@ -107,7 +108,7 @@ impl SecretChange<'_> {
         }
     }
 
-    /// A merge patch for this version of a Secret only.
+    /// A merge patch that is valid for this version of the Secret only.
     pub fn patch(&self, before: &Secret) -> Value {
         let annotations: Map<String, Value> = self
             .annotations
@@ -128,43 +129,43 @@ fn text(secret: &Secret, key: &str) -> Option<String> {
         .filter(|text| !text.is_empty())
 }
 
-/// A signing secret, and until when the one before it signs too.
+/// The result of a rotation.
 pub struct Rotated {
-    /// The secret.
+    /// The signing secret.
     pub secret: String,
-    /// `None`: there is no overlap.
+    /// Until when the previous secret also signs; `None` without an overlap.
     pub previous_until: Option<Timestamp>,
-    /// Whether an earlier request with the same key made it.
-    pub before: bool,
+    /// Whether an earlier request with the same key was carried out instead.
+    pub replayed: bool,
 }
 
 impl Rotated {
-    fn of(secret: &Secret, webhook: &Webhook, before: bool, now: Timestamp) -> Option<Self> {
+    fn of(secret: &Secret, webhook: &Webhook, replayed: bool, now: Timestamp) -> Option<Self> {
         let previous_until = text(secret, PREVIOUS_EXPIRES_KEY).and_then(|until| until.parse().ok());
         Some(Self {
             secret: text(secret, &webhook.spec.secret_ref.key)?,
             previous_until: previous_until.filter(|until| *until > now),
-            before,
+            replayed,
         })
     }
 }
 
 impl Service {
-    /// The secret of a webhook that was created by this request, or `before` by the same one. Who makes the Secret first
-    /// decides what is in it, and everybody answers that: of a random secret nobody was told before it was there, so that
-    /// one that is missing can be any.
+    /// The secret of a webhook that this request has created, or (`replayed`) an earlier one with the same key. Whichever
+    /// request creates the Secret first decides its content, and all of them answer with that. If the Secret is missing, no
+    /// answer has been given yet, so any random secret will do.
     pub(super) async fn secret_of_create(
         &self,
         webhook: &Webhook,
         wanted: Option<&str>,
         hash: Option<String>,
-        before: bool,
+        replayed: bool,
     ) -> Result<String, Error> {
         let (namespace, name) = (webhook.namespace(), webhook.name());
         if webhook.spec.secret_ref.name != name {
             return Err(Error::new(
                 ErrorKind::Conflict,
-                "the webhook that was created with this Idempotency-Key takes its secret from elsewhere by now",
+                "the webhook that was created with this Idempotency-Key now takes its secret from another Secret",
             ));
         }
         let secret = wanted.map_or_else(random_secret, str::to_owned);
@@ -177,17 +178,17 @@ impl Service {
                 .map(|hash| (REQUEST_HASH_ANNOTATION, hash.clone()))
                 .collect(),
         };
-        let mut found: Option<Secret> = if before {
+        let mut found: Option<Secret> = if replayed {
             self.calls.get(namespace, name).await?
         } else {
             None
         };
         for _ in 0..MAX_ATTEMPTS {
-            let Some(there) = found else {
+            let Some(existing) = found else {
                 match self.calls.create(namespace, &change.object()).await {
-                    Ok(made) => {
-                        // The controller may have looked for it already, and believe that it is missing.
-                        self.announce_secret(webhook, &made).await;
+                    Ok(created) => {
+                        // The controller may already have looked for the Secret and not found it.
+                        self.announce_secret(webhook, &created).await;
                         return Ok(secret);
                     }
                     Err(taken) if taken.is_conflict() => found = self.calls.get(namespace, name).await?,
@@ -195,21 +196,21 @@ impl Service {
                 }
                 continue;
             };
-            if is_owned_by(&there, webhook) {
-                let is_other = there
+            if is_owned_by(&existing, webhook) {
+                let is_other = existing
                     .annotation_of(REQUEST_HASH_ANNOTATION)
                     .is_some_and(|was| hash.as_deref().is_some_and(|is| is != was));
                 return if is_other {
                     Err(idempotency::reused())
                 } else {
-                    text(&there, &webhook.spec.secret_ref.key).ok_or_else(unusable)
+                    text(&existing, &webhook.spec.secret_ref.key).ok_or_else(unusable)
                 };
             }
-            if !is_left_over(&there) {
+            if !is_left_over(&existing) {
                 return Err(taken());
             }
-            // Of a webhook of the same name that is gone; Kubernetes has not cleared it away yet.
-            match self.calls.delete(&there, false).await {
+            // Left over from a deleted webhook of the same name; Kubernetes has not garbage-collected it yet.
+            match self.calls.delete(&existing, false).await {
                 Ok(_) => found = None,
                 Err(error) if error.is_not_found() || error.is_conflict() => {
                     found = self.calls.get(namespace, name).await?;
@@ -220,7 +221,7 @@ impl Service {
         Err(contended("Secret of the webhook"))
     }
 
-    /// Makes a secret the only one.
+    /// Replaces the secret without an overlap.
     pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<(), Error> {
         let change = SecretChange {
             webhook,
@@ -231,7 +232,7 @@ impl Service {
         self.write_secret(&change, None).await.map(drop)
     }
 
-    /// Makes a secret the one that signs, and the one that did sign too for a while. With a key only once.
+    /// Replaces the secret; the previous one also signs until `previous_until`. Once per idempotency key.
     pub(super) async fn rotate_secret(
         &self,
         webhook: &Webhook,
@@ -248,7 +249,7 @@ impl Service {
         self.write_secret(&change, request).await
     }
 
-    /// One write, for the version that was read: a secret that somebody else made meanwhile is never lost unseen.
+    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten.
     async fn write_secret(
         &self,
         change: &SecretChange<'_>,
@@ -258,17 +259,17 @@ impl Service {
             change.webhook.namespace(),
             change.webhook.spec.secret_ref.name.as_str(),
         );
-        // What remembers the key when there is nothing to remember it beside.
-        let nothing = Secret::default();
+        // Stands in for a missing Secret.
+        let missing = Secret::default();
         for attempt in 1..=MAX_ATTEMPTS {
             let before: Option<Secret> = self.calls.get(namespace, name).await?;
-            let known = before.as_ref().unwrap_or(&nothing);
+            let current = before.as_ref().unwrap_or(&missing);
             let mut annotations = change.annotations.clone();
             if let Some(request) = request {
-                if request.was_done(known)? {
-                    return Rotated::of(known, change.webhook, true, self.clock.now()).ok_or_else(unusable);
+                if request.was_done(current)? {
+                    return Rotated::of(current, change.webhook, true, self.clock.now()).ok_or_else(unusable);
                 }
-                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(known, "")));
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(current, "")));
             }
             let change = SecretChange {
                 annotations,
@@ -294,8 +295,8 @@ impl Service {
 }
 
 impl Service {
-    /// Has the controller read a changed Secret at once, and waits until the watch shows it: what is asked for next is
-    /// signed with the new one. Without that the controller reads it some seconds later.
+    /// Makes the controller read a changed Secret at once, by annotating the webhook, so that events of later requests are
+    /// signed with it. Otherwise the controller would read it some seconds later.
     async fn announce_secret(&self, webhook: &Webhook, secret: &Secret) {
         let version = secret.metadata.resource_version.as_deref();
         let patch = json!({ "metadata": {
@@ -305,7 +306,7 @@ impl Service {
         let item = IndexedWebhook::of(Arc::new(webhook.clone()));
         if let Err(error) = self.webhooks.patch(&item, &patch).await {
             let (namespace, name) = (webhook.namespace(), webhook.name());
-            tracing::warn!(namespace, name, %error, "a webhook cannot be told of its new secret");
+            tracing::warn!(namespace, name, %error, "cannot announce a new secret to the controller");
         }
     }
 }
@@ -315,7 +316,7 @@ fn is_owned_by(secret: &Secret, webhook: &Webhook) -> bool {
     owners.into_iter().any(|owner| owner.uid == webhook.uid())
 }
 
-/// Whether the Secret was made for a webhook, which is then another one than the one that has its name now.
+/// Whether the service created the Secret, for a webhook that no longer exists.
 fn is_left_over(secret: &Secret) -> bool {
     let labels = secret.metadata.labels.as_ref();
     let is_ours = labels
@@ -329,14 +330,14 @@ fn is_left_over(secret: &Secret) -> bool {
 fn taken() -> Error {
     Error::new(
         ErrorKind::Conflict,
-        "a Secret that is not the service's has the name that the webhook's would have; it has to go first",
+        "another Secret already has the name of the webhook's Secret; delete it first",
     )
 }
 
 fn unusable() -> Error {
     Error::new(
         ErrorKind::Conflict,
-        "the webhook's Secret has been changed and holds no secret; rotate it",
+        "the webhook's Secret was changed and contains no signing secret; rotate it",
     )
 }
 
@@ -387,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_keeps_the_old_one_beside_the_new_one_and_leaves_other_keys_alone() {
+    fn a_rotation_keeps_the_previous_secret_and_leaves_other_keys_alone() {
         let webhook = webhook("signing");
         let mut change = SecretChange {
             webhook: &webhook,
@@ -405,20 +406,20 @@ mod tests {
         ];
         let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
         assert_eq!(rotated, expected.clone().into());
-        // Only of the version that was read: who was faster has told somebody another secret.
+        // Guarded by the version that was read: a concurrent rotation has answered with another secret.
         let mut versioned = before.clone();
         versioned.metadata.resource_version = Some("7".to_owned());
         assert_eq!(change.patch(&versioned)["metadata"]["resourceVersion"], "7");
         change.previous_until = None;
         let at_once = after(&before, &change);
         assert_eq!(at_once.len(), 2);
-        // The same secret again has nothing before it.
+        // An unchanged secret has no previous one.
         change.previous_until = Some(Timestamp::UNIX_EPOCH);
         assert_eq!(after(&secret(&[("signing", "new")]), &change).len(), 1);
     }
 
     #[test]
-    fn a_new_secret_goes_with_its_webhook() {
+    fn a_new_secret_is_owned_by_its_webhook() {
         let webhook = webhook("secret");
         let change = SecretChange {
             webhook: &webhook,

@@ -1,4 +1,4 @@
-//! The objects that requests about webhooks make and change, decided. No I/O.
+//! Builds and changes Webhook objects. No I/O.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use crate::{
     service::{idempotency::REQUEST_HASH_ANNOTATION, nonce::nonce},
 };
 
-/// A webhook to be made.
+/// A webhook to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewWebhook {
     /// HTTPS URL that events are POSTed to.
     pub url: String,
-    /// Types of events to send.
+    /// Event types to send.
     pub events: Vec<EventType>,
-    /// Signing secret; without one a random one is made.
+    /// Signing secret; by default a random one.
     pub secret: Option<String>,
     /// Whether events are recorded and sent.
     pub active: bool,
 }
 
 impl NewWebhook {
-    /// The object under this name. Its Secret will have the same.
+    /// The object with this name. Its Secret gets the same name.
     pub(super) fn object(&self, name: &str, request_hash: Option<String>) -> Webhook {
         let mut webhook = Webhook::new(
             name,
@@ -45,21 +45,21 @@ impl NewWebhook {
     }
 }
 
-/// What to change; what is `None` stays as it is.
+/// The fields to change; those that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WebhookChange {
-    /// Another URL.
+    /// The new URL.
     pub url: Option<String>,
-    /// The types of events, all of them.
+    /// The new event types; they replace all present ones.
     pub events: Option<Vec<EventType>>,
     /// Whether events are recorded and sent; `true` also enables a webhook that was disabled.
     pub active: Option<bool>,
-    /// Another signing secret, from now on the only one.
+    /// The new signing secret, which replaces the old one at once.
     pub secret: Option<String>,
 }
 
 impl WebhookChange {
-    /// The spec as it will be.
+    /// The changed spec.
     pub fn apply(&self, webhook: &Webhook, now: Timestamp) -> WebhookSpec {
         let mut spec = webhook.spec.clone();
         if let Some(url) = &self.url {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_object_names_the_secret_that_will_have_its_name() {
+    fn the_object_refers_to_a_secret_of_its_own_name() {
         let new = NewWebhook {
             url: "https://hooks.example.com/in".to_owned(),
             events: vec![EventType::InstanceCreated],
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn active_enables_what_was_disabled_and_changes_nothing_otherwise() {
+    fn active_true_enables_a_disabled_webhook_and_changes_nothing_else() {
         let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
         let active = |active| WebhookChange {
             active: Some(active),
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(
             enabled.enable_requested_at.as_deref(),
             Some("2026-11-21T10:00:00.000001Z"),
-            "another nonce than the one before"
+            "must differ from the previous nonce"
         );
         let healthy = webhook(false);
         assert_eq!(active(true).apply(&healthy, now), healthy.spec);
