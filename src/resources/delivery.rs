@@ -20,8 +20,8 @@ pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
 pub const FINISHED_LABEL: &str = "stellage.dev/finished";
 /// Annotation with the time at which a delivery was delivered or exhausted; it is kept for a while from then on.
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
-/// Annotation with the nonce of a request to send an unfinished delivery now: an RFC 3339 time, of which matters only that it
-/// differs from [`DeliveryStatus::attempt_requested_at`].
+/// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
+/// the request: a value that differs from [`DeliveryStatus::attempt_requested_at`] is a new request.
 pub const ATTEMPT_REQUESTED_AT_ANNOTATION: &str = "stellage.dev/attempt-requested-at";
 
 /// Most characters of a nonce that are looked at and echoed.
@@ -107,7 +107,7 @@ pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     namespaced,
     status = "DeliveryStatus",
     derive = "PartialEq",
-    doc = "One event for one webhook: the exact bytes to send, and every attempt. Made by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with another time each time. To send a finished one again, take its label away: kubectl label delivery NAME stellage.dev/finished-",
+    doc = "One event for one webhook: the exact bytes to send, and every attempt. Made by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, take its label away: kubectl label delivery NAME stellage.dev/finished-",
     printcolumn(name = "Event", type_ = "string", json_path = ".spec.eventType"),
     printcolumn(name = "Webhook", type_ = "string", json_path = ".spec.webhook"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -168,7 +168,7 @@ pub struct DeliveryStatus {
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
     pub attempt_count: i32,
-    /// Retries that the schedule has given so far. An attempt that was requested before the next one is due does not count.
+    /// Retries that the schedule has given so far. An attempt that was requested before the next retry is due does not count.
     /// Sending again begins a new ladder, with 0.
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
@@ -212,16 +212,16 @@ impl DeliveryStatus {
 }
 
 impl Delivery {
-    /// The nonce of the last request to send it now, answered or not.
+    /// The nonce of the last request to send this delivery now, answered or not.
     pub fn requested_attempt(&self) -> Option<&str> {
         let annotations = self.metadata.annotations.as_ref()?;
         let nonce = annotations.get(ATTEMPT_REQUESTED_AT_ANNOTATION)?;
-        // It is anybody's text, and the echo has to fit into the status.
+        // Anybody may write this text, and the echo has to fit into the status.
         let end = nonce.char_indices().nth(MAX_NONCE_CHARS);
         Some(end.map_or(nonce, |(end, _)| &nonce[..end]))
     }
 
-    /// Whether somebody wants it sent now, and no attempt was begun and written down since.
+    /// Whether an attempt is requested that has not been recorded yet.
     pub fn is_attempt_requested(&self) -> bool {
         let status = self.status.as_ref();
         let answered = status.and_then(|status| status.attempt_requested_at.as_deref());

@@ -30,7 +30,7 @@ pub(super) struct Flight {
     is_suspect: bool,
     /// Its subject, if this is a first attempt.
     subject: Option<Arc<str>>,
-    /// The request that it answers.
+    /// The nonce of the request that it answers, if there is one.
     request: Option<String>,
 }
 
@@ -175,7 +175,7 @@ impl Dispatcher {
                 job.state = State::Over;
                 self.write(key);
             }
-            // Nobody would know why nothing comes of the request.
+            // Recorded as an attempt, so that whoever requested it learns why nothing was sent.
             Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
                 let mut status = job.status();
                 record_attempt(&mut status, not_sent(why, now), flight.request.as_ref());
@@ -243,21 +243,23 @@ impl Dispatcher {
         // Of several that are answered so at the same time, one ends; the others are held.
         let gone = code == Some(410) && is_judged && is_open;
         if status.phase == DeliveryPhase::Held {
-            // Somebody wanted it sent all the same.
+            // It was requested although the webhook is disabled.
             if !is_open {
                 job.set_status(status);
                 self.hold(key);
                 self.attempt_if_requested(key);
                 return;
             }
+            // The webhook was enabled meanwhile.
             status.retries = 0;
         }
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
         if self.schedule.delay(retry).is_none() && !is_judged {
             retry = 0;
         }
+        // Before the ladder's next step was due: that step stays as it is.
         let is_early = flight.request.is_some() && status.retries > 0 && scheduled > Some(now.wall);
-        let is_wanted_again = job
+        let is_requested_again = job
             .request()
             .is_some_and(|it| Some(it) != flight.request.as_deref());
         let delay = if gone || job.test {
@@ -270,8 +272,8 @@ impl Dispatcher {
             status.retries = i32::try_from(retry + 1).unwrap_or(i32::MAX);
             Some(retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH)))
         } else {
-            // The attempt that somebody has asked for since this one began is the last one then.
-            is_wanted_again.then_some(Duration::ZERO)
+            // An attempt was requested after this one began: that one is the last.
+            is_requested_again.then_some(Duration::ZERO)
         };
         if let Some(delay) = delay {
             status.phase = DeliveryPhase::Pending;
@@ -318,7 +320,7 @@ impl Dispatcher {
     }
 }
 
-/// How long a retry that is due then still waits: however the clock was set meanwhile, no longer than its schedule allows.
+/// How long a retry that is due at `due` still waits. However the clock was set meanwhile, no longer than the schedule allows.
 pub(super) fn wait_until(
     due: Option<Timestamp>,
     status: &DeliveryStatus,
@@ -329,14 +331,14 @@ pub(super) fn wait_until(
     wait.unwrap_or_default().min(longest_wait(status, schedule))
 }
 
-/// How long a receiver may have the next retry wait.
+/// The longest wait that a receiver can ask for before the next retry.
 fn longest_wait(status: &DeliveryStatus, schedule: &RetrySchedule) -> Duration {
     let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
     let delay = retry.and_then(|retry| schedule.delay(retry));
     delay.map_or(Duration::ZERO, |delay| delay * MAX_STRETCH)
 }
 
-/// For the record: something spoke against sending.
+/// The record of an attempt that could not be made.
 fn not_sent(why: String, now: Now) -> Attempt {
     Attempt {
         at: now.wall,

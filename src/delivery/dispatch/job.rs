@@ -256,7 +256,7 @@ impl Job {
             .map_or(DeliveryPhase::Pending, |status| status.phase)
     }
 
-    /// The nonce of a request to send it now, until what came of such an attempt is known. A test is sent once, at once.
+    /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent at once anyway.
     pub(super) fn request(&self) -> Option<&str> {
         let answered = self
             .known_status()

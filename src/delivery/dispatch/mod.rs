@@ -16,7 +16,7 @@
 //! - `first_attempts`: the part of that queue in which events of one object keep their order;
 //! - `fair_queue`: a round-robin queue, in which accounts take turns;
 //! - `attempts`: which job is sent next, and what comes of an attempt;
-//! - `requests`: deliveries that somebody wants sent now, before they are due;
+//! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: what is written down of a job;
 //! - `observed`: the Deliveries that exist, as the watch and lists show them;
 //! - `webhooks`: webhooks that come, change and go, and what that means for their jobs.

@@ -1,13 +1,13 @@
-//! Deliveries that somebody wants sent now: a retry before it is due, or a held one of a webhook that is disabled, once, as a
-//! test is.
+//! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a disabled webhook, which is
+//! sent once, as a test is.
 //!
-//! A request is a nonce in an annotation; it is answered by an attempt that begins after it was seen, and the echo is written
-//! with what comes of that attempt. So a crash in between repeats at most that attempt, and a second request before it begins
-//! is the same request. One that is seen while an attempt is under way is answered by its success, but not by its failure:
-//! the receiver may have been mended meanwhile, so another attempt follows at once.
+//! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the echo
+//! is written together with the attempt's outcome. After a crash in between, the attempt is made again. A request that arrives
+//! while an attempt is under way is answered if that attempt succeeds. If it fails, another one follows at once, because the
+//! receiver may have been repaired in the meantime.
 //!
-//! What was requested leaves the ladder alone: a retry that fails before it was due waits for its time as before. It takes a
-//! step only if its time has come meanwhile, and then it is that step.
+//! A requested attempt leaves the ladder of retries alone: if it fails before the next retry was due, that retry stays when it
+//! was scheduled. If the retry has fallen due meanwhile, the requested attempt counts as this retry.
 
 use super::{
     Dispatcher, JobKey, WebhookKey,
@@ -17,7 +17,7 @@ use super::{
 use crate::resources::DeliveryPhase;
 
 impl Dispatcher {
-    /// Has a job sent now if that is wanted, and it waits for something else.
+    /// Enqueues a job that is requested, if it is waiting and may be sent.
     pub(super) fn attempt_if_requested(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get(key) else { return };
         let Some(queue) = self.queues.get(&job.webhook) else {
@@ -25,10 +25,10 @@ impl Dispatcher {
         };
         let is_kept = job.phase() == DeliveryPhase::Held;
         match (queue.gate(), job.state, job.request()) {
-            // The first attempt of a ladder never waits for long, and keeps its place.
+            // A first attempt never waits for long, and keeps its place in the order.
             (Gate::Open, State::Waiting(_), Some(_)) if !job.is_first_attempt() => {}
             (Gate::Disabled, State::Held, Some(_)) => {}
-            // The request was taken back.
+            // The request was withdrawn.
             (Gate::Disabled, State::Waiting(_) | State::Ready(_), None) if is_kept => {
                 self.hold(key);
                 return;
@@ -39,14 +39,14 @@ impl Dispatcher {
         self.enqueue(key);
     }
 
-    /// The same for all jobs of a webhook.
+    /// Enqueues all requested jobs of a webhook that may be sent.
     pub(super) fn attempt_requested(&mut self, webhook: &WebhookKey) {
         for key in self.jobs_of(webhook) {
             self.attempt_if_requested(&key);
         }
     }
 
-    /// Takes on a record of a webhook that may not be sent to: it is held, or, if somebody wants that, sent once.
+    /// Adopts a record of a webhook that may not be sent to: it is held, or sent once if that is requested.
     pub(super) fn adopt_held(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
@@ -54,7 +54,7 @@ impl Dispatcher {
             self.hold(key);
             return;
         }
-        // Only what comes of it is worth a write.
+        // Only the outcome is worth a write.
         if job.phase() != DeliveryPhase::Held {
             let mut status = job.status();
             status.phase = DeliveryPhase::Held;

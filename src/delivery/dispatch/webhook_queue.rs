@@ -95,7 +95,7 @@ pub(super) struct WebhookQueue {
     /// By ticket, as are `tests`.
     retries: BTreeMap<u64, JobKey>,
     tests: BTreeMap<u64, JobKey>,
-    /// What somebody wants sent now although it is not due: retries, and held ones of a webhook that is disabled.
+    /// Jobs that were requested before they are due: retries, and held ones if the webhook is disabled.
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,

@@ -42,7 +42,7 @@ impl Dispatcher {
         match (before, queue.gate()) {
             (before, after) if before == after => {}
             (_, Gate::Open) => self.release_all(&webhook, now),
-            // Of one that was disabled, what somebody wanted sent all the same.
+            // Of a disabled webhook only requested deliveries are sent.
             (Gate::Open | Gate::Disabled, _) => self.hold_all(&webhook),
             (_, Gate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
@@ -150,7 +150,7 @@ impl Dispatcher {
     /// In the order of their events, each with a fresh ladder.
     fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
         let mut keys = self.jobs_of(webhook);
-        // Those too that somebody wanted sent before, and that were not yet.
+        // Including those that were requested while the webhook was disabled and have not been sent yet.
         let is_kept = |job: &Job| {
             job.state == State::Held
                 || job.phase() == DeliveryPhase::Held
