@@ -1,10 +1,10 @@
-//! Plans, regions, images and prices: what can be ordered.
+//! The plans, prices, regions and images that can be ordered.
 
 use serde::Serialize;
 
 use crate::resources::Plan;
 
-/// What a [`Plan`] consists of (specification, section 2.3; disks from the decisions, section 3).
+/// The size and price of a [`Plan`] (specification, section 2.3; disks from the decisions, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlanSize {
     /// Virtual CPUs.
@@ -13,7 +13,7 @@ pub struct PlanSize {
     pub memory_gb: i32,
     /// Disk in GB.
     pub disk_gb: i32,
-    /// Price a month in whole EUR.
+    /// Price per month in whole EUR.
     pub price_eur: u32,
 }
 
@@ -31,7 +31,7 @@ impl Plan {
         }
     }
 
-    /// What the plan consists of.
+    /// The size and price of the plan.
     pub const fn size(self) -> PlanSize {
         match self {
             Self::Starter => PlanSize {
@@ -70,15 +70,15 @@ impl std::str::FromStr for Plan {
     }
 }
 
-/// The regions and images on offer (Helm values later), and whether others are served too.
+/// The available regions and images, and whether others are served too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalogue {
-    /// Region codes on offer, listed by `GET /v1/regions`.
+    /// Available region codes, listed by `GET /v1/regions`.
     pub regions: Vec<String>,
-    /// Image identifiers on offer, listed by `GET /v1/images`.
+    /// Available image identifiers, listed by `GET /v1/images`.
     pub images: Vec<String>,
-    /// Whether the provider also serves well-formed regions and images beyond the lists: the simulator does, a real
-    /// provider serves only what is mapped for it (decisions, section 3).
+    /// Whether the provider also serves other well-formed regions and images. The simulator does; a real provider serves
+    /// only those that are mapped for it (decisions, section 3).
     pub open: bool,
 }
 
@@ -101,7 +101,7 @@ impl Default for Catalogue {
 }
 
 impl Catalogue {
-    /// Whether instances can be made in `region`, which must be well-formed.
+    /// Whether instances can be created in `region`, which must be well-formed.
     pub fn serves_region(&self, region: &str) -> bool {
         self.open || self.regions.iter().any(|r| r == region)
     }

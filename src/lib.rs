@@ -1,13 +1,14 @@
 //! Stellage turns a Kubernetes cluster into a small cloud: instances through a REST API or `kubectl apply`.
 //!
-//! The modules from top to bottom; each names only what is below it (a test, `tests/imports.rs`, keeps it so):
+//! The modules from top to bottom; each imports only those below it (`tests/imports.rs` checks this):
 //!
-//! - [`serve`] puts the parts together for `stellage run`, `api` and `controller`, as the flags in [`settings`] say;
-//! - [`facade`] answers REST, [`controllers`] carry out what the kinds ask for, [`cli`] has the other commands;
-//! - [`lifecycle`] decides what happens to an instance next, [`delivery`] what is sent to a receiver when, and sends it; [`mail`]
-//!   tells account holders;
-//! - [`events`] has the bodies of events, [`providers`] make servers real, [`catalogue`] says what can be had, [`runtime`] is what
-//!   all parts stand on: watches, leader election, clock, metrics;
+//! - [`serve`] connects the parts for `stellage run`, `api` and `controller`, configured by the flags in [`settings`];
+//! - [`facade`] serves the REST API, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
+//! - [`service`] is what an account holder can do, without HTTP;
+//! - [`lifecycle`] decides what happens to an instance next, [`delivery`] schedules and sends events to receivers, [`mail`]
+//!   notifies account holders;
+//! - [`events`] has the bodies of events, [`providers`] run the servers, [`catalogue`] lists what can be ordered, [`runtime`] is
+//!   the common infrastructure: watches, leader election, clock, metrics;
 //! - [`resources`] are the kinds.
 
 pub mod catalogue;

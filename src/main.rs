@@ -38,7 +38,7 @@ enum Command {
         #[command(flatten)]
         api: ApiSettings,
     },
-    /// Run the controllers only; of several replicas one writes
+    /// Run the controllers only; any number of replicas, one of which is the leader and writes
     Controller {
         #[command(flatten)]
         common: CommonSettings,
@@ -61,7 +61,7 @@ Examples:
   stellage completions zsh > \"${fpath[1]}/_stellage\"
   stellage completions fish > ~/.config/fish/completions/stellage.fish";
 
-/// The arguments of `stellage`; or of `kubectl stellage`, if that is how this was called.
+/// The command-line interface of `stellage`, or of `kubectl stellage` if called as a plugin.
 fn arguments() -> clap::Command {
     let command = Arguments::command();
     if cli::program() == "stellage" {
@@ -71,7 +71,7 @@ fn arguments() -> clap::Command {
     }
 }
 
-/// With the examples as they are typed with kubectl.
+/// Rewrites the examples for use with kubectl.
 fn as_plugin(command: clap::Command) -> clap::Command {
     let examples = command
         .get_after_help()
@@ -83,18 +83,18 @@ fn as_plugin(command: clap::Command) -> clap::Command {
     command.mut_subcommands(as_plugin)
 }
 
-/// What kubectl asks for to complete `kubectl stellage …`, if that is what this was called for.
+/// The completions for `kubectl stellage …`, if kubectl called this program as its completer.
 fn answer_to_kubectl() -> Option<String> {
     let mut words = std::env::args();
     let called_as = words.next()?;
-    let is_asked = called_as.rsplit('/').next() == Some(completions::PLUGIN_COMPLETER);
-    is_asked.then(|| {
+    let is_completer = called_as.rsplit('/').next() == Some(completions::PLUGIN_COMPLETER);
+    is_completer.then(|| {
         let words: Vec<String> = words.collect();
         completions::answer_to_kubectl(&Arguments::command(), &words)
     })
 }
 
-/// Prints a text. A reader that has gone away is no error.
+/// Prints a text. A closed pipe is not an error.
 fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
@@ -122,7 +122,7 @@ async fn main() -> ExitCode {
         Command::Client(command) => match cli::run(command).await {
             Ok(()) => Ok(()),
             Err(error) => {
-                eprintln!("error: {error}");
+                eprintln!("error: {}", cli::printable(&error.to_string()));
                 return ExitCode::from(error.exit_code());
             }
         },

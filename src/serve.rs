@@ -1,4 +1,4 @@
-//! `stellage run`, `stellage api` and `stellage controller`: puts the parts together, serves until SIGTERM, and stops in
+//! `stellage run`, `stellage api` and `stellage controller`: connects the parts, serves until SIGTERM, and shuts down in
 //! order.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -33,54 +33,54 @@ use crate::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
-/// The task that may end while all goes on.
+/// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
-/// How often it is looked whether all is ready.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// After how many looks it is said what is awaited: every ten seconds.
-const LOOKS_UNTIL_SAID: u32 = 200;
+/// How often to check whether everything is ready.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// Number of checks, ten seconds' worth, after which to log what is still missing.
+const CHECKS_PER_LOG: u32 = 200;
 
-/// Why serving ended before it was asked to, or never began.
+/// Why serving failed to start, or ended before a shutdown was requested.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// No usable kubeconfig, and not in a cluster either.
-    #[error("no way to the API server: {0}; set KUBECONFIG to a kubeconfig, or run in a cluster")]
+    /// There is no usable kubeconfig, and the process does not run in a cluster.
+    #[error("cannot find an API server: {0}; set KUBECONFIG to a kubeconfig, or run in a cluster")]
     Config(#[from] kube::config::InferConfigError),
     /// The client could not be built.
-    #[error("the kubeconfig cannot be used: {0}")]
+    #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
-    /// A port is taken or not ours.
+    /// The address is in use or not available.
     #[error("cannot listen on {address}: {source}; choose another with {flag}")]
     Bind {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// The flag that says so.
+        /// The flag that sets it.
         flag: &'static str,
-        /// Why not.
+        /// Why it failed.
         source: std::io::Error,
     },
-    /// The settings of deliveries cannot be used.
+    /// The delivery settings are invalid.
     #[error(transparent)]
     Receivers(#[from] ClientError),
-    /// The settings of mails cannot be used.
+    /// The mail settings are invalid.
     #[error(transparent)]
     Mail(#[from] MailError),
     /// The ready file could not be written.
     #[error("cannot write --ready-file: {0}")]
     ReadyFile(std::io::Error),
-    /// Signals could not be listened for.
+    /// The signal handlers could not be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(std::io::Error),
-    /// Another replica writes now; only a fresh start may try again.
-    #[error("the Lease was lost: another replica may be writing, so this one ends")]
+    /// Another replica may be writing; this one must be restarted before it writes again.
+    #[error("lost the Lease: another replica may be writing, so this one exits")]
     LeaseLost,
-    /// A part ended although nobody asked it to.
+    /// A part ended before the shutdown.
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
 
-/// Serves what has settings: the facade, the controllers, or both. Returns when SIGTERM or SIGINT has been handled: no
-/// more requests are taken, what is under way is finished within the grace, the Lease is released.
+/// Serves the parts that have settings: the facade, the controllers, or both. On SIGTERM or SIGINT it accepts no more
+/// requests, finishes running work within the grace period, releases the Lease, and returns.
 pub async fn serve(
     common: CommonSettings,
     api: Option<ApiSettings>,
@@ -95,7 +95,7 @@ pub async fn serve(
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener);
     let mut tasks: Tasks = Vec::new();
-    // Watches outlive the serving, so that requests and reconciles under way still see their own writes.
+    // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
         client: client::connect(config, health.clone())?,
         health: health.clone(),
@@ -129,7 +129,9 @@ pub async fn serve(
         on_accounts.push(accounts);
         on_instances.push(instances);
         on_webhooks.push(webhooks);
-        watches.spawn::<ApiKey>(vec![keys, facade.key_listener()]);
+        let (used_keys, used_accounts) = facade.listeners();
+        on_accounts.push(used_accounts);
+        watches.spawn::<ApiKey>(vec![keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",
@@ -144,11 +146,11 @@ pub async fn serve(
         .transpose()?;
     let mut deliveries = None;
     if let Some(controllers) = &controllers {
-        let heard = controllers.webhooks.listeners();
-        on_webhooks.push(heard.webhooks);
-        on_instances.push(heard.instances);
+        let listeners = controllers.webhooks.listeners();
+        on_webhooks.push(listeners.webhooks);
+        on_instances.push(listeners.instances);
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
-        deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![heard.deliveries]));
+        deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
         on_accounts.push(controllers.accounts.account_listener());
         on_instances.push(controllers.accounts.instance_listener());
         on_instances.push(Box::new(controllers.queue.clone()));
@@ -204,7 +206,7 @@ fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) ->
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
 
-/// The first part to end early ends all; otherwise each is waited for after the signal.
+/// Waits for all parts to end. If one ends early, shuts down the others.
 async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeError> {
     let mut result = Ok(());
     let mut running = tasks
@@ -225,7 +227,7 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
     result
 }
 
-/// What the controllers need beside what every part has.
+/// The controllers, and what they need to run.
 struct Controllers {
     settings: ControllerSettings,
     common: CommonSettings,
@@ -282,7 +284,7 @@ impl Controllers {
         })
     }
 
-    /// Waits for the Lease, and writes as long as it is held.
+    /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
         accounts: Store<Account>,
@@ -294,7 +296,7 @@ impl Controllers {
         let namespace = &self.settings.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
-        // Warm before it writes: an Account that is merely not listed yet must not look like none.
+        // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
         let warm = async {
             accounts
                 .wait_until_ready()
@@ -335,8 +337,8 @@ impl Controllers {
         };
         drop(known);
         let grace = self.common.shutdown_grace();
-        let told = Events::new(client, "webhook-controller", &self.identity);
-        // Before any instance is looked at: what it records is taken on its way from the first event on.
+        let webhook_events = Events::new(client, "webhook-controller", &self.identity);
+        // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = shutdown.cancelled() => {
                 leadership.release().await;
@@ -347,7 +349,7 @@ impl Controllers {
         }
         let work = async {
             tokio::join!(
-                self.webhooks.run(told, shutdown.clone(), grace),
+                self.webhooks.run(webhook_events, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
             )
@@ -359,7 +361,7 @@ impl Controllers {
         tokio::select! {
             () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
             _ = work => if !shutdown.is_cancelled() { return Err(ServeError::Ended("the controllers")) },
-            () = overdue => tracing::warn!(?grace, "reconciles are still under way; the next leader repeats them"),
+            () = overdue => tracing::warn!(?grace, "reconciles were still running when the grace period ended; the next leader repeats them"),
         }
         leadership.release().await;
         Ok(())
@@ -396,7 +398,7 @@ fn url(listener: &TcpListener) -> String {
     )
 }
 
-/// Says what is awaited while something is, and when all is ready.
+/// Logs what is still missing until everything is ready, then writes the ready file.
 async fn announce(
     health: Health,
     ready_file: Option<PathBuf>,
@@ -404,34 +406,34 @@ async fn announce(
     metrics_url: String,
     shutdown: CancellationToken,
 ) -> Result<(), ServeError> {
-    let mut looks = 0_u32;
+    let mut checks = 0_u32;
     loop {
-        let awaited = health.not_ready();
-        if awaited.is_empty() {
+        let waiting_for = health.not_ready();
+        if waiting_for.is_empty() {
             break;
         }
-        looks += 1;
-        if looks.is_multiple_of(LOOKS_UNTIL_SAID) {
-            tracing::warn!(?awaited, "still waiting");
+        checks += 1;
+        if checks.is_multiple_of(CHECKS_PER_LOG) {
+            tracing::warn!(?waiting_for, "not ready yet");
         }
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(CHECK_EVERY) => {}
         }
     }
     tracing::info!(api = api_url, metrics = metrics_url, "ready");
     let Some(path) = ready_file else { return Ok(()) };
-    // In one step, so that whoever waits for the file never reads half of it.
-    let half = path.with_extension("part");
+    // Write and rename, so that no reader sees half of the file.
+    let partial = path.with_extension("part");
     let text = serde_json::json!({ "url": api_url, "metrics_url": metrics_url }).to_string();
     let written = async {
-        tokio::fs::write(&half, text).await?;
-        tokio::fs::rename(&half, &path).await
+        tokio::fs::write(&partial, text).await?;
+        tokio::fs::rename(&partial, &path).await
     };
     written.await.map_err(ServeError::ReadyFile)
 }
 
-/// A token that SIGTERM and SIGINT cancel. A second signal does not wait.
+/// A token that SIGTERM and SIGINT cancel. A second signal ends the process at once.
 fn shutdown_on_signals() -> Result<CancellationToken, ServeError> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
@@ -440,7 +442,7 @@ fn shutdown_on_signals() -> Result<CancellationToken, ServeError> {
     let cancel = shutdown.clone();
     tokio::spawn(async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-        tracing::info!("stopping: finishing what is under way; a second signal ends at once");
+        tracing::info!("shutting down: finishing requests and reconciles; a second signal exits immediately");
         cancel.cancel();
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
         std::process::exit(1);

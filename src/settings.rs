@@ -1,4 +1,4 @@
-//! Settings of the serving commands: flags, each with an environment variable of the same name behind `STELLAGE_`.
+//! Settings of the serving commands: flags, each with an environment variable of the same name prefixed with `STELLAGE_`.
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
@@ -14,7 +14,8 @@ use crate::{
     runtime::lease::LeaseTimes,
 };
 
-/// How long the Lease may last: below, the attempts to renew it have no room; above, nobody waits for a dead leader.
+/// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
+/// leader takes too long.
 const LEASE_SECONDS: RangeInclusive<i64> = 5..=600;
 
 /// Settings that the facade and the controllers share.
@@ -28,23 +29,23 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_PROVISIONING_SECONDS", default_value = "150", value_parser = seconds)]
     pub provisioning_seconds: f64,
 
-    /// Region on offer, may be given more than once or as a comma-separated list
+    /// Available region; may be given more than once or as a comma-separated list
     #[arg(long = "region", env = "STELLAGE_REGIONS", value_delimiter = ',', default_values_t = Catalogue::default().regions, value_parser = region)]
     pub regions: Vec<String>,
 
-    /// Image on offer, may be given more than once or as a comma-separated list
+    /// Available image; may be given more than once or as a comma-separated list
     #[arg(long = "image", env = "STELLAGE_IMAGES", value_delimiter = ',', default_values_t = Catalogue::default().images, value_parser = image)]
     pub images: Vec<String>,
 
-    /// Whom webhooks may call
+    /// Which receivers webhooks may call, and how
     #[command(flatten)]
     pub receivers: ReceiverSettings,
 
-    /// File to write once all is serving: JSON with `url` (of the facade, if it runs) and `metrics_url`
+    /// File to write once everything is ready: JSON with `url` (of the REST API, if served) and `metrics_url`
     #[arg(long, env = "STELLAGE_READY_FILE")]
     pub ready_file: Option<PathBuf>,
 
-    /// Seconds that requests and reconciles under way get to finish after SIGTERM
+    /// Seconds to wait for running requests and reconciles after SIGTERM
     #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20)]
     pub shutdown_grace_seconds: u64,
 
@@ -59,12 +60,12 @@ impl CommonSettings {
         Timings::for_provisioning(self.provisioning_seconds)
     }
 
-    /// How long requests, reconciles and deliveries under way get to finish.
+    /// How long to wait for running requests, reconciles and deliveries at shutdown.
     pub fn shutdown_grace(&self) -> Duration {
         Duration::from_secs(self.shutdown_grace_seconds)
     }
 
-    /// What can be ordered. The simulator serves more than the lists.
+    /// The regions and images that can be ordered. Open, because the simulator also serves others.
     pub fn catalogue(&self) -> Catalogue {
         Catalogue {
             regions: self.regions.clone(),
@@ -85,11 +86,11 @@ pub struct ApiSettings {
 /// Settings of the controllers.
 #[derive(Args, Clone, Debug)]
 pub struct ControllerSettings {
-    /// Namespace of the operator: holds the Lease, and no Account may have it
+    /// Namespace of the operator, which holds the Lease; no Account may use it
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
-    /// Service account of the operator in its namespace: gets a RoleBinding in each account's namespace
+    /// Service account of the operator in its namespace; it gets a RoleBinding in each account's namespace
     #[arg(long, env = "STELLAGE_SERVICE_ACCOUNT", default_value = "stellage")]
     pub service_account: String,
 
@@ -97,8 +98,8 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_IDENTITY")]
     pub identity: Option<String>,
 
-    /// Seconds until another replica takes over from a leader that has gone silent; a leader that cannot renew the Lease
-    /// for two thirds of them ends
+    /// Seconds until another replica takes over from a leader that no longer renews the Lease; a leader that cannot renew it
+    /// for two thirds of that time exits
     #[arg(long, env = "STELLAGE_LEASE_DURATION_SECONDS", default_value_t = LeaseTimes::DEFAULT_SECONDS, value_parser = clap::value_parser!(u16).range(LEASE_SECONDS))]
     pub lease_duration_seconds: u16,
 
@@ -106,7 +107,7 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
 
-    /// Writes to the API server under way at the same time
+    /// Writes to the API server at the same time
     #[arg(long, env = "STELLAGE_WRITE_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub write_concurrency: u16,
 
@@ -122,11 +123,11 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_PROVIDER_TIMEOUT_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub provider_timeout_seconds: u64,
 
-    /// How deliveries are made and kept
+    /// How events are delivered and recorded
     #[command(flatten)]
     pub delivery: DeliverySettings,
 
-    /// How account holders are told
+    /// How account holders are notified
     #[command(flatten)]
     pub mail: MailSettings,
 }

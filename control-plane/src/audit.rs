@@ -1,10 +1,10 @@
-//! The API server's audit log, for tests that count what is written.
+//! The API server's audit log, for tests that count requests.
 
 use crate::Error;
 use serde_json::Value;
 use std::{fs, path::Path};
 
-/// Every request once, when it is answered, without bodies.
+/// Logs every request once, when it is answered, without bodies.
 pub(crate) const POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -24,18 +24,18 @@ pub struct Request {
     pub user_agent: String,
     /// The resource's plural name; empty for a path such as `/readyz`.
     pub resource: String,
-    /// `status`, `scale`… or empty.
+    /// The subresource, such as `status`, or empty.
     pub subresource: String,
     /// The namespace, or empty.
     pub namespace: String,
-    /// The object's name; empty for collections, and for a creation that left the name to the server.
+    /// The object's name; empty for collections, and for creates with a generated name.
     pub name: String,
     /// The HTTP status.
     pub code: u16,
 }
 
 impl Request {
-    /// Whether it changed something, or tried to.
+    /// Whether it is a write, successful or not.
     pub fn is_write(&self) -> bool {
         matches!(
             self.verb.as_str(),

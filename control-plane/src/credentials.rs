@@ -1,4 +1,4 @@
-//! Who may talk to the API server: two identities, known by a token each.
+//! The users of the API server: two identities, each with a token.
 
 use crate::{Error, random};
 use k8s_openapi::ByteString;
@@ -10,19 +10,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One of the two users that the API server knows.
+/// A user of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// `admin` in `system:masters`: may do anything.
+    /// `admin` in `system:masters`, who may do anything.
     Admin,
-    /// The service account that the operator runs as, `stellage` in `stellage-system`: may do what RBAC grants it.
+    /// The operator's service account `stellage` in `stellage-system`, with the rights that RBAC grants it.
     Operator,
 }
 
 impl Identity {
     const ALL: [Self; 2] = [Self::Admin, Self::Operator];
 
-    /// The user name, as RBAC and the audit log have it.
+    /// The user name in RBAC and the audit log.
     pub const fn user(self) -> &'static str {
         match self {
             Self::Admin => "admin",
@@ -47,7 +47,7 @@ impl Identity {
     }
 }
 
-/// The tokens, in a file for the API server.
+/// The tokens, and the file with them for the API server.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     admin: String,
@@ -79,8 +79,8 @@ impl Tokens {
         }
     }
 
-    /// Writes both kubeconfigs. The certificates are those that the API server made for itself: its own and its
-    /// authority's in one file, so that clients verify it.
+    /// Writes both kubeconfigs. `certificates` are those of the API server and its own authority, so that clients can verify
+    /// it.
     pub(crate) fn write_kubeconfigs(
         &self,
         folder: &Path,
@@ -110,7 +110,7 @@ impl Tokens {
     }
 }
 
-/// Writes a file that only its owner may read, and replaces it whole if it is there.
+/// Writes a file that only its owner may read; replaces an existing file.
 pub fn write_private(path: &Path, text: &str) -> Result<(), Error> {
     let _ = fs::remove_file(path);
     fs::OpenOptions::new()

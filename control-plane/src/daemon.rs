@@ -1,4 +1,4 @@
-//! One long-running child with its log.
+//! A long-running child process with its log.
 
 use crate::{Error, ProcessGroup};
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who ends by itself sooner than this after its start would do so again.
+/// A process that exits by itself sooner than this after its start would do so again.
 const MIN_RUN: Duration = Duration::from_secs(5);
 
 /// A child process that belongs to a [`ProcessGroup`] and writes to a log file. Dropping it kills it.
@@ -50,7 +50,7 @@ impl Daemon {
         })
     }
 
-    /// The name it was started with.
+    /// The name given at the start.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,34 +60,34 @@ impl Daemon {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has exited.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// How it ended, if it has and is worth starting again, as the kubelet does: it was killed, or had run for a while. An
-    /// error with the end of its log if it ended by itself soon after its start.
+    /// The exit status, if it has exited and should be restarted: because it was killed, or had run for a while. An error with
+    /// the end of its log if it exited by itself soon after its start.
     pub fn to_be_restarted(&mut self) -> Result<Option<ExitStatus>, Error> {
         match self.exited() {
             Some(status) if status.signal().is_none() && self.started.elapsed() < MIN_RUN => {
-                Err(self.error(format!("has ended ({status})")))
+                Err(self.error(format!("exited ({status})")))
             }
             ended => Ok(ended),
         }
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Sends SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// SIGSTOP: it does nothing until [`resume`](Self::resume).
+    /// Sends SIGSTOP, which suspends it until [`resume`](Self::resume).
     pub fn halt(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -98,7 +98,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM; SIGKILL if it still runs after `grace`. Returns how it ended.
+    /// Sends SIGTERM, and SIGKILL if it still runs after `grace`. Returns the exit status.
     pub async fn stop(&mut self, grace: Duration) -> Option<ExitStatus> {
         if self.exited().is_none() {
             self.signal(Signal::TERM);

@@ -1,11 +1,11 @@
-//! What can go wrong with a control plane.
+//! Errors of a control plane.
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
-/// What can go wrong between wanting a control plane and having one.
+/// Why a control plane cannot be started or used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something that has to be on the machine is not; one line that also says how to get it.
+    /// Something required is missing on this machine. The message is one line that also names the fix.
     #[error("{0}")]
     Missing(String),
     /// A Go build failed.
@@ -18,22 +18,22 @@ pub enum Error {
         /// The last lines of its output.
         tail: String,
     },
-    /// A file or folder could not be used.
+    /// A file or folder cannot be used.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
         /// The verb: read, write, create…
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A program could not be started.
+    /// A program cannot be started.
     #[error("cannot start {program}: {source}")]
     Spawn {
         /// The program.
         program: String,
-        /// The system's answer.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A process ended, or did not become ready in time.
@@ -48,19 +48,19 @@ pub enum Error {
         /// The last lines of the log.
         tail: String,
     },
-    /// No free port was found on loopback.
+    /// There is no free port on loopback.
     #[error("no free port on 127.0.0.1: {0}")]
     Port(io::Error),
-    /// A kubeconfig could not be used.
+    /// A kubeconfig cannot be used.
     #[error(transparent)]
     Kubeconfig(#[from] kube::config::KubeconfigError),
-    /// The API server could not be talked to.
+    /// The API server cannot be reached.
     #[error(transparent)]
     Client(#[from] Box<kube::Error>),
 }
 
 impl Error {
-    /// For `map_err`: an I/O error with the file and the verb.
+    /// For `map_err`: adds the file and the action to an I/O error.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }

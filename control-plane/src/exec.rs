@@ -1,4 +1,4 @@
-//! `control-plane exec -- CMD…`: a command with a control plane around it.
+//! `control-plane exec -- CMD…`: runs a command against a control plane.
 
 use crate::{Failure, assets, runtime, stop::Stop};
 use control_plane::{ControlPlane, Error, Identity};
@@ -13,18 +13,18 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// How long a command may take to end after it was asked to.
+/// How long a command may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// One more argument for kube-apiserver, such as --apiserver-arg=--v=3; may be repeated
+    /// Argument for kube-apiserver, such as --apiserver-arg=--v=3; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     apiserver_arg: Vec<String>,
-    /// One more argument for etcd; may be repeated
+    /// Argument for etcd; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     etcd_arg: Vec<String>,
-    /// The command; it finds KUBECONFIG set, and kubectl in its PATH
+    /// The command to run, with KUBECONFIG set and kubectl in PATH
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -64,7 +64,7 @@ async fn within(plane: &ControlPlane, words: &[OsString], stop: &mut Stop) -> Re
         .args(arguments)
         .env("KUBECONFIG", plane.kubeconfig(Identity::Admin))
         .env("PATH", path);
-    // In the servers' group it ends with them, whatever happens here; but only the terminal's foreground group may
+    // In the servers' group, the command ends with them, whatever happens here. But only the terminal's foreground group may
     // read from the terminal.
     if !std::io::stdin().is_terminal() {
         command.process_group(plane.group().id());
@@ -101,7 +101,7 @@ async fn ended(child: &mut Child) -> Result<ExitStatus, Failure> {
     }
 }
 
-/// As a shell has it: 128 and the signal's number for a command that a signal ended.
+/// The exit code by the convention of shells: 128 plus the signal's number for a command that a signal ended.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status
         .code()

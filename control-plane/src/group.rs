@@ -1,12 +1,12 @@
-//! A process group that dies with the process that made it, even by `kill -9`: nothing is left running.
+//! A process group that is killed when the process that created it ends, even by `kill -9`.
 //!
-//! Two small helpers make it so, without signal handlers and without `unsafe`:
+//! Two small helper processes do this, without signal handlers and without `unsafe`:
 //!
-//! - the *anchor* leads the group, so that the group exists as long as processes are to be put into it;
-//! - the *watchdog*, outside the group, waits on a pipe whose only other end this process holds. When the pipe
-//!   closes, for whatever reason, it kills the group and removes files.
+//! - the *anchor* leads the group, so that the group exists as long as processes join it;
+//! - the *watchdog*, outside the group, waits on a pipe whose only other end is in this process. When the pipe
+//!   closes, for whatever reason, the watchdog kills the group and removes files.
 //!
-//! A child is put into the group between fork and exec, so there is no moment at which it could be missed.
+//! A child joins the group between fork and exec, so it cannot be missed.
 
 use crate::Error;
 use std::{
@@ -16,8 +16,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// `$1` is the group, the rest is to be removed. A process that was killed may still be inside a system call
-/// that makes a file, hence the second try.
+/// `$1` is the group; the other arguments are files to remove. A killed process may still be inside a system call that creates
+/// a file, hence the repeated attempts.
 const WATCHDOG: &str = r#"
 trap '' HUP INT QUIT TERM
 while read -r _; do :; done
@@ -38,8 +38,8 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Makes the group; `remove` are the files and folders that go when it ends. `lock`, an open file with a
-    /// lock on it, stays locked until they are gone, even when this process is gone before them.
+    /// Creates the group. `remove` are the files and folders to remove when it ends. `lock`, an open file with a lock, stays
+    /// locked until they are removed, even if this process ends earlier.
     pub fn new(remove: &[PathBuf], lock: Option<File>) -> Result<Self, Error> {
         let anchor = Command::new("cat")
             .stdin(Stdio::piped())
@@ -82,7 +82,7 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
-        // Reaped only now: until then nobody else can be given the group's number.
+        // Reap it last: until then, the group's id cannot be reused.
         let _ = self.anchor.kill();
         let _ = self.anchor.wait();
     }

@@ -1,6 +1,6 @@
 //! A real control plane for the local run, the tests and the benchmarks: etcd, kube-apiserver and
-//! kube-controller-manager on loopback, on free ports, ready in a few seconds, and gone without a trace when the process
-//! that started them ends, whatever way it ends.
+//! kube-controller-manager on free loopback ports, ready in a few seconds. When the process that started them ends, however
+//! it ends, they are stopped and their data is removed.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), control_plane::Error> {
@@ -13,14 +13,14 @@
 //! # }
 //! ```
 //!
-//! Tests that do not kill anything share one: [`shared`].
+//! Tests that do not kill servers share one control plane: [`shared`].
 //!
-//! - `plane`: starts the servers in order, kills and restarts them on request, stops them; `options`: what can be chosen;
-//! - `servers`: their command lines, and how each shows that it is ready; `assets`: their binaries;
-//! - `credentials`: who may talk to the API server; [`audit`]: its audit log;
-//! - `daemon`: one long-running child with its log; `group`: the processes that end with this one;
+//! - `plane`: starts the servers in order, kills and restarts them on request, stops them; `options`: its options;
+//! - `servers`: their command lines and readiness checks; `assets`: their binaries;
+//! - `credentials`: the users of the API server; [`audit`]: its audit log;
+//! - `daemon`: a long-running child process with its log; `group`: processes that end with this one;
 //! - [`loopback`]: a small HTTP client for readiness checks; `ports`: free ports; `random`: tokens and names;
-//! - `error`: what can go wrong.
+//! - `error`: the error type.
 
 mod assets;
 pub mod audit;
@@ -45,8 +45,8 @@ pub use plane::ControlPlane;
 
 /// The control plane that all tests of this process share, with an audit log; the first caller starts it.
 ///
-/// It is never dropped, as statics are not: it ends with the process. Take a fresh
-/// [`client`](ControlPlane::client) in each test: a client belongs to the runtime that it was made on.
+/// It is a static, so it is never dropped; it ends with the process. Create a new [`client`](ControlPlane::client) in each
+/// test, because a client belongs to the runtime that it was created on.
 pub async fn shared() -> Result<&'static ControlPlane, Error> {
     static SHARED: tokio::sync::OnceCell<ControlPlane> = tokio::sync::OnceCell::const_new();
     SHARED

@@ -1,4 +1,4 @@
-//! The smallest HTTP client that will do, for readiness checks on loopback without another dependency.
+//! A minimal HTTP client for readiness checks on loopback, without another dependency.
 
 use std::{io, time::Duration};
 use tokio::{
@@ -7,8 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Sends one HTTP/1.0 request to `authority` (`127.0.0.1:port`) and returns status and body. Takes two
-/// seconds at most.
+/// Sends one HTTP/1.0 request to `authority` (`127.0.0.1:port`) and returns status and body. The timeout is two seconds.
 pub async fn request(
     authority: &str,
     method: &str,

@@ -9,10 +9,10 @@ use control_plane::{Assets, Error};
 use std::{path::PathBuf, process::ExitCode};
 
 /// A real Kubernetes control plane (etcd, kube-apiserver, kube-controller-manager) on loopback, for Stellage's local
-/// run, tests and benchmarks. Whatever ends a command, also kill -9, ends its servers and removes their data.
+/// run, tests and benchmarks. However a command ends, even by kill -9, its servers are stopped and their data removed.
 ///
-/// The binaries come from the folder in `KUBEBUILDER_ASSETS` if it is set; otherwise they are built from pinned Go modules, once
-/// (ten minutes on two cores), into `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
+/// The binaries come from the folder in `KUBEBUILDER_ASSETS` if it is set. Otherwise they are built once from pinned Go modules
+/// (ten minutes on two cores) into `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -22,15 +22,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find the binaries, or build them; print their folder
+    /// Find or build the binaries, and print their folder
     Build,
     /// Start a control plane, run a command against it, stop it, and exit with the command's code
     Exec(exec::Arguments),
-    /// The local run: a control plane in .run/ with Stellage in it, until Ctrl-C
+    /// Start the local run: a control plane with Stellage, with its files in .run/, until Ctrl-C
     Run(run::Settings),
 }
 
-/// Why a command failed, for a person to read.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -40,7 +40,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// For `map_err`: an I/O error with the file and the verb.
+    /// For `map_err`: adds the file and the action to an I/O error.
     fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Error::File { action, path, source }.into()
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Before there is a runtime: a signal ends a build at once, and the watchdog cleans up.
+/// Called before the runtime is started, so that a signal ends a build at once; the watchdog cleans up.
 fn assets() -> Result<Assets, Failure> {
     Ok(Assets::find_or_build(say)?)
 }
@@ -75,7 +75,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .map_err(|error| Failure::Other(format!("cannot start the runtime: {error}")))
 }
 
-/// A line on stderr; a reader that went away is no reason to fail.
+/// Prints a line to stderr. A closed pipe is not an error.
 fn say(line: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{line}");

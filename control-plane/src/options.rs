@@ -1,9 +1,9 @@
-//! What can be chosen about a control plane.
+//! Options of a control plane.
 
 use crate::Assets;
 use std::{fs::File, path::PathBuf};
 
-/// Options for a [`ControlPlane`](crate::ControlPlane); made by [`ControlPlane::options`](crate::ControlPlane::options).
+/// Options for a [`ControlPlane`](crate::ControlPlane); created by [`ControlPlane::options`](crate::ControlPlane::options).
 #[derive(Debug, Default)]
 pub struct Options {
     pub(crate) assets: Option<Assets>,
@@ -17,57 +17,57 @@ pub struct Options {
 }
 
 impl Options {
-    /// Binaries that have been found already; by default they are found, or built, on start.
+    /// Binaries to use. By default, the start finds or builds them.
     #[must_use]
     pub fn assets(mut self, assets: Assets) -> Self {
         self.assets = Some(assets);
         self
     }
 
-    /// Where data, kubeconfigs and logs go. In a given folder the logs (`NAME.log`) stay when the rest goes; the
-    /// default is a temporary folder that goes whole.
+    /// Folder for data, kubeconfigs and logs. All but the logs (`NAME.log`) are removed in the end. The default is a temporary
+    /// folder, which is removed completely.
     #[must_use]
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// Other files and folders to remove in the end, also after `kill -9`.
+    /// Other files and folders to remove in the end, even after `kill -9`.
     #[must_use]
     pub fn remove(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         self.remove.extend(paths);
         self
     }
 
-    /// An open file with a lock on it, that stays locked until the last file is removed, also after `kill -9`.
+    /// An open file with a lock, which is held until the last file is removed, even after `kill -9`.
     #[must_use]
     pub fn lock(mut self, lock: File) -> Self {
         self.lock = Some(lock);
         self
     }
 
-    /// Has the API server log every request's metadata; read it with [`ControlPlane::requests`](crate::ControlPlane::requests).
+    /// Makes the API server log the metadata of every request; read it with [`ControlPlane::requests`](crate::ControlPlane::requests).
     #[must_use]
     pub fn audit_log(mut self) -> Self {
         self.audit_log = true;
         self
     }
 
-    /// One more argument for etcd, such as `--quota-backend-bytes=…`; the last of a name counts.
+    /// Adds an argument for etcd, such as `--quota-backend-bytes=…`. Of repeated arguments, the last one counts.
     #[must_use]
     pub fn etcd_arg(mut self, arg: impl Into<String>) -> Self {
         self.etcd_args.push(arg.into());
         self
     }
 
-    /// One more argument for kube-apiserver; the last of a name counts.
+    /// Adds an argument for kube-apiserver. Of repeated arguments, the last one counts.
     #[must_use]
     pub fn apiserver_arg(mut self, arg: impl Into<String>) -> Self {
         self.apiserver_args.push(arg.into());
         self
     }
 
-    /// One more argument for kube-controller-manager; the last of a name counts.
+    /// Adds an argument for kube-controller-manager. Of repeated arguments, the last one counts.
     #[must_use]
     pub fn controller_manager_arg(mut self, arg: impl Into<String>) -> Self {
         self.controller_manager_args.push(arg.into());

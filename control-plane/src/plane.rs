@@ -19,18 +19,18 @@ use std::{
 };
 use tokio::time::{sleep, timeout};
 
-/// How long a server may take to become ready. Alone on two cores it takes three seconds; next to a compiler, a minute
-/// has been seen.
+/// How long a server may take to become ready. It takes three seconds on two idle cores, and up to a minute next to a
+/// compiler.
 const READY_WITHIN: Duration = Duration::from_mins(2);
 const POLL_EVERY: Duration = Duration::from_millis(50);
-/// How long a server may take to stop in order before it is killed; its data goes anyway.
+/// How long a server may take to stop before it is killed; its data is removed in any case.
 const GRACE: Duration = Duration::from_secs(2);
 const PORT_ATTEMPTS: u32 = 5;
 
 /// A running etcd, kube-apiserver and kube-controller-manager. Dropping it kills them and removes their data.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // In the order in which they are dropped.
+    // The order of the fields is the order of dropping.
     controller_manager: Slot,
     apiserver: Slot,
     etcd: Slot,
@@ -43,7 +43,7 @@ pub struct ControlPlane {
     port: u16,
 }
 
-/// A server that may have been killed on purpose.
+/// A server, or nothing if it was killed on purpose.
 #[derive(Debug)]
 struct Slot(Mutex<Option<Daemon>>);
 
@@ -66,18 +66,18 @@ impl Slot {
         }
     }
 
-    /// An error if the server has ended by itself.
+    /// An error if the server has exited by itself.
     fn check(&self) -> Result<(), Error> {
         match self.lock().as_mut() {
             Some(daemon) => match daemon.exited() {
-                Some(status) => Err(daemon.error(format!("has ended ({status})"))),
+                Some(status) => Err(daemon.error(format!("exited ({status})"))),
                 None => Ok(()),
             },
             None => Ok(()),
         }
     }
 
-    /// Empties the slot of a server that has ended by itself and is worth starting again. Returns how it ended.
+    /// Empties the slot of a server that has exited by itself and should be restarted. Returns its exit status.
     fn take_ended(&self) -> Result<Option<ExitStatus>, Error> {
         let mut slot = self.lock();
         let Some(daemon) = slot.as_mut() else {
@@ -99,7 +99,7 @@ impl Slot {
 }
 
 impl Options {
-    /// Starts a control plane with them, and returns when the API server is ready.
+    /// Starts a control plane with these options, and returns when the API server is ready.
     pub async fn start(self) -> Result<ControlPlane, Error> {
         ControlPlane::start_with(self).await
     }
@@ -111,7 +111,7 @@ impl ControlPlane {
         Options::default()
     }
 
-    /// Starts one with the default options.
+    /// Starts a control plane with the default options.
     pub async fn start() -> Result<Self, Error> {
         Self::options().start().await
     }
@@ -151,7 +151,7 @@ impl ControlPlane {
             }
         }
         let group = ProcessGroup::new(&remove, options.lock.take())?;
-        // From here on it is the group's to remove.
+        // From here on, the group removes it.
         let _ = temporary.map(tempfile::TempDir::keep);
         let tokens = servers::prepare(&layout, &options)?;
         let mut plane = Self {
@@ -199,8 +199,8 @@ impl ControlPlane {
         self.spawn(&self.controller_manager, CONTROLLER_MANAGER, command)
     }
 
-    /// Drops a server that did not get its port: with its log, lest the next attempt be judged by it, and with what
-    /// names the port.
+    /// Removes a server that did not get its port, with its log, which would mislead the next attempt, and with the files that
+    /// contain the port.
     fn forget(&self, slot: &Slot, name: &str) {
         slot.kill();
         for path in [
@@ -217,7 +217,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Starts etcd on the port and the data that it had, and returns when it is ready; nothing if it runs.
+    /// Starts etcd with its previous port and data, and returns when it is ready. Does nothing if it runs.
     pub async fn start_etcd(&self) -> Result<(), Error> {
         if self.etcd.pid().is_some() {
             return self.etcd.check();
@@ -229,7 +229,7 @@ impl ControlPlane {
         until_ready(&self.etcd, async || self.etcd_server.is_ready().await).await
     }
 
-    /// Starts the API server on the port that it had, and returns when it is ready; nothing if it runs.
+    /// Starts the API server on its previous port, and returns when it is ready. Does nothing if it runs.
     pub async fn start_apiserver(&self) -> Result<(), Error> {
         if self.apiserver.pid().is_some() {
             return self.apiserver.check();
@@ -253,7 +253,7 @@ impl ControlPlane {
         let Some(certificates) = self.layout.read_certificates() else {
             return Ok(false);
         };
-        // Once: after a restart port and certificates are the same, and somebody may be reading the files.
+        // Only once: a restart keeps port and certificates, and clients may be reading the files.
         if !self.kubeconfig(Identity::Operator).is_file() {
             self.tokens
                 .write_kubeconfigs(&self.layout.folder, &self.url(), &certificates)?;
@@ -267,12 +267,12 @@ impl ControlPlane {
         ))
     }
 
-    /// SIGKILL for the API server.
+    /// Sends SIGKILL to the API server.
     pub fn kill_apiserver(&self) {
         self.apiserver.kill();
     }
 
-    /// SIGKILL for etcd.
+    /// Sends SIGKILL to etcd.
     pub fn kill_etcd(&self) {
         self.etcd.kill();
     }
@@ -284,9 +284,9 @@ impl ControlPlane {
         self.etcd.stop().await;
     }
 
-    /// Starts the servers again that have ended without having been killed through this value, as the kubelet does, and
-    /// returns when they are ready. Tells each one's name and how it ended. An error, with the end of its log, if one ends
-    /// by itself soon after its start.
+    /// Restarts the servers that have exited without having been killed through this value, as the kubelet does, and returns
+    /// their names and exit statuses when they are ready. An error, with the end of the log, if one exits by itself soon after
+    /// its start.
     pub async fn revive(&mut self) -> Result<Vec<(&'static str, ExitStatus)>, Error> {
         let mut revived = Vec::new();
         if let Some(status) = self.etcd.take_ended()? {
@@ -303,7 +303,8 @@ impl ControlPlane {
         }
         if !self.group.is_guarded() {
             return Err(Error::Missing(
-                "the watchdog process is gone: without it a killed run would leave servers behind".to_owned(),
+                "the watchdog process has ended; without it, a killed run would leave servers behind"
+                    .to_owned(),
             ));
         }
         Ok(revived)
@@ -315,23 +316,23 @@ impl ControlPlane {
         Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))
     }
 
-    /// The configuration of [`client`](Self::client), to be changed before use.
+    /// The configuration of [`client`](Self::client), for callers that change it first.
     pub async fn config(&self, identity: Identity) -> Result<Config, Error> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig(identity))?;
         Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
     }
 
-    /// The kubeconfig of an identity.
+    /// Path of the kubeconfig of an identity.
     pub fn kubeconfig(&self, identity: Identity) -> PathBuf {
         self.layout.kubeconfig(identity)
     }
 
-    /// The API server: `https://127.0.0.1:…`.
+    /// URL of the API server: `https://127.0.0.1:…`.
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// etcd's clients' URL: `http://127.0.0.1:…`.
+    /// URL of etcd for clients: `http://127.0.0.1:…`.
     pub fn etcd_url(&self) -> String {
         self.etcd_server.url()
     }
@@ -346,12 +347,12 @@ impl ControlPlane {
         &self.assets
     }
 
-    /// The group of the servers' processes: [`Daemon::spawn`] other processes into it, that are to end with them.
+    /// The process group of the servers. Use it with [`Daemon::spawn`] for other processes that should end with them.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
 
-    /// The servers that run, with their process ids.
+    /// The running servers, with their process ids.
     pub fn pids(&self) -> Vec<(&'static str, u32)> {
         [
             (ETCD, &self.etcd),
@@ -363,8 +364,8 @@ impl ControlPlane {
         .collect()
     }
 
-    /// The requests that the API server has answered, oldest first; needs [`Options::audit_log`]. It grows with
-    /// the run: to count over a while, note the length before.
+    /// All requests that the API server has answered so far, oldest first; needs [`Options::audit_log`]. To count the requests
+    /// of a period, compare the lengths before and after.
     pub fn requests(&self) -> Result<Vec<audit::Request>, Error> {
         audit::read(&self.layout.audit_log())
     }
@@ -387,7 +388,7 @@ async fn until_ready(slot: &Slot, is_ready: impl AsyncFn() -> bool) -> Result<()
             let what = format!("was not ready within {} s", READY_WITHIN.as_secs());
             return Err(match slot.lock().as_ref() {
                 Some(daemon) => daemon.error(what),
-                None => Error::Missing(format!("a server {what}, because it was killed meanwhile")),
+                None => Error::Missing(format!("a server {what}, because it was killed")),
             });
         }
         sleep(POLL_EVERY).await;

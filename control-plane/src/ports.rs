@@ -1,8 +1,8 @@
 //! Free ports on loopback.
 //!
-//! Not the kernel's pick (port 0): that comes from the ephemeral range, where, while a killed API server
-//! is away, a client that keeps dialling its port can be given that very port as its own and connect to itself
-//! (TCP simultaneous open), and any other connection can take it. So: a random port below that range.
+//! These are random ports below the ephemeral range. The kernel's choice (port 0) would come from that range: while a killed
+//! API server is away, a client that keeps dialling its port could get that port as its own and connect to itself (TCP
+//! simultaneous open), and any other connection could take it.
 
 use crate::Error;
 use std::{
@@ -14,10 +14,10 @@ use std::{
 };
 
 const LOWEST: u16 = 15_000;
-/// Kubernetes' node ports start here.
+/// Kubernetes' node ports start above this.
 const HIGHEST: u16 = 29_999;
 
-/// A port that nobody listens on now. Somebody may a moment later: callers retry on a clash.
+/// A port that is free at the moment. Another process may take it, so callers retry on a clash.
 pub(crate) fn free() -> Result<u16, Error> {
     let first_ephemeral = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()

@@ -12,7 +12,7 @@ pub(crate) fn hex(bytes: usize) -> Result<String, Error> {
     Ok(digits(&buffer))
 }
 
-/// Two hexadecimal digits a byte.
+/// Two hexadecimal digits per byte.
 pub(crate) fn digits(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

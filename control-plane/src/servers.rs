@@ -1,4 +1,4 @@
-//! The three servers' command lines, and how each one shows that it is ready.
+//! The command lines and readiness checks of the three servers.
 
 use crate::{Assets, Error, Identity, Options, audit, credentials::Tokens, loopback, random};
 use std::{
@@ -11,7 +11,7 @@ pub(crate) const ETCD: &str = "etcd";
 pub(crate) const APISERVER: &str = "kube-apiserver";
 pub(crate) const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 
-/// Where things are in a control plane's folder.
+/// The layout of a control plane's folder.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) folder: PathBuf,
@@ -58,13 +58,13 @@ impl Layout {
         ]
     }
 
-    /// The API server's key: it signs service accounts' tokens, too, as it does by default.
+    /// The API server's key. It also signs service accounts' tokens, which is the default.
     fn key(&self) -> PathBuf {
         self.certificates().join("apiserver.key")
     }
 
-    /// The API server's own certificate and that of the authority that it made for the purpose. The key is
-    /// written after the certificates: while it is missing, they may be half written.
+    /// The certificates of the API server and of the authority that it has created for itself. The API server writes the key
+    /// after the certificates, so without the key they may be incomplete.
     pub(crate) fn read_certificates(&self) -> Option<Vec<u8>> {
         if !self.key().is_file() {
             return None;
@@ -76,7 +76,7 @@ impl Layout {
 /// etcd on two ports.
 #[derive(Debug)]
 pub(crate) struct Etcd {
-    /// Random, so that another etcd that happens to listen on the port is not taken for this one.
+    /// Random, so that another etcd on the same port is not mistaken for this one.
     name: String,
     client_port: u16,
     peer_port: u16,
@@ -107,14 +107,14 @@ impl Etcd {
             .arg(format!("--listen-peer-urls={peer}"))
             .arg(format!("--initial-advertise-peer-urls={peer}"))
             .arg(format!("--initial-cluster={}={peer}", self.name))
-            // The data does not outlive the run, so it need not survive a power cut.
+            // The data is removed after the run, so it need not survive a power cut.
             .arg("--unsafe-no-fsync")
             .arg("--log-level=warn")
             .args(extra);
         command
     }
 
-    /// It has a leader, and is the one that was started.
+    /// Whether it has a leader, and is the etcd that was started.
     pub(crate) async fn is_ready(&self) -> bool {
         let authority = format!("127.0.0.1:{}", self.client_port);
         loopback::request(&authority, "POST", "/v3/cluster/member/list", &[], "{}")
@@ -137,7 +137,7 @@ pub(crate) fn apiserver(
         .arg(format!("--etcd-servers={etcd_url}"))
         .arg(format!("--secure-port={port}"))
         .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-        // Loopback is no valid endpoint of the `kubernetes` service, and nothing here needs that service.
+        // Loopback is not a valid endpoint of the `kubernetes` service, which nothing here needs.
         .arg("--endpoint-reconciler-type=none")
         .arg(format!("--cert-dir={}", layout.certificates().display()))
         .arg("--authorization-mode=RBAC")
@@ -146,20 +146,20 @@ pub(crate) fn apiserver(
         .arg(format!("--service-account-key-file={}", key.display()))
         .arg(format!("--service-account-signing-key-file={}", key.display()))
         .arg("--service-cluster-ip-range=10.0.0.0/24")
-        // It has objects wait for their namespace's service account, for pods' sake; there are no pods.
+        // It delays objects until their namespace has a service account, which only pods need; there are no pods.
         .arg("--disable-admission-plugins=ServiceAccount");
     if options.audit_log {
         command
             .arg(format!("--audit-policy-file={}", layout.audit_policy().display()))
             .arg(format!("--audit-log-path={}", layout.audit_log().display()))
-            // Logged before it is answered: a caller can count what it has just done.
+            // Requests are logged before they are answered, so that a test can count its own.
             .arg("--audit-log-mode=blocking-strict");
     }
     command.args(&options.apiserver_args);
     command
 }
 
-/// Writes what the API server reads at its start.
+/// Writes the files that the API server reads at its start.
 pub(crate) fn prepare(layout: &Layout, options: &Options) -> Result<Tokens, Error> {
     let folder: &Path = &layout.certificates();
     fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
@@ -186,7 +186,7 @@ pub(crate) fn controller_manager(assets: &Assets, layout: &Layout, extra: &[Stri
             "--controllers=garbage-collector-controller,namespace-controller,resourcequota-controller,\
              serviceaccount-controller,serviceaccount-token-controller",
         )
-        // The defaults are for a cluster's size, not for a test run's haste.
+        // The default limits would slow down the tests.
         .args(["--kube-api-qps=200", "--kube-api-burst=400"])
         .args(extra);
     command

@@ -1,4 +1,4 @@
-//! What asks a command to stop: a signal, or the end of its parent.
+//! Requests to stop: signals, or the end of the parent process.
 
 use crate::Failure;
 use std::{os::unix::process::parent_id, time::Duration};
@@ -7,7 +7,7 @@ use tokio::{
     time::sleep,
 };
 
-/// Listens from its creation on.
+/// Listens for requests to stop, from its creation on.
 pub(crate) struct Stop {
     interrupt: Signal,
     terminate: Signal,
@@ -17,7 +17,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// With `parent`, the end of that process counts as well.
+    /// Listens for signals, and for the end of the process `parent` if it is given.
     pub(crate) fn listen(parent: Option<u32>) -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind).map_err(|error| Failure::Other(format!("cannot listen for signals: {error}")))
@@ -31,7 +31,7 @@ impl Stop {
         })
     }
 
-    /// Returns what asked.
+    /// Waits for a request to stop, and returns its source.
     pub(crate) async fn requested(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
@@ -43,7 +43,7 @@ impl Stop {
     }
 }
 
-/// An orphan is given another parent.
+/// Waits until the parent has ended: an orphan gets another parent.
 async fn parent_is_gone(parent: Option<u32>) {
     let Some(parent) = parent else {
         return std::future::pending().await;

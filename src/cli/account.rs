@@ -23,7 +23,7 @@ use crate::resources::{
     conditions::{READY, STALLED, find},
 };
 
-/// From one look at an Account to the next.
+/// Interval between reads of an Account.
 const POLL: Duration = Duration::from_millis(250);
 
 /// Create, list and show accounts.
@@ -40,26 +40,26 @@ pub enum AccountCommand {
 /// Create an account, with its namespace, and wait until it is ready.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
-    /// Name of the account; also of its namespace, unless --namespace says otherwise
+    /// Name of the account, and by default of its namespace
     name: String,
 
     /// E-mail address of the account holder
     #[arg(long)]
     email: String,
 
-    /// Namespace for everything of this account; one that is already there has to be labelled stellage.dev/account=NAME
+    /// Namespace for the objects of this account; an existing one must have the label stellage.dev/account=NAME
     #[arg(long)]
     namespace: Option<String>,
 
-    /// Most instances that may exist at once [default: no limit]
+    /// Maximum number of instances [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=1_000_000))]
     instance_quota: Option<i32>,
 
-    /// Most webhooks that may exist at once [default: 20]
+    /// Maximum number of webhooks [default: 20]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=10_000))]
     webhook_quota: Option<i32>,
 
-    /// REST requests an hour for each of the account's keys [default: 3600]
+    /// REST requests per hour for each of the account's keys [default: 3600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000_000_000))]
     rate_limit_per_hour: Option<i32>,
 
@@ -71,7 +71,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     timeout: Duration,
 
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -79,7 +79,7 @@ pub struct CreateArgs {
 /// List all accounts.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -90,12 +90,12 @@ pub struct ShowArgs {
     /// Name of the account
     name: String,
 
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
 
-/// An account as JSON shows it.
+/// The JSON form of an account.
 #[derive(Serialize)]
 struct View<'a> {
     name: &'a str,
@@ -173,7 +173,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     }
     if accounts.is_empty() {
         output::note(&format!(
-            "There are no accounts. `{} account create NAME --email E` makes one.",
+            "There are no accounts. `{} account create NAME --email E` creates one.",
             program()
         ));
         return Ok(());
@@ -224,7 +224,7 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
         ("Namespace", view.namespace.to_owned()),
         ("Instance quota", limit(view.instance_quota, "no limit")),
         ("Webhook quota", limit(view.webhook_quota, "20")),
-        ("Requests an hour", view.rate_limit_per_hour.to_string()),
+        ("Requests per hour", view.rate_limit_per_hour.to_string()),
         ("Ready", readiness(&view)),
         ("Message", view.message.unwrap_or("-").to_owned()),
     ];
@@ -232,7 +232,7 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Every Account there is.
+/// All Accounts.
 pub(super) async fn all(cluster: &Cluster) -> Result<Vec<Account>, CliError> {
     let api = Api::<Account>::all(cluster.client.clone());
     let mut page = ListParams::default().limit(500);
@@ -256,7 +256,7 @@ pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliErr
         .map_err(|failure| failure.or(404, || CliError::NoAccount(name.to_owned())))
 }
 
-/// Waits until an Account is ready, and tells what goes on. Gives up at once where only somebody else can help.
+/// Waits until an Account is ready, and prints progress. Fails at once if the Account is stalled or being deleted.
 pub(super) async fn wait_until_ready(
     cluster: &Cluster,
     mut account: Account,
@@ -268,11 +268,11 @@ pub(super) async fn wait_until_ready(
         what,
     };
     let deadline = Instant::now() + patience;
-    let mut told = None;
+    let mut printed = None;
     loop {
         if account.metadata.deletion_timestamp.is_some() {
             return Err(not_ready(format!(
-                "is being deleted\n`kubectl get account {name} -o yaml` shows what it waits for."
+                "is being deleted\n`kubectl get account {name} -o yaml` shows what the deletion waits for."
             )));
         }
         let observed = account
@@ -299,18 +299,18 @@ pub(super) async fn wait_until_ready(
         if Instant::now() >= deadline {
             return Err(not_ready(match ready {
                 Some(_) => format!(
-                    "is not ready after {} s; {now}\nIt goes on by itself; `kubectl get account {name} -w` shows when.",
+                    "is not ready after {} s; {now}\nThe operator keeps trying; `kubectl get account {name} -w` shows when it is ready.",
                     patience.as_secs()
                 ),
                 None => format!(
-                    "exists, but nothing has looked at it for {} s: the operator seems not to be running\nStart it (`stellage controller`, or look at its Deployment); the account goes on by itself then.",
+                    "exists, but the operator has not processed it within {} s; it seems not to be running\nStart it (`stellage controller`), or check its Deployment; it will then set up the account.",
                     patience.as_secs()
                 ),
             }));
         }
-        if told.as_ref() != Some(&now) {
+        if printed.as_ref() != Some(&now) {
             output::note(&format!("account {name}: {now}"));
-            told = Some(now);
+            printed = Some(now);
         }
         sleep(POLL).await;
         account = get(cluster, &name).await?;

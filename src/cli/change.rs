@@ -1,5 +1,5 @@
-//! One guarded patch: written for the version that it was decided on, and decided again if that is no longer the one that is
-//! there.
+//! Changes with optimistic concurrency: a patch applies only to the version that it was decided on, and is decided again after
+//! a conflict.
 
 use kube::{
     Api, ResourceExt as _,
@@ -13,11 +13,11 @@ use super::{
     objects::{self, Named},
 };
 
-/// Decisions on one command before it gives way to whoever else changes the same object.
+/// Attempts at a change while others keep changing the same object.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// Changes the object with this name or id as `decide` says: a merge patch with the version that it is for, or `None` if it is
-/// as wanted already. `verb` says what for, as in "reboot". Returns the object as it is then.
+/// Changes the object with this name or id, and returns the result. `decide` returns a merge patch that includes the
+/// resourceVersion, or `None` if there is nothing to change. `verb` names the operation in messages, as in "reboot".
 pub(super) async fn change<K: Named>(
     cluster: &Cluster,
     namespace: &str,
@@ -35,7 +35,7 @@ pub(super) async fn change<K: Named>(
         let doing = format!("{verb} {} {name} in namespace {namespace}", K::WORD);
         let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
         match cluster.call(&doing, api.patch(&name, &params, &patch)).await {
-            // Somebody else was faster; and the operator writes the status all the time.
+            // A conflict: the operator, for one, writes the status often.
             Err(failure) if failure.is(409) => {}
             changed => return Ok(changed?),
         }

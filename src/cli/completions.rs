@@ -1,11 +1,11 @@
-//! Completions: the scripts of shells, and the answers that kubectl asks its plugin for.
+//! Completions: scripts for shells, and answers to kubectl, which asks its plugins.
 
 use clap::{Arg, Command, ValueEnum};
 
-/// The file name under which kubectl finds what completes the arguments of `kubectl stellage`.
+/// The file name under which kubectl finds the program that completes `kubectl stellage`.
 pub const PLUGIN_COMPLETER: &str = "kubectl_complete-stellage";
 
-/// What ends the answer to kubectl: file names are no candidates (cobra's `ShellCompDirectiveNoFileComp`).
+/// Last line of the answer to kubectl: do not complete file names (cobra's `ShellCompDirectiveNoFileComp`).
 const NO_FILES: &str = ":4";
 
 /// A shell whose completions can be printed.
@@ -19,7 +19,7 @@ pub enum Shell {
     Fish,
 }
 
-/// What a shell reads to complete the arguments of `stellage`.
+/// The completion script of a shell.
 pub fn script(shell: Shell, command: &mut Command) -> String {
     let shell = match shell {
         Shell::Bash => clap_complete::Shell::Bash,
@@ -31,7 +31,7 @@ pub fn script(shell: Shell, command: &mut Command) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The answer to kubectl, which asks with the words after `kubectl stellage`; the last is the one to be completed.
+/// The answer to kubectl. `words` are those after `kubectl stellage`; the last one is to be completed.
 pub fn answer_to_kubectl(command: &Command, words: &[String]) -> String {
     let mut lines = candidates(command, words);
     lines.push(NO_FILES.to_owned());
@@ -84,7 +84,7 @@ fn candidates(command: &Command, words: &[String]) -> Vec<String> {
     found
 }
 
-/// The option that a word like `-n` or `--namespace` is; one with its value behind `=` waits for none.
+/// The option named by a word such as `-n` or `--namespace`; `None` for `--option=value`, which has its value.
 fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| {
         let long = arg
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn kubectl_gets_commands_options_and_their_values() {
+    fn candidates_are_commands_options_and_their_values() {
         assert!(complete("").contains(&"instance".to_owned()));
         assert_eq!(complete("inst"), ["instance"]);
         assert_eq!(complete("instance re"), ["reboot", "resize", "rebuild"]);

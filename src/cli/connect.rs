@@ -1,4 +1,4 @@
-//! The connection to the cluster of the current kubeconfig, and its errors in words that name the fix.
+//! The connection to the cluster of the current kubeconfig, with error messages that name the fix.
 
 use std::{error::Error as _, future::Future};
 
@@ -10,10 +10,10 @@ use crate::runtime::{
     client::{self, CallError, bounded},
 };
 
-/// A cluster, and how it is called.
+/// A cluster, and the client for it.
 pub(super) struct Cluster {
     pub(super) client: Client,
-    /// The namespace of the kubeconfig's context, or the one that this runs in.
+    /// The namespace of the kubeconfig's context, or of the pod that this runs in.
     pub(super) namespace: String,
     url: String,
 }
@@ -22,7 +22,7 @@ impl Cluster {
     /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
     pub(super) async fn current() -> Result<Self, CliError> {
         let config = Config::infer().await.map_err(|error| {
-            // Its source is about the kubeconfig and names the file; it itself is about being in a cluster.
+            // The source names the kubeconfig file; the error itself is about running inside a cluster.
             CliError::Kubeconfig(
                 error
                     .source()
@@ -40,7 +40,7 @@ impl Cluster {
         })
     }
 
-    /// Makes an API call. `doing` says what for, as in "list accounts".
+    /// Makes an API call. `doing` names it in messages, as in "list accounts".
     pub(super) async fn call<T>(
         &self,
         doing: &str,
@@ -69,7 +69,7 @@ impl Cluster {
     }
 }
 
-/// An API call that failed, with the status code where that alone tells something.
+/// A failed API call, with the status code if it is about the object.
 pub(super) struct Failure {
     code: Option<u16>,
     error: Box<CliError>,
@@ -98,7 +98,7 @@ impl From<Failure> for CliError {
     }
 }
 
-/// A 404 for the path rather than for an object on it.
+/// Whether a 404 is about the kind rather than an object.
 fn kind_is_unknown(status: &Status) -> bool {
     status
         .details
@@ -106,7 +106,7 @@ fn kind_is_unknown(status: &Status) -> bool {
         .is_none_or(|details| details.name.is_empty())
 }
 
-/// What the API server says, one wrong field a line.
+/// The API server's message, with one line per invalid field.
 fn words(status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let lines: Vec<String> = causes
@@ -133,7 +133,7 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// The cause at the bottom, which is the one that people can do something about.
+/// The innermost cause, usually the actionable one.
 pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost = error.to_string();
     let mut source = error.source();

@@ -11,11 +11,11 @@ use crate::resources::{self, DELETION_PROTECTION_POLICY};
 /// Print the CRDs as YAML, or write them to files.
 #[derive(Args, Debug)]
 pub struct CrdsArgs {
-    /// Also print the admission policy that makes spec.deletionProtection hold for kubectl, and its binding
+    /// Also print the admission policy that enforces spec.deletionProtection for kubectl, and its binding
     #[arg(long)]
     with_policies: bool,
 
-    /// Write one file for each CRD into this folder instead of printing them
+    /// Write one file per CRD into this folder instead of printing them
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 }
@@ -46,13 +46,13 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A CRD as the file in `crds/` has it.
+/// The content of a CRD's file in `crds/`.
 pub fn render_crd(crd: &CustomResourceDefinition) -> Result<String, CliError> {
     Ok(format!("{HEADER}{}", yaml(crd)?))
 }
 
 fn yaml(crd: &CustomResourceDefinition) -> Result<String, CliError> {
-    // Folded scalars would break regular expressions and rules over lines.
+    // Block scalars would fold regular expressions and rules over several lines.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let mut text = serde_saphyr::to_string_with_options(&value(crd)?, options)
         .map_err(|error| CliError::Render(error.to_string()))?;
@@ -62,7 +62,7 @@ fn yaml(crd: &CustomResourceDefinition) -> Result<String, CliError> {
     Ok(text)
 }
 
-/// As JSON, for keys in a fixed order, and with bounds that are whole numbers written as such.
+/// The CRD as JSON, with keys in a fixed order and whole numbers without a fraction.
 fn value(crd: &CustomResourceDefinition) -> Result<serde_json::Value, CliError> {
     let mut value = serde_json::to_value(crd).map_err(|error| CliError::Render(error.to_string()))?;
     whole_numbers(&mut value);
@@ -100,14 +100,14 @@ mod tests {
             let committed = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 committed == render_crd(&crd).unwrap(),
-                "{} is not what src/resources says: run `make crds` and commit the result",
+                "{} differs from src/resources: run `make crds` and commit the result",
                 path.display()
             );
         }
     }
 
     #[test]
-    fn the_yaml_reads_back_as_the_same_crd() {
+    fn the_yaml_parses_to_the_same_crd() {
         for crd in resources::crds() {
             let back: serde_json::Value = serde_saphyr::from_str(&yaml(&crd).unwrap()).unwrap();
             assert_eq!(back, value(&crd).unwrap());

@@ -1,10 +1,10 @@
-//! Spans of time on the command line: `30s`, `12h`, `90d`.
+//! Durations on the command line: `30s`, `12h`, `90d`.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// A number with a unit: seconds, minutes, hours, days (24 h) or weeks.
+/// Parses a number with a unit: seconds, minutes, hours, days (24 h) or weeks.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || "must be a number with a unit, s, m, h, d or w, such as 30s or 90d".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;
@@ -27,9 +27,9 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "is too long".to_owned())
 }
 
-/// When something ends that is to last for a span from `now`, or until an RFC 3339 time; in whole seconds.
+/// Parses an expiry: a duration from `now`, or an RFC 3339 time. In whole seconds.
 pub(super) fn expiry(text: &str, now: Timestamp) -> Result<Timestamp, String> {
-    let wrong = "must be a span such as 90d, 12h or 2w, or an RFC 3339 time such as 2027-01-31T00:00:00Z";
+    let wrong = "must be a duration such as 90d, 12h or 2w, or an RFC 3339 time such as 2027-01-31T00:00:00Z";
     let end = if text.contains('T') || text.contains('t') {
         text.parse::<Timestamp>().map_err(|_| wrong.to_owned())?
     } else {
@@ -37,7 +37,7 @@ pub(super) fn expiry(text: &str, now: Timestamp) -> Result<Timestamp, String> {
         let seconds = i64::try_from(span.as_secs()).map_err(|_| wrong.to_owned())?;
         let end = now.as_second().checked_add(seconds);
         let end = end.and_then(|end| Timestamp::from_second(end).ok());
-        end.ok_or_else(|| "is further in the future than time goes".to_owned())?
+        end.ok_or_else(|| "is too far in the future".to_owned())?
     };
     let end = Timestamp::from_second(end.as_second()).map_err(|error| error.to_string())?;
     if end <= now {
@@ -51,7 +51,7 @@ pub(super) fn expiry_from_now(text: &str) -> Result<Timestamp, String> {
     expiry(text, Timestamp::now())
 }
 
-/// How long ago something was, as kubectl shows ages.
+/// An age in the format of kubectl.
 pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = (now.as_second() - since.as_second()).max(0);
     match seconds {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expiry_is_a_span_or_a_time_and_lies_ahead() {
+    fn an_expiry_is_a_duration_or_a_future_time() {
         let now: Timestamp = "2026-11-21T10:00:00.5Z".parse().unwrap();
         let good = [
             ("90d", "2027-02-19T10:00:00Z"),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_read_as_in_kubectl() {
+    fn ages_have_the_format_of_kubectl() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(age(at(0), at(90)), "90s");
         assert_eq!(age(at(0), at(86_400)), "24h");

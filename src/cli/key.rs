@@ -22,40 +22,40 @@ use crate::{
     service::keys::new_key,
 };
 
-/// How long a new key waits for its account.
+/// How long to wait for the account to be ready.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Create a key and print it, this once and never again
+    /// Create a key and print it; it is shown only once
     Create(CreateArgs),
-    /// List keys (never the keys themselves)
+    /// List keys, without the keys themselves
     List(ListArgs),
     /// Revoke a key; it stops working within a second
     Revoke(RevokeArgs),
 }
 
-/// Create a key. The key alone goes to stdout, so that KEY=$(stellage key create --account NAME) works.
+/// Create a key. Only the key goes to stdout, so that KEY=$(stellage key create --account NAME) works.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
     /// Account that the key is for
     #[arg(long)]
     account: String,
 
-    /// What the key may do: read (GET only) or write (everything)
+    /// What the key may do: read (GET requests only) or write (all requests)
     #[arg(long, value_enum, default_value_t)]
     scope: KeyScope,
 
-    /// When the key stops working: a span such as 90d, 12h or 2w, or an RFC 3339 time [default: never]
+    /// When the key expires: a duration such as 90d, 12h or 2w, or an RFC 3339 time [default: never]
     #[arg(long, value_name = "WHEN", value_parser = duration::expiry_from_now)]
     expires: Option<Timestamp>,
 
-    /// Name of the key, to revoke it by [default: random]
+    /// Name of the key, which `key revoke` takes [default: random]
     #[arg(long)]
     name: Option<String>,
 
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -67,23 +67,23 @@ pub struct ListArgs {
     #[arg(long)]
     account: Option<String>,
 
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
 
-/// Revoke a key: requests with it are refused from then on.
+/// Revoke a key: requests with it will be refused.
 #[derive(Args, Debug)]
 pub struct RevokeArgs {
     /// Name of the key, as `stellage key list` shows it
     name: String,
 
-    /// Account that the key is of
+    /// Account that the key belongs to
     #[arg(long)]
     account: String,
 }
 
-/// A new key as JSON shows it.
+/// The JSON form of a new key.
 #[derive(Serialize)]
 struct Created<'a> {
     name: &'a str,
@@ -93,7 +93,7 @@ struct Created<'a> {
     expires_at: Option<Timestamp>,
 }
 
-/// A key as JSON lists it.
+/// The JSON form of a key in a list.
 #[derive(Serialize)]
 struct Listed {
     name: String,
@@ -151,7 +151,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         |end| format!("it works until {end}"),
     );
     output::note(&format!(
-        "This is key {name} of account {account} ({scope}); {until}. Keep it now: it is never shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `{stellage} key revoke {name} --account {account}`.",
+        "This is key {name} of account {account} ({scope}); {until}. Store it now; it will not be shown again.\nUse it as `Authorization: Bearer KEY`; revoke it with `{stellage} key revoke {name} --account {account}`.",
         stellage = program(),
         account = args.account,
         scope = scope_word(args.scope),
@@ -162,7 +162,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
 async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     let (keys, accounts) = if let Some(name) = &args.account {
         let account = account::get(cluster, name).await?;
-        // Without a namespace of its own it has no keys, whatever else is in there.
+        // An account that does not own its namespace has no keys; those in it belong to another account.
         let keys = match account.owned_namespace() {
             Some(namespace) => list_in(cluster, Api::namespaced(cluster.client.clone(), namespace)).await?,
             None => Vec::new(),
@@ -201,7 +201,7 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     if keys.is_empty() {
         let account = args.account.as_deref().unwrap_or("NAME");
         output::note(&format!(
-            "There are no keys. `{} key create --account {account}` makes one.",
+            "There are no keys. `{} key create --account {account}` creates one.",
             program()
         ));
         return Ok(());
@@ -267,7 +267,7 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The account's own namespace; not one that it only wants.
+/// The namespace that the account owns, which its spec alone does not decide.
 fn namespace(account: &Account) -> Result<&str, CliError> {
     account.owned_namespace().ok_or_else(|| CliError::NotReady {
         name: account.name_any(),

@@ -1,8 +1,9 @@
-//! The commands, against the cluster of the current kubeconfig: for administrators accounts, keys and CRDs, for everybody who
-//! has kubectl instances, webhooks and deliveries.
+//! The commands, which work on the cluster of the current kubeconfig: accounts, keys and CRDs for administrators; instances,
+//! webhooks and deliveries for everybody who can use kubectl.
 //!
-//! A command acts as its user, on the objects themselves: what it may do is what kubectl may do. [`objects`] finds them by name
-//! or id, [`change`] asks for an operation in one guarded patch, [`wait`] waits until an operation is done, [`output`] prints for people and for scripts.
+//! A command changes the objects directly, with its user's own rights, as kubectl does. `objects` finds them by name or id,
+//! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
+//! scripts.
 
 mod account;
 mod change;
@@ -27,9 +28,10 @@ use clap::Subcommand;
 use thiserror::Error;
 
 pub use crds::render_crd;
+pub use output::printable;
 pub use program::{PLUGIN, program};
 
-/// The exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT.
+/// The exit code after Ctrl-C, by the convention of shells: 128 plus the number of SIGINT.
 const INTERRUPTED: u8 = 130;
 
 /// The commands.
@@ -41,7 +43,7 @@ pub enum Command {
     /// List, show, test and enable webhooks, and rotate their secrets
     #[command(subcommand, visible_alias = "webhooks", alias = "wh")]
     Webhook(webhook::WebhookCommand),
-    /// List and show what was sent to webhooks, and send it again
+    /// List and show deliveries to webhooks, and send them again
     #[command(subcommand, visible_alias = "deliveries", alias = "dlv")]
     Delivery(delivery::DeliveryCommand),
     /// Create, list and show accounts
@@ -50,10 +52,10 @@ pub enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Print the events of an account as they happen, and pass them on to a receiver
+    /// Print the events of an account as they happen, and forward them to a receiver
     ///
-    /// For those who write a receiver on a laptop: what is passed on is signed as a delivery is. Events go to stdout, one a
-    /// line; everything else goes to stderr. Ctrl-C ends it.
+    /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
+    /// everything else goes to stderr. Ctrl-C ends it.
     Listen(listen::ListenArgs),
     /// Print the CRDs, for `kubectl apply -f -`
     Crds(crds::CrdsArgs),
@@ -72,7 +74,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
     }
 }
 
-/// A command that failed. The message says what to do about it.
+/// Why a command failed. The message also says how to fix it.
 #[derive(Debug, Error)]
 pub enum CliError {
     /// There is no usable kubeconfig.
@@ -80,7 +82,7 @@ pub enum CliError {
         "no usable kubeconfig: {0}\nSet KUBECONFIG to the kubeconfig of a cluster administrator, or put it at ~/.kube/config."
     )]
     Kubeconfig(String),
-    /// No answer.
+    /// The API server cannot be reached.
     #[error(
         "cannot reach the API server at {url}: {reason}\nIs the cluster running, and does `kubectl version` reach it with the same kubeconfig?"
     )]
@@ -90,20 +92,20 @@ pub enum CliError {
         /// What went wrong.
         reason: String,
     },
-    /// The API server does not know the kind.
+    /// The CRDs are not installed.
     #[error(
         "this cluster does not know the kinds of stellage.dev\nInstall them: {stellage} crds --with-policies | kubectl apply --server-side -f -",
         stellage = program()
     )]
     CrdsMissing,
-    /// Not allowed.
+    /// The user is not allowed to do it.
     #[error(
-        "not allowed to {doing}: {reason}\nUse the kubeconfig of a user who may do so; `kubectl auth whoami` shows who you are."
+        "not allowed to {doing}: {reason}\nUse the kubeconfig of a user with this right; `kubectl auth whoami` shows who you are."
     )]
     Forbidden {
         /// What was being done.
         doing: String,
-        /// The API server's own words.
+        /// The API server's message.
         reason: String,
     },
     /// Any other refusal.
@@ -111,16 +113,16 @@ pub enum CliError {
     Refused {
         /// What was being done.
         doing: String,
-        /// The API server's own words.
+        /// The API server's message.
         reason: String,
     },
     /// There is no such account.
     #[error(
-        "there is no account {0}\n`{stellage} account list` shows those that are there; `{stellage} account create {0} --email E` makes it.",
+        "there is no account {0}\n`{stellage} account list` lists the accounts; `{stellage} account create {0} --email E` creates it.",
         stellage = program()
     )]
     NoAccount(String),
-    /// The account is there already.
+    /// There is an account of that name.
     #[error(
         "account {0} already exists\n`{stellage} account show {0}` shows it; `kubectl edit account {0}` changes it; or choose another name.",
         stellage = program()
@@ -136,7 +138,7 @@ pub enum CliError {
     },
     /// There is no such key.
     #[error(
-        "account {account} has no key {name}; maybe it is revoked already\n`{stellage} key list --account {account}` shows those that are there.",
+        "account {account} has no key {name}; perhaps it was already revoked\n`{stellage} key list --account {account}` lists its keys.",
         stellage = program()
     )]
     NoKey {
@@ -147,7 +149,7 @@ pub enum CliError {
     },
     /// There is a key of that name.
     #[error(
-        "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one; a key is never shown twice, so to replace this one: {stellage} key revoke {name} --account {account}",
+        "account {account} already has a key {name}\nChoose another --name, or leave it out for a random one. A key is shown only once; to replace this one, first revoke it: {stellage} key revoke {name} --account {account}",
         stellage = program()
     )]
     KeyExists {
@@ -158,71 +160,71 @@ pub enum CliError {
     },
     /// There is no such object.
     #[error(
-        "there is no {word} {name} in namespace {namespace}\n`{list}` shows those that are there; --namespace (-n) names another namespace."
+        "there is no {word} {name} in namespace {namespace}\n`{list}` lists those that exist; --namespace (-n) selects another namespace."
     )]
     NoObject {
         /// The kind.
         word: &'static str,
         /// The name or id that was given.
         name: String,
-        /// Where it was looked for.
+        /// The namespace.
         namespace: String,
-        /// The command that lists what is there.
+        /// The command that lists the objects.
         list: String,
     },
     /// There is no such namespace.
     #[error(
-        "there is no namespace {0}\nName the account's with --namespace (-n), or as the default of your kubeconfig's context: kubectl config set-context --current --namespace=NAMESPACE"
+        "there is no namespace {0}\nPass the account's namespace with --namespace (-n), or make it the default of your kubeconfig's context: kubectl config set-context --current --namespace=NAMESPACE"
     )]
     NoNamespace(String),
-    /// The object is not in a state in which that can be done.
+    /// The object's state does not allow the operation.
     #[error("{what} {why}\n{fix}")]
     WrongState {
         /// The object.
         what: String,
-        /// The state that it is in, and those that are needed.
+        /// Its state, and the allowed ones.
         why: String,
         /// What to do.
         fix: String,
     },
-    /// An object is changed all the time.
-    #[error("{0} is changed by others all the time, so that no change of it holds; try again")]
+    /// Others keep changing the object.
+    #[error("{0} keeps being changed by others; try again")]
     Contended(String),
-    /// What was waited for failed.
-    #[error("{what} {why}\n`{look}` shows more.")]
+    /// The operation waited for has failed.
+    #[error("{what} {why}\n`{look}` shows details.")]
     Failed {
         /// The object.
         what: String,
-        /// What became of it.
+        /// Why it failed.
         why: String,
         /// The command that shows it.
         look: String,
     },
-    /// What was waited for takes longer.
+    /// The operation waited for takes longer than the timeout.
     #[error(
-        "{what} is not done after {seconds} s; last seen: {last}\nIt goes on by itself: `{look}` shows how far it is; --timeout waits longer."
+        "{what} is not done after {seconds} s; last seen: {last}\nThe operation continues; `{look}` shows its progress. Use --timeout to wait longer."
     )]
     TimedOut {
         /// The object.
         what: String,
-        /// How long it was waited for.
+        /// The timeout.
         seconds: u64,
         /// What was seen last.
         last: String,
         /// The command that shows it.
         look: String,
     },
-    /// Ctrl-C while something was waited for.
-    #[error("stopped waiting for {what}; what was asked for goes on: `{look}` shows how far it is")]
+    /// Ctrl-C while waiting.
+    #[error("stopped waiting for {what}; the operation continues, and `{look}` shows its progress")]
     Interrupted {
         /// The object.
         what: String,
         /// The command that shows it.
         look: String,
     },
-    /// There is nothing to check a receiver's certificate against.
+    /// There are no root certificates to check a receiver's certificate with.
     #[error(
-        "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or name a PEM file with SSL_CERT_FILE."
+        "cannot load the root certificates of this machine: {0}\nInstall them (Debian: apt-get install ca-certificates), or set SSL_CERT_FILE to a PEM file."
     )]
     Certificates(String),
     /// The HTTP client cannot be set up.
@@ -238,7 +240,7 @@ pub enum CliError {
         /// Why.
         source: std::io::Error,
     },
-    /// What a flag gives is not valid.
+    /// The value of a flag is not valid.
     #[error("{flag}: {why}")]
     Value {
         /// The flag.
@@ -254,13 +256,13 @@ pub enum CliError {
         /// Why.
         source: std::io::Error,
     },
-    /// Something cannot be shown.
-    #[error("cannot render: {0}")]
+    /// The output cannot be serialized.
+    #[error("cannot serialize the output: {0}")]
     Render(String),
 }
 
 impl CliError {
-    /// What the program exits with.
+    /// The program's exit code.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { .. } => INTERRUPTED,

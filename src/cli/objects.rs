@@ -1,4 +1,4 @@
-//! How commands find the objects that they are about: by name or id, in one namespace or in all.
+//! Finds the objects that commands work on: by name or id, in one namespace or in all.
 
 use std::fmt::Debug;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::resources::{Delivery, Instance, Webhook, ids};
 
-/// Objects asked for at once.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
 /// The namespace of one object.
@@ -43,19 +43,19 @@ pub struct InNamespaces {
     #[arg(long, short, value_name = "NAMESPACE", value_parser = name)]
     namespace: Option<String>,
 
-    /// Those of all namespaces
+    /// List the objects of all namespaces
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     all_namespaces: bool,
 }
 
 impl InNamespaces {
-    /// `None`: all.
+    /// The namespace; `None` for all.
     pub(super) fn of<'a>(&'a self, cluster: &'a Cluster) -> Option<&'a str> {
         (!self.all_namespaces).then(|| self.namespace.as_deref().unwrap_or(&cluster.namespace))
     }
 }
 
-/// Something that can be the name or the id of an object: it goes into a path of the API server.
+/// Checks that a text can be a name or an id, since it becomes part of a path of the API server.
 pub(super) fn name(text: &str) -> Result<String, String> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let begins_well = text
@@ -79,16 +79,15 @@ pub(super) trait Named:
     + Send
     + 'static
 {
-    /// One of them, as messages and commands say it.
+    /// The kind in the singular, in messages and commands.
     const WORD: &'static str;
-    /// Several of them.
+    /// The kind in the plural.
     const WORDS: &'static str;
 
     /// The public id.
     fn id(&self) -> String;
 
-    /// The name of the object that a text is the id of if it was made through REST, or the operator made it; `None` for what
-    /// has not the form of an id.
+    /// The name that the object with this id has if REST or the operator created it; `None` if the text is not a valid id.
     fn name_of(id: &str) -> Option<String>;
 }
 
@@ -131,7 +130,7 @@ impl Named for Delivery {
     }
 }
 
-/// The object with this name, or this id.
+/// The object with this name or id.
 pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, CliError> {
     let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
     let named = K::name_of(name);
@@ -142,7 +141,7 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
     if let Some(object) = found {
         return Ok(object);
     }
-    // One that kubectl made under another name has an id all the same.
+    // An object created with kubectl under another name also has an id.
     let found = if named.is_some() {
         let all = list::<K>(cluster, Some(namespace), &ListParams::default()).await?;
         all.into_iter().find(|object| object.id() == name)
@@ -161,14 +160,14 @@ pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &st
     })
 }
 
-/// What shows the names that are there. Deliveries are listed by webhook.
+/// The command that lists the objects. Deliveries are listed per webhook.
 fn list_command<K: Named>(namespace: &str) -> String {
     let webhook = if K::WORD == Delivery::WORD { " WEBHOOK" } else { "" };
     format!("{} {} list{webhook} -n {namespace}", program(), K::WORD)
 }
 
-/// All objects in a namespace, or in all, that `selection` selects, by namespace and name. Those that cannot be read are told
-/// of on stderr.
+/// The objects that `selection` selects, in one namespace or in all, sorted by namespace and name. Objects that do not match
+/// their schema are reported on stderr.
 pub(super) async fn list<K: Named>(
     cluster: &Cluster,
     namespace: Option<&str>,
@@ -191,7 +190,7 @@ pub(super) async fn list<K: Named>(
             match object.0 {
                 Ok(object) => objects.push(object),
                 Err(error) => output::note(&format!(
-                    "{} {} cannot be read: {}",
+                    "cannot read {} {}: {}",
                     K::WORD,
                     error.metadata.name.unwrap_or_default(),
                     error.error
@@ -212,7 +211,7 @@ pub(super) async fn list<K: Named>(
     Ok(objects)
 }
 
-/// An error if there is no such namespace. Who may not look is not told so: it is only about a better message.
+/// An error if the namespace does not exist. Missing rights to check that are ignored, since this only improves a message.
 async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliError> {
     let namespaces = Api::<Namespace>::all(cluster.client.clone());
     let found: Result<_, Failure> = cluster
@@ -227,11 +226,11 @@ async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliEr
     }
 }
 
-/// Says that a list is empty.
+/// Prints that a list is empty.
 pub(super) fn note_empty<K: Named>(namespace: Option<&str>) {
     output::note(&match namespace {
         Some(namespace) => format!(
-            "There are no {} in namespace {namespace}; -A lists those of all namespaces, -n those of another.",
+            "There are no {} in namespace {namespace}; use -n for another namespace, or -A for all.",
             K::WORDS
         ),
         None => format!("There are no {}.", K::WORDS),
@@ -255,7 +254,7 @@ pub(super) fn print_all<K: Named>(objects: Vec<K>) -> Result<(), CliError> {
     })
 }
 
-/// Without managedFields, which nobody asks for.
+/// Removes managedFields, as kubectl does.
 fn pruned<K: Named>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
@@ -266,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stays_within_its_path() {
+    fn a_name_cannot_change_the_path_of_a_request() {
         for good in [
             "web",
             "web-1.example",
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_name_their_objects() {
+    fn ids_give_the_names_of_their_objects() {
         let id = "i-abcdefgh01234567";
         assert_eq!(Instance::name_of(id).as_deref(), Some(id));
         assert_eq!(Instance::name_of("web"), None);

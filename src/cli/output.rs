@@ -1,4 +1,4 @@
-//! What a command prints: tables for people, JSON for scripts.
+//! Output: tables for people, JSON for scripts.
 
 use std::io::{self, Write as _};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::CliError;
 
-/// How results are printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
     /// For people.
@@ -18,14 +18,14 @@ pub(super) enum Output {
     Json,
 }
 
-/// Prints a line. A reader that has gone away, as in `| head`, is no error.
+/// Prints a line, made [`printable`]. A closed pipe, as with `| head`, is not an error.
 pub(super) fn line(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{}", printable(text));
 }
 
-/// Prints a line to stderr.
+/// Prints a line to stderr, made [`printable`].
 pub(super) fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
 /// Prints JSON.
@@ -76,12 +76,12 @@ pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Text that others wrote, such as a receiver's answer, made safe for a terminal: control characters are escaped, since
-/// they could move the cursor, change colours or the title. Line breaks and tabs stay.
-pub(super) fn printable(text: &str) -> String {
+/// Makes untrusted text, such as a receiver's answer, safe for a terminal: escapes control characters, which could move the
+/// cursor or change colours or the title. Line breaks and tabs stay.
+pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
-        // The second range turns the direction of writing around.
+        // The ranges are bidirectional control characters.
         let is_harmful = character.is_control() && !matches!(character, '\n' | '\t')
             || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         if is_harmful {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_cannot_steer_the_terminal() {
+    fn untrusted_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\r\n\tc"), "a\\u{1b}[2Jb\\r\n\tc");
         assert_eq!(printable("\u{202e}txt \u{9b}1m é"), "\\u{202e}txt \\u{9b}1m é");
         assert_eq!(cell("one\ntwo", 20), "one two");

@@ -1,11 +1,11 @@
-//! What this program was called as.
+//! The name that this program was called by.
 
 use std::{env, ffi::OsStr, path::Path};
 
 /// The file name under which kubectl finds its plugin `kubectl stellage`.
 pub const PLUGIN: &str = "kubectl-stellage";
 
-/// What people type to get here: `stellage`, or `kubectl stellage` where this runs as kubectl's plugin.
+/// The command as users type it: `stellage`, or `kubectl stellage` if this runs as a kubectl plugin.
 pub fn program() -> &'static str {
     name_for(env::args_os().next().as_deref())
 }
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_of_kubectl_is_told_by_its_file_name() {
+    fn a_kubectl_plugin_is_recognised_by_its_file_name() {
         for (called_as, expected) in [
             (Some("/usr/local/bin/kubectl-stellage"), "kubectl stellage"),
             (Some("kubectl-stellage"), "kubectl stellage"),

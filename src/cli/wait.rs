@@ -1,4 +1,4 @@
-//! `--wait`: until an operation is done, as a watch shows it.
+//! `--wait`: watches an object until an operation is done.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::runtime::watch::{self, revision};
 /// Whether a command waits, and for how long.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Waiting {
-    /// Wait until it is done, and fail if it fails; progress goes to stderr
+    /// Wait until the operation is done, and exit with an error if it fails; progress goes to stderr
     #[arg(long)]
     pub(super) wait: bool,
 
@@ -35,23 +35,23 @@ pub struct Waiting {
     pub(super) timeout: Duration,
 }
 
-/// How far an operation is, as one version of its object shows it.
+/// The progress of an operation, according to one version of its object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Under way, and what goes on.
-    UnderWay(String),
+    /// In progress, with a description.
+    Pending(String),
     /// Done.
     Done,
-    /// It failed, and why.
+    /// Failed, with the reason.
     Failed(String),
 }
 
-/// Waits until `progress` of an object is an end. `written` is the object as the command left it: older versions say nothing.
-/// Ctrl-C ends the waiting, and nothing else: what was asked for goes on.
+/// Waits until an operation is done or has failed, according to `progress`. `written` is the object as the command has written
+/// it; older versions are ignored. Ctrl-C ends the waiting, but not the operation.
 pub(super) async fn until_done<K: Named>(
     cluster: &Cluster,
     written: K,
-    patience: Duration,
+    timeout: Duration,
     progress: impl Fn(&K) -> Progress,
 ) -> Result<K, CliError> {
     let namespace = written.namespace().unwrap_or_default();
@@ -61,37 +61,37 @@ pub(super) async fn until_done<K: Named>(
         what: format!("{} {name}", K::WORD),
         uid: written.uid(),
         revision: revision(&written),
-        told: None,
+        printed: None,
         progress,
     };
     let ended = tokio::select! {
-        // Ctrl-C is listened for before anything is said.
+        // `biased`, to listen for Ctrl-C before the first output.
         biased;
         _ = tokio::signal::ctrl_c() => Ok(Err(End::Interrupted)),
-        ended = tokio::time::timeout(patience, waiting.watch(api, written)) => ended,
+        ended = tokio::time::timeout(timeout, waiting.watch(api, written)) => ended,
     };
-    let Wait { what, told, .. } = waiting;
+    let Wait { what, printed, .. } = waiting;
     let look = format!("{} {} show {name} -n {namespace}", program(), K::WORD);
     match ended {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(End::Failed(why))) => Err(CliError::Failed { what, why, look }),
         Ok(Err(End::Forbidden(reason))) => Err(CliError::Forbidden {
             doing: format!(
-                "watch {what} in namespace {namespace}, as --wait does; what was asked for goes on"
+                "watch {what} in namespace {namespace} for --wait (the operation itself continues)"
             ),
             reason,
         }),
         Ok(Err(End::Interrupted)) => Err(CliError::Interrupted { what, look }),
         Err(_) => Err(CliError::TimedOut {
             what,
-            seconds: patience.as_secs(),
-            last: told.unwrap_or_else(|| "nothing was seen of it".to_owned()),
+            seconds: timeout.as_secs(),
+            last: printed.unwrap_or_else(|| "no status".to_owned()),
             look,
         }),
     }
 }
 
-/// Why there is nothing more to wait for.
+/// Why waiting ended without success.
 enum End {
     Failed(String),
     Forbidden(String),
@@ -101,10 +101,10 @@ enum End {
 struct Wait<F> {
     what: String,
     uid: Option<String>,
-    /// Versions before this one were there before the command.
+    /// Versions before this one are older than the command's change.
     revision: u64,
-    /// What was said last.
-    told: Option<String>,
+    /// The progress that was printed last.
+    printed: Option<String>,
     progress: F,
 }
 
@@ -132,26 +132,26 @@ impl<F> Wait<F> {
                         return Ok(object);
                     }
                 }
-                // Gone, or another one has its name.
+                // Deleted, or recreated under the same name.
                 Ok(_) => break,
                 Err(error) => {
                     if let Some(reason) = refusal(&error) {
                         return Err(End::Forbidden(reason));
                     }
-                    // Each outage is told of once.
+                    // Report each outage once.
                     if !std::mem::replace(&mut is_failing, true) {
                         output::note(&format!(
-                            "the watch failed, and is tried again until it works: {}",
+                            "lost the connection to the API server; reconnecting: {}",
                             innermost(&error)
                         ));
                     }
                 }
             }
         }
-        Err(End::Failed("was deleted meanwhile".to_owned()))
+        Err(End::Failed("was deleted".to_owned()))
     }
 
-    /// Looks at one version, and tells what changed.
+    /// Checks one version, and prints new progress.
     fn is_over<K>(&mut self, object: &K) -> Result<bool, End>
     where
         F: Fn(&K) -> Progress,
@@ -159,10 +159,10 @@ impl<F> Wait<F> {
         match (self.progress)(object) {
             Progress::Done => Ok(true),
             Progress::Failed(why) => Err(End::Failed(why)),
-            Progress::UnderWay(now) => {
-                if self.told.as_ref() != Some(&now) {
+            Progress::Pending(now) => {
+                if self.printed.as_ref() != Some(&now) {
                     output::note(&format!("{}: {}", self.what, output::printable(&now)));
-                    self.told = Some(now);
+                    self.printed = Some(now);
                 }
                 Ok(false)
             }
@@ -170,7 +170,7 @@ impl<F> Wait<F> {
     }
 }
 
-/// Why the API server will not let this user watch; trying again would not help.
+/// The API server's message if this user may not watch; retrying would not help.
 fn refusal(error: &watcher::Error) -> Option<String> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))

@@ -1,5 +1,5 @@
-//! What every type of event looks like: an example and a JSON Schema (specification, sections 2.5, 6.1 and 6.2; decisions,
-//! section 7). `examples/events/` has the examples as files; the OpenAPI document describes the deliveries.
+//! An example and a JSON Schema of every event type (specification, sections 2.5, 6.1 and 6.2; decisions, section 7).
+//! `examples/events/` has the examples as files, and the OpenAPI document has the schemas.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -11,9 +11,9 @@ use super::{
 };
 use crate::resources::{InstanceState, Plan};
 
-/// When the examples happened.
+/// Event time of the examples.
 const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
-/// The event id of the examples.
+/// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 
 /// A backup, as events show it.
@@ -23,7 +23,7 @@ pub struct BackupObject {
     pub id: &'static str,
     /// `completed` or `failed`.
     pub status: &'static str,
-    /// When it began, RFC 3339.
+    /// When the backup began, RFC 3339.
     pub created_at: &'static str,
     /// Its size in GB; `null` if it failed.
     pub size_gb: Option<f64>,
@@ -45,22 +45,22 @@ pub struct AlertObject {
     pub id: &'static str,
     /// The rule that fired.
     pub rule: &'static str,
-    /// For how many seconds the metric was over its threshold.
+    /// For how many seconds the metric was above its threshold.
     pub duration_seconds: u32,
     /// When it fired, RFC 3339.
     pub triggered_at: &'static str,
 }
 
-/// A metric that an alert is about, as events show it.
+/// The metric of an alert, as events show it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricObject {
     /// The metric, as in `include=metrics`.
     pub name: &'static str,
     /// Its value when the alert fired.
     pub value: f64,
-    /// What it is over.
+    /// The threshold that it exceeds.
     pub threshold: f64,
-    /// Unit of both.
+    /// Unit of value and threshold.
     pub unit: &'static str,
 }
 
@@ -88,7 +88,7 @@ pub struct AmountObject {
     pub currency: &'static str,
 }
 
-/// The keys that `data` may have, in the order in which bodies have them.
+/// The possible keys of `data`, in the order in which they are serialised.
 #[derive(Default, Serialize)]
 struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,18 +178,18 @@ fn data(event_type: EventType) -> Data {
     }
 }
 
-/// The body of an example with this event id and time: what a test of a webhook sends.
+/// The body of an example with this event id and time, as sent by a webhook test.
 pub fn example_body(event_type: EventType, id: &str, created_at: Timestamp) -> String {
     payload::body(id, event_type, created_at, data(event_type))
 }
 
-/// The example of a type, as `examples/events/<type>.json` has it.
+/// The example of a type, as in `examples/events/<type>.json`.
 pub fn example(event_type: EventType) -> Value {
     let time = EXAMPLE_TIME.parse().unwrap_or(Timestamp::UNIX_EPOCH);
     serde_json::from_str(&example_body(event_type, EXAMPLE_ID, time)).unwrap_or_default()
 }
 
-/// The JSON Schema (draft 2020-12) of a type's bodies. Objects may get more fields; receivers ignore what they do not know.
+/// The JSON Schema (draft 2020-12) of a type's bodies. Objects may gain fields; receivers ignore unknown ones.
 pub fn schema(event_type: EventType) -> Value {
     let keys = data_keys(event_type);
     let properties: Map<String, Value> = keys
@@ -202,11 +202,11 @@ pub fn schema(event_type: EventType) -> Value {
         "properties": {
             "id": {
                 "type": "string", "pattern": "^evt_[a-z0-9_]+$",
-                "description": "Identifier of the event, the same in every attempt: deduplicate by it.",
+                "description": "Identifier of the event, the same in every attempt. Use it to deduplicate.",
             },
-            "type": { "type": "string", "const": event_type.as_str(), "description": "What happened." },
-            "created_at": time("When it happened."),
-            "data": { "type": "object", "required": keys, "properties": properties, "description": "What it is about." },
+            "type": { "type": "string", "const": event_type.as_str(), "description": "Type of the event." },
+            "created_at": time("When the event happened."),
+            "data": { "type": "object", "required": keys, "properties": properties, "description": "The objects that the event is about." },
         },
     })
 }
@@ -219,14 +219,14 @@ fn id(prefix: &str, of: &str) -> Value {
     json!({ "type": "string", "pattern": format!("^{prefix}[a-z0-9]{{16}}$"), "description": format!("Identifier of the {of}.") })
 }
 
-/// The schema of what is under a key of `data`.
+/// The schema of the value of a key of `data`.
 fn object_schema(key: &str) -> Value {
     let text = |description: &str| json!({ "type": "string", "description": description });
     let number = |description: &str| json!({ "type": "number", "description": description });
     let properties = match key {
         "instance" => json!({
             "id": id("i-", "instance"),
-            "name": text("What people call it."),
+            "name": text("Display name."),
             "status": { "type": "string", "enum": InstanceState::ALL.map(InstanceState::as_str), "description": "Its status at the time of the event." },
             "plan": { "type": "string", "enum": ["starter", "business", "performance", "enterprise"], "description": "The plan in effect." },
             "region": text("Region code."),
@@ -238,31 +238,31 @@ fn object_schema(key: &str) -> Value {
         }),
         "backup" => json!({
             "id": id("bkp_", "backup"),
-            "status": { "type": "string", "enum": ["completed", "failed"], "description": "How it ended." },
-            "created_at": time("When it began."),
-            "size_gb": { "type": ["number", "null"], "minimum": 0, "description": "Its size in GB; `null` if it failed." },
+            "status": { "type": "string", "enum": ["completed", "failed"], "description": "Outcome of the backup." },
+            "created_at": time("When the backup began."),
+            "size_gb": { "type": ["number", "null"], "minimum": 0, "description": "Size in GB; `null` if the backup failed." },
         }),
         "error" => {
-            json!({ "code": text("Why it failed, for programs."), "message": text("Why it failed, for people.") })
+            json!({ "code": text("Why the backup failed, for programs."), "message": text("Why the backup failed, for people.") })
         }
         "alert" => json!({
             "id": id("alr_", "alert"),
             "rule": text("The rule that fired."),
-            "duration_seconds": { "type": "integer", "minimum": 0, "description": "For how long the metric was over its threshold." },
-            "triggered_at": time("When it fired."),
+            "duration_seconds": { "type": "integer", "minimum": 0, "description": "For how many seconds the metric was above its threshold." },
+            "triggered_at": time("When the alert fired."),
         }),
         "metric" => json!({
-            "name": { "type": "string", "enum": ["cpu_usage", "memory_usage", "disk_usage"], "description": "The metric." },
-            "value": number("Its value when the alert fired."),
-            "threshold": number("What it is over."),
+            "name": { "type": "string", "enum": ["cpu_usage", "memory_usage", "disk_usage"], "description": "Name of the metric." },
+            "value": number("Value when the alert fired."),
+            "threshold": number("Threshold that the value exceeds."),
             "unit": { "type": "string", "const": "percent", "description": "Unit of value and threshold." },
         }),
         "invoice" => json!({
             "id": id("inv_", "invoice"),
-            "status": { "type": "string", "const": "issued", "description": "It is final." },
-            "period_start": time("Its first moment."),
-            "period_end": time("Its last second."),
-            "created_at": time("When it was issued."),
+            "status": { "type": "string", "const": "issued", "description": "Always `issued`: the invoice is final." },
+            "period_start": time("First second of the billing period."),
+            "period_end": time("Last second of the billing period."),
+            "created_at": time("When the invoice was issued."),
         }),
         _ => json!({
             "value": { "type": "string", "pattern": r"^[0-9]+\.[0-9]{2}$", "description": "Decimal number with two places." },

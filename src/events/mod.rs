@@ -1,11 +1,11 @@
-//! Events: what happened to something of an account, as receivers are told (specification, section 6).
+//! Events of an account, as receivers get them (specification, section 6).
 //!
-//! - [`payload`]: the bodies, serialised once and never again;
+//! - [`payload`]: the bodies, serialised once;
 //! - [`catalogue`]: an example and a JSON Schema of every type;
 //! - [`outbox`]: where a controller hands over the events that it has recorded.
 //!
-//! An event is recorded in the outbox of the object that it is about, in the same status write as the change that it
-//! tells of (decisions, section 5).
+//! An event is recorded in the outbox of its object, in the same status write as the change that it reports (decisions,
+//! section 5).
 
 pub mod catalogue;
 pub mod outbox;

@@ -1,13 +1,12 @@
-//! The way of recorded events to whoever has them delivered, as the controllers that record them see it.
+//! The interface between the controllers that record events and the one that delivers them.
 
 use crate::resources::Instance;
 
-/// Takes the events that are in the outboxes of objects on their way.
+/// Takes over the events in the outboxes of objects.
 pub trait Outbox: Send + Sync {
-    /// Whether nothing is left to do for the outbox entry with this id, so that it may be cleared away.
+    /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
-    /// `instance` was written just now, and its events up to the number `before` had been recorded earlier: what is newer goes
-    /// out.
+    /// Reports that `instance` was just written. Events with a sequence number above `before` are new and are sent.
     fn recorded(&self, instance: &Instance, before: i64);
 }

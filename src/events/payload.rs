@@ -1,5 +1,5 @@
-//! Bodies of deliveries (specification, sections 2.5, 6.1 and 6.2). They are serialised here, once; what is stored, signed
-//! and sent later are these bytes.
+//! Bodies of deliveries (specification, sections 2.5, 6.1 and 6.2). They are serialised here, once; these bytes are then
+//! stored, signed and sent.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -47,7 +47,7 @@ impl<'a> InstanceObject<'a> {
     }
 }
 
-/// The keys of `data` that the instance events have.
+/// The keys of `data` in instance events.
 #[derive(Clone, Debug, Serialize)]
 struct InstanceData<'a> {
     instance: InstanceObject<'a>,
@@ -65,7 +65,7 @@ struct Envelope<'a, D> {
     data: D,
 }
 
-/// A body with this envelope (specification, section 6.2), times in milliseconds.
+/// The body of an event (specification, section 6.2), with its time in milliseconds.
 pub fn body(id: &str, event_type: EventType, created_at: Timestamp, data: impl Serialize) -> String {
     let envelope = Envelope {
         id,
@@ -73,11 +73,11 @@ pub fn body(id: &str, event_type: EventType, created_at: Timestamp, data: impl S
         created_at: format!("{created_at:.3}"),
         data,
     };
-    // Maps with other keys than strings fail; there are none.
+    // Serialising fails only for maps whose keys are not strings; there are none.
     serde_json::to_string(&envelope).unwrap_or_default()
 }
 
-/// An event of an instance that has this status from now on. `created` and `deleted` carry the account holder.
+/// An event of an instance whose status is now `status`. `created` and `deleted` events contain the account holder.
 pub fn instance_event(
     instance: &Instance,
     status: &InstanceStatus,

@@ -143,15 +143,7 @@ async fn observe(State(observer): State<Arc<Observer>>, request: Request, next: 
     let method = method_label(request.method());
     let request_id = request_id(request.headers());
     let path = request.extensions().get::<MatchedPath>().cloned();
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    let mut response = answered.unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        tracing::error!(panic = text, "a handler panicked");
-        refuse(ApiError::fault())
-    });
+    let mut response = run(next, request).await;
     finish(&mut response, &request_id);
     let route = observer.route(path.as_ref());
     let status = response.status().as_u16();
@@ -174,16 +166,18 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
     };
     let allowance = app.rate_limits.spend(&credential);
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-    let mut response = if let Some(seconds) = allowance.retry_after {
+    let mut response = if let Some(exceeded) = &allowance.exceeded {
+        let seconds = exceeded.retry_after;
+        let whose = if exceeded.by_account {
+            "the account's keys have used up their"
+        } else {
+            "the key has used up its"
+        };
+        let limit = exceeded.limit;
+        let message = format!("{whose} {limit} requests per hour; try again in {seconds} s");
         refuse(ApiError {
             retry_after: Some(seconds),
-            ..ApiError::new(
-                ErrorCode::RateLimitExceeded,
-                format!(
-                    "the key has used up its {} requests per hour; try again in {seconds} s",
-                    allowance.limit
-                ),
-            )
+            ..ApiError::new(ErrorCode::RateLimitExceeded, message)
         })
     } else if !is_read && !credential.may_write() {
         refuse(ApiError::new(
@@ -194,10 +188,23 @@ async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next
         refuse(ApiError::unavailable("the service is starting; try again"))
     } else {
         request.extensions_mut().insert(credential);
-        next.run(request).await
+        run(next, request).await
     };
     add_rate_limit(response.headers_mut(), &allowance);
     response
+}
+
+/// Runs a handler. A panic becomes a 500.
+async fn run(next: Next, request: Request) -> Response {
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    answered.unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        tracing::error!(panic = text, "a handler panicked");
+        refuse(ApiError::fault())
+    })
 }
 
 fn refuse(error: ApiError) -> Response {

@@ -39,7 +39,7 @@ use tower::Service as _;
 
 use self::rate_limit::RateLimits;
 use crate::{
-    resources::ApiKey,
+    resources::{Account, ApiKey},
     runtime::{Metrics, http::connections, watch::Listener},
     service::{Service, instances::duration_in_words},
 };
@@ -71,9 +71,10 @@ impl Facade {
         Self { app, router }
     }
 
-    /// The listener to attach to the program's watch of keys.
-    pub fn key_listener(&self) -> Box<dyn Listener<ApiKey>> {
-        self.app.rate_limits.listener()
+    /// The listeners to hand to the program's watches of keys and accounts.
+    pub fn listeners(&self) -> (Box<dyn Listener<ApiKey>>, Box<dyn Listener<Account>>) {
+        let limits = &self.app.rate_limits;
+        (limits.key_listener(), limits.account_listener())
     }
 
     /// Answers one request.

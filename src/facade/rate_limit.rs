@@ -13,13 +13,17 @@ use governor::{
     middleware::StateInformationMiddleware,
     state::{InMemoryState, NotKeyed},
 };
+use kube::Resource;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    resources::ApiKey,
+    resources::{Account, ApiKey},
     runtime::watch::{Change, Listener},
     service::credentials::Credential,
 };
+
+/// All keys of an account together may make this many times the requests of one (decisions, section 1).
+const ACCOUNT_FACTOR: u32 = 10;
 
 /// The allowance of a key after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +34,28 @@ pub struct Allowance {
     pub remaining: u32,
     /// Seconds until the bucket is full again.
     pub reset: u64,
-    /// Seconds to wait, if this request exceeded the limit.
-    pub retry_after: Option<u64>,
+    /// The limit that this request exceeded, if it did.
+    pub exceeded: Option<Exceeded>,
 }
 
-/// The buckets of all keys that have been used, by the key's UID.
-#[derive(Default)]
-pub struct RateLimits(RwLock<HashMap<Box<str>, Arc<Mutex<Bucket>>>>);
+/// A limit that a request exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exceeded {
+    /// Requests per hour.
+    pub limit: u32,
+    /// Whether it is the limit of all the account's keys together.
+    pub by_account: bool,
+    /// Seconds to wait.
+    pub retry_after: u64,
+}
 
-impl RateLimits {
-    /// Counts a request against its key's limit.
-    pub fn spend(&self, credential: &Credential) -> Allowance {
-        let (uid, limit) = (credential.key_uid(), credential.tenant.rate_limit);
+/// Buckets by the UID of a key or account.
+#[derive(Default)]
+struct Buckets(RwLock<HashMap<Box<str>, Arc<Mutex<Bucket>>>>);
+
+impl Buckets {
+    /// Takes one request out of a bucket, which is new if there is none of this limit.
+    fn take(&self, uid: &str, limit: u32) -> Taken {
         let bucket = self.0.read().get(uid).cloned();
         let bucket = bucket.unwrap_or_else(|| {
             let mut buckets = self.0.write();
@@ -55,32 +69,78 @@ impl RateLimits {
         bucket.take()
     }
 
-    /// The listener that drops the buckets of deleted keys.
-    pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
-        let limits = self.clone();
-        Box::new(move |change: &Change<ApiKey>| limits.keys_changed(change))
-    }
-
-    fn keys_changed(&self, change: &Change<ApiKey>) {
+    /// Drops the buckets of what is gone.
+    fn changed<K: Resource>(&self, change: &Change<K>) {
         match change {
-            Change::Replaced(keys) => {
-                let existing: HashSet<&str> = keys
-                    .iter()
-                    .filter_map(|key| key.metadata.uid.as_deref())
-                    .collect();
+            Change::Replaced(objects) => {
+                let uids = objects.iter().filter_map(|object| object.meta().uid.as_deref());
+                let existing: HashSet<&str> = uids.collect();
                 self.0.write().retain(|uid, _| existing.contains(&**uid));
             }
-            Change::Deleted(key) => {
-                self.0
-                    .write()
-                    .remove(key.metadata.uid.as_deref().unwrap_or_default());
+            Change::Deleted(object) => {
+                let uid = object.meta().uid.as_deref().unwrap_or_default();
+                self.0.write().remove(uid);
             }
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
     }
 }
 
-/// The bucket of one key.
+/// The buckets of all keys and accounts that have been used.
+#[derive(Default)]
+pub struct RateLimits {
+    keys: Buckets,
+    accounts: Buckets,
+}
+
+impl RateLimits {
+    /// Counts a request against the limit of its key, and of all keys of its account.
+    pub fn spend(&self, credential: &Credential) -> Allowance {
+        let tenant = &credential.tenant;
+        let taken = self.keys.take(credential.key_uid(), tenant.rate_limit);
+        let exceeded = |limit, by_account, retry_after| Exceeded {
+            limit,
+            by_account,
+            retry_after,
+        };
+        let limit = tenant.rate_limit.saturating_mul(ACCOUNT_FACTOR);
+        Allowance {
+            limit: taken.limit,
+            remaining: taken.remaining,
+            reset: taken.reset,
+            exceeded: match taken.retry_after {
+                Some(seconds) => Some(exceeded(taken.limit, false, seconds)),
+                None => {
+                    let together = self.accounts.take(&tenant.uid, limit);
+                    together.retry_after.map(|seconds| exceeded(limit, true, seconds))
+                }
+            },
+        }
+    }
+
+    /// The listener that drops the buckets of deleted keys.
+    pub fn key_listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
+        let limits = self.clone();
+        Box::new(move |change: &Change<ApiKey>| limits.keys.changed(change))
+    }
+
+    /// The listener that drops the buckets of deleted accounts.
+    pub fn account_listener(self: &Arc<Self>) -> Box<dyn Listener<Account>> {
+        let limits = self.clone();
+        Box::new(move |change: &Change<Account>| limits.accounts.changed(change))
+    }
+}
+
+/// How a bucket stands after a request.
+struct Taken {
+    limit: u32,
+    remaining: u32,
+    reset: u64,
+    /// Seconds to wait, if this request was one too many.
+    retry_after: Option<u64>,
+}
+
+/// A bucket of requests.
 struct Bucket<C: Clock = DefaultClock> {
     limit: NonZeroU32,
     clock: C,
@@ -104,19 +164,19 @@ impl<C: Clock + Clone> Bucket<C> {
     }
 
     /// Takes one request out of the bucket, if one is left.
-    fn take(&self) -> Allowance {
+    fn take(&self) -> Taken {
         let limit = self.limit.get();
         match self.limiter.check() {
             Ok(state) => {
                 let remaining = state.remaining_burst_capacity();
-                Allowance {
+                Taken {
                     limit,
                     remaining,
                     reset: refill_seconds(limit, limit.saturating_sub(remaining)),
                     retry_after: None,
                 }
             }
-            Err(until) => Allowance {
+            Err(until) => Taken {
                 limit,
                 remaining: 0,
                 reset: refill_seconds(limit, limit),
@@ -140,6 +200,7 @@ mod tests {
     use governor::clock::FakeRelativeClock;
 
     use super::*;
+    use crate::service::credentials::Credentials;
 
     #[test]
     fn a_bucket_empties_and_refills_evenly() {
@@ -180,5 +241,80 @@ mod tests {
     fn the_largest_limit_works() {
         let bucket = Bucket::new(1_000_000_000, DefaultClock::default());
         assert!(bucket.take().retry_after.is_none() && bucket.has_limit(1_000_000_000));
+    }
+
+    fn account(rate_limit: i32) -> Arc<Account> {
+        let account = serde_json::json!({
+            "metadata": { "name": "acme", "uid": "account-uid" },
+            "spec": { "email": "ada@example.com", "namespace": "demo", "rateLimitPerHour": rate_limit },
+            "status": { "namespace": "demo", "conditions": [{
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": "2026-11-21T10:00:00Z",
+            }] },
+        });
+        Arc::new(serde_json::from_value(account).unwrap())
+    }
+
+    fn key(number: usize) -> Arc<ApiKey> {
+        let digest = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(number.to_string()));
+        let key = serde_json::json!({
+            "metadata": { "name": format!("key-{number}"), "namespace": "demo", "uid": format!("key-uid-{number}") },
+            "spec": { "sha256": digest },
+        });
+        Arc::new(serde_json::from_value(key).unwrap())
+    }
+
+    /// An account with this limit, with twelve keys, and their rate limits.
+    fn twelve_keys(rate_limit: i32) -> (Arc<Credentials>, Arc<RateLimits>) {
+        let (credentials, limits) = (Arc::<Credentials>::default(), Arc::<RateLimits>::default());
+        let keys = (0..12).map(key).collect();
+        credentials.key_listener().changed(&Change::Replaced(keys));
+        let accounts = Change::Replaced(vec![account(rate_limit)]);
+        credentials.account_listener().changed(&accounts);
+        (credentials, limits)
+    }
+
+    fn spend(credentials: &Credentials, limits: &RateLimits, number: usize) -> Allowance {
+        let credential = credentials.authenticate(&number.to_string(), jiff::Timestamp::now);
+        limits.spend(&credential.ok().unwrap())
+    }
+
+    #[test]
+    fn a_limit_survives_changes_of_its_key_and_is_replaced_by_another_limit() {
+        let (credentials, limits) = twelve_keys(3600);
+        assert_eq!(spend(&credentials, &limits, 0).remaining, 3599);
+        for change in [Change::Applied(key(0)), Change::Replaced(vec![key(0)])] {
+            credentials.key_listener().changed(&change);
+            limits.key_listener().changed(&change);
+        }
+        assert_eq!(spend(&credentials, &limits, 0).remaining, 3598);
+        let other = Change::Applied(account(2));
+        credentials.account_listener().changed(&other);
+        limits.account_listener().changed(&other);
+        assert_eq!(spend(&credentials, &limits, 0).remaining, 1);
+        assert_eq!(spend(&credentials, &limits, 0).remaining, 0);
+        let exceeded = spend(&credentials, &limits, 0).exceeded.unwrap();
+        assert_eq!((exceeded.limit, exceeded.by_account), (2, false));
+    }
+
+    #[test]
+    fn all_keys_of_an_account_together_may_make_ten_times_the_requests_of_one() {
+        let (credentials, limits) = twelve_keys(2);
+        for number in 0..10 {
+            for _ in 0..2 {
+                assert_eq!(spend(&credentials, &limits, number).exceeded, None, "{number}");
+            }
+        }
+        let exceeded = spend(&credentials, &limits, 10).exceeded.unwrap();
+        assert_eq!((exceeded.limit, exceeded.by_account), (20, true));
+    }
+
+    #[test]
+    fn what_is_deleted_leaves_nothing_behind() {
+        let (credentials, limits) = twelve_keys(2);
+        spend(&credentials, &limits, 0);
+        limits.key_listener().changed(&Change::Deleted(key(0)));
+        limits.account_listener().changed(&Change::Deleted(account(2)));
+        assert!(limits.keys.0.read().is_empty() && limits.accounts.0.read().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The operations of an account holder: what each changes in the spec, and the states that it is allowed from.
+//! The operations of an account holder: what each changes in the spec, and from which states it is allowed.
 
 use crate::resources::{
     InstanceSpec,
@@ -6,12 +6,12 @@ use crate::resources::{
     PowerState,
 };
 
-/// An operation on an instance that is there.
+/// An operation on an existing instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Power on.
     Start,
-    /// Shut down softly.
+    /// Ask the guest to shut down.
     Stop,
     /// Cut the power.
     PowerOff,
@@ -48,8 +48,8 @@ impl Action {
         }
     }
 
-    /// Asks for the action in the spec. `nonce` is an RFC 3339 time that differs from those already there. Image and plan
-    /// are set by the caller, who has them.
+    /// Requests the action in the spec. `nonce` is an RFC 3339 time that differs from the existing ones. The caller sets
+    /// image and plan.
     pub fn request(self, spec: &mut InstanceSpec, nonce: &str) {
         let nonce = Some(nonce.to_owned());
         match self {

@@ -1,4 +1,4 @@
-//! The next status of an instance, given its spec, its status, and what the provider shows.
+//! The next status of an instance, given its spec, its status, and the provider's observation.
 
 use std::time::Duration;
 
@@ -20,14 +20,15 @@ use crate::{
     runtime::clock::milliseconds,
 };
 
-/// How far ahead of the clock an operation may seem to have begun: replicas' clocks differ a little.
+/// How far in the future an operation's start may be: clocks of replicas differ a little.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 
-/// How long an event that every webhook has stays in the outbox for the next status update to take it along (decisions,
-/// section 5).
+/// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
+/// it is removed in a write of its own.
 const OUTBOX_LINGER: Duration = Duration::from_secs(10);
 
-/// Decides. Pure: the same input gives the same output, and an unchanged world an unchanged status.
+/// Decides what to do about an instance. Pure: the same input gives the same output, and if nothing has changed, the status
+/// does not change either.
 pub fn decide(
     instance: &Instance,
     gate: &Gate,
@@ -56,7 +57,7 @@ pub fn decide(
             recheck_after = observation.recheck_after;
             if machine.observe(observation) {
                 finished = machine.announce_deletion(audience.is_settled);
-                // Whoever settles its last event says so; this is for when that gets lost.
+                // Settling the last event requeues the instance; this is in case that gets lost.
                 recheck_after = Some(Duration::from_secs(1));
             } else {
                 machine.announce_power(&before);
@@ -64,7 +65,7 @@ pub fn decide(
         }
         Seen::Failed(error) => machine.provider_failed(error),
     }
-    // Also one that is being deleted by now: whoever asked for it was told that it is there.
+    // Also if it is already being deleted: REST has confirmed its creation, so receivers get both events.
     if *gate == Gate::Open && machine.status.state.is_none() {
         accept(instance, &mut machine.status, now);
     }
@@ -111,8 +112,8 @@ pub fn decide(
     }
 }
 
-/// Takes settled events out, together with another change or once they have lingered. Returns when to look again. Those of
-/// a server that is gone stay: they go with the object.
+/// Removes settled events from the outbox, together with another change of the status or once [`OUTBOX_LINGER`] is over.
+/// Returns the time until the next check. The outbox of a deleted server is left alone: it goes with the object.
 fn clear_outbox(
     status: &mut InstanceStatus,
     before: &InstanceStatus,
@@ -123,14 +124,14 @@ fn clear_outbox(
     if status.outbox.is_empty() || status.outbox.iter().any(is_last) {
         return None;
     }
-    // While others are on their way still, one write for all of them is better than one for each.
+    // While other events are not settled yet, wait longer: one write for all is better than one for each.
     let linger = if status.outbox.iter().all(|entry| is_settled(&entry.id)) {
         OUTBOX_LINGER
     } else {
         OUTBOX_LINGER * 6
     };
     let lingered = |entry: &OutboxEntry| {
-        // An entry from the future: the clock went back.
+        // The age is negative if the clock went back.
         let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(linger);
         linger.saturating_sub(age)
     };
@@ -145,7 +146,7 @@ fn clear_outbox(
     Some(waits.clamp(Duration::from_secs(1), OUTBOX_LINGER))
 }
 
-/// The moments at which an operation needs another look, counted from its start.
+/// The times after an operation's start at which it must be reconsidered.
 fn limits(operation: &Operation, timings: &Timings) -> Vec<Duration> {
     let grace =
         (operation.kind == OperationKind::Stop && !operation.forced).then(|| timings.soft_stop_grace());
@@ -177,13 +178,13 @@ struct Machine<'a> {
     status: InstanceStatus,
     trouble: Option<Trouble>,
     off_cause: Option<OffCause>,
-    /// The server was off, or was power-cycled, and is on.
+    /// The server is running after it was stopped or power-cycled.
     started: bool,
     retry: bool,
 }
 
 impl Machine<'_> {
-    /// A known address is never blanked.
+    /// Copies new addresses; a known address is never removed.
     fn learn_addresses(&mut self, addresses: &Addresses) {
         if addresses.ipv4.is_some() {
             self.status.ip_address.clone_from(&addresses.ipv4);
@@ -193,7 +194,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Returns whether the server is gone for good.
+    /// Returns whether the server is gone after a delete operation.
     fn observe(&mut self, observation: &Observation) -> bool {
         self.learn_addresses(&observation.addresses);
         self.status.provider_state.clone_from(&observation.state);
@@ -231,7 +232,7 @@ impl Machine<'_> {
                 if self.now.duration_since(operation.started_at) < -CLOCK_TOLERANCE
                     && let Some(operation) = &mut self.status.operation
                 {
-                    // The clock went back: the operation would seem to take that much longer.
+                    // The clock went back. Move the start, or the operation would take that much longer.
                     operation.started_at = milliseconds(self.now);
                 }
                 if !self.check_deadline(&operation) {
@@ -269,7 +270,7 @@ impl Machine<'_> {
                     );
                 }
             }
-            // Stopped before it was ever made: the first start makes it.
+            // Stopped before it was created: the first start creates it.
             None if self.status.provisioned_at.is_none()
                 && self.status.power == Some(PowerState::Stopped) =>
             {
@@ -287,7 +288,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Puts an event into the outbox, as the status is at this moment.
+    /// Adds an event with the current status to the outbox.
     fn announce(&mut self, event_type: EventType) {
         let Some(user) = self.user else { return };
         self.status.event_sequence += 1;
@@ -296,8 +297,8 @@ impl Machine<'_> {
         self.status.outbox.push(entry);
     }
 
-    /// Started: a server that was off, or was power-cycled, is on. Stopped: one that was on is off for good, so not when it
-    /// died and is being started again (decisions, section 3).
+    /// Records a started event if the server is running after it was stopped or power-cycled, and a stopped event if it was
+    /// running and stays off; not if it crashed and is being started again (decisions, section 3).
     fn announce_power(&mut self, before: &InstanceStatus) {
         let announced = self.status.announced_power.or(before.power);
         let operation = self.status.operation.as_ref();
@@ -315,7 +316,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The server is gone. Returns whether that is told to everybody; what was never announced needs no end.
+    /// Records the deleted event of a server that is gone. Returns whether all its events are settled. A server that was
+    /// never announced needs no deleted event.
     fn announce_deletion(&mut self, is_settled: &dyn Fn(&str) -> bool) -> bool {
         let was_announced = self.status.event_sequence > 0 || self.status.provisioned_at.is_some();
         if self.user.is_none() || !was_announced {
@@ -372,7 +374,7 @@ impl Machine<'_> {
         if overdue && operation.kind != OperationKind::Delete {
             let minutes = self.timings.deadline().as_secs() / 60;
             let message = format!(
-                "{} is not done after {minutes} minutes; it is still being tried",
+                "{} has not finished after {minutes} minutes; still trying",
                 operation.kind.as_str()
             );
             self.fail(
@@ -386,7 +388,7 @@ impl Machine<'_> {
         overdue
     }
 
-    /// `error` is what a failing operation shows as; the operation stays and clears it by being done.
+    /// Shows a failing operation as `error`. The operation stays, and clears the error when it completes.
     fn fail(&mut self, kind: OperationKind, trouble: Trouble) {
         if kind != OperationKind::Delete {
             self.status.state = Some(InstanceState::Error);

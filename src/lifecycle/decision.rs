@@ -1,4 +1,4 @@
-//! What goes into a decision, and what comes out of it.
+//! Input and output of a decision.
 
 use std::time::Duration;
 
@@ -8,64 +8,64 @@ use crate::{
     resources::InstanceStatus,
 };
 
-/// Who is told of events, and which of them every webhook has.
+/// Whose events to record, and which of them are settled.
 #[derive(Clone, Copy)]
 pub struct Audience<'a> {
-    /// The account holder; without one nobody is told.
+    /// The account holder; without one no events are recorded.
     pub user: Option<&'a User>,
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
 }
 
-/// Whether the instance may be worked on at all.
+/// Whether the instance may be reconciled at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// It may be reconciled.
     Open,
-    /// Its namespace belongs to no Account; the text says so.
+    /// Its namespace belongs to no Account; the text is the message for the conditions.
     NoAccount(String),
-    /// Its spec asks for what cannot be had; the text names field and fix.
+    /// Its spec is invalid or not available; the text names the field and the fix.
     InvalidSpec(String),
 }
 
-/// What is known of the server.
+/// What is known about the server.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen<'a> {
     /// The provider was not asked: there is no server yet, or the gate is closed.
     NotAsked(&'a Addresses),
-    /// What the provider shows.
+    /// The provider's observation.
     Observed(&'a Observation),
     /// The provider call failed.
     Failed(&'a ProviderError),
 }
 
-/// A line for `kubectl describe`.
+/// A Kubernetes Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Warning rather than Normal.
+    /// Whether its type is Warning; else it is Normal.
     pub warning: bool,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people.
+    /// Message for people.
     pub message: String,
 }
 
-/// What to do now.
+/// The output of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The status to write, if it differs from the one that is there.
+    /// The status to write, if it differs from the current one.
     pub status: InstanceStatus,
-    /// The transitions, to be told once the status is written.
+    /// Events to publish once the status is written.
     pub notes: Vec<Note>,
-    /// When to look again if nothing happens until then.
+    /// When to reconcile again if nothing happens before.
     pub recheck_after: Option<Duration>,
-    /// The provider could not do it: look again with growing delays.
+    /// Whether the provider could not do it, so that the next reconcile comes after a backoff.
     pub retry: bool,
-    /// The server is gone: the finalizer may go.
+    /// Whether the server is gone, so that the finalizer can be removed.
     pub finished: bool,
 }
 
-/// What keeps an operation from being done.
+/// Why an operation cannot complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) reason: &'static str,

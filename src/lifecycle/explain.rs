@@ -1,17 +1,17 @@
-//! Why an instance is not as its account holder asked, in words for the account holder.
+//! Why an instance differs from its spec, in words for the account holder.
 
-use super::{requests::project, summary::in_progress};
+use super::{requests::current, summary::in_progress};
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
 };
 
-/// Why an instance is not as asked.
+/// Why an instance differs from its spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// CamelCase, as in the conditions.
+    /// CamelCase reason, as in the conditions.
     pub reason: String,
-    /// For people who use the API: it names no fields of the object.
+    /// Message for API users; unlike a condition's, it names no fields of the Kubernetes object.
     pub message: String,
 }
 
@@ -24,25 +24,26 @@ impl Explanation {
     }
 }
 
-/// Why an instance is not as asked, once the controller has seen its spec; `None` if it is.
+/// Why an instance differs from its spec, as if the controller had already seen that spec; `None` if it does not differ.
 pub fn explain(instance: &Instance) -> Option<Explanation> {
-    let status = project(instance, jiff::Timestamp::UNIX_EPOCH);
+    let status = current(instance);
     if let Some(operation) = &status.operation
         && status.state != Some(InstanceState::Error)
     {
-        // What the conditions tell of the same operation is more: that the provider does not answer, say.
+        // If the controller already works on this operation, its conditions say more, for example that the provider does not
+        // answer.
         let stored = instance.status.as_ref();
         let is_stored = stored.and_then(|stored| stored.operation.as_ref()) == Some(operation);
-        let told = stored.filter(|_| is_stored).and_then(of_condition);
+        let from_condition = stored.filter(|_| is_stored).and_then(of_condition);
         let (reason, message) = in_progress(operation.kind);
-        return told.or_else(|| Some(Explanation::new(reason, message)));
+        return from_condition.or_else(|| Some(Explanation::new(reason, message)));
     }
     let pending = status.plan.filter(|plan| *plan != instance.spec.plan);
     of_condition(&status).or_else(|| {
         pending.map(|plan| {
             let (wanted, plan) = (instance.spec.plan.as_str(), plan.as_str());
             let message = format!(
-                "plan {wanted} takes effect with the next reboot, or stop and start; {plan} is in effect"
+                "plan {wanted} takes effect at the next reboot, or stop and start; {plan} is in effect"
             );
             Explanation::new("PlanChangePending", message)
         })
@@ -52,9 +53,14 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
 fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
     let ready = conditions::find(&status.conditions, READY).filter(|ready| ready.status != "True")?;
     let message = match ready.reason.as_str() {
-        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again",
-        "Stopped" => "the server is off; start the instance to power it on again",
-        _ => &ready.message,
+        "GuestShutdown" => "the guest shut itself down; start the instance to power it on again".to_owned(),
+        "Stopped" => "the server is stopped; start the instance to power it on again".to_owned(),
+        // The provider's own words are for administrators.
+        "ProviderUnavailable" | "ProviderNonsense" => {
+            "the provider cannot do this at the moment; it is being retried".to_owned()
+        }
+        "InvalidSpec" => ready.message.replace("spec.", ""),
+        _ => ready.message.clone(),
     };
     Some(Explanation::new(&ready.reason, message))
 }
@@ -71,7 +77,7 @@ mod tests {
             "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "powerState": "Running" },
             "status": {
                 "state": "running", "power": "Running", "powerState": "Running", "plan": "starter", "image": "debian-13",
-                "conditions": [ready("True", "Running", "the server is on")],
+                "conditions": [ready("True", "Running", "the server is running")],
             },
         });
         for (of, changes) in [("spec", spec), ("status", status)] {
@@ -89,26 +95,26 @@ mod tests {
         })
     }
 
-    fn told(spec: &Value, status: &Value) -> Option<(String, String)> {
-        explain(&instance(spec, status)).map(|told| (told.reason, told.message))
+    fn explained(spec: &Value, status: &Value) -> Option<(String, String)> {
+        explain(&instance(spec, status)).map(|explanation| (explanation.reason, explanation.message))
     }
 
     fn reason(spec: &Value, status: &Value) -> Option<String> {
-        told(spec, status).map(|(reason, _)| reason)
+        explained(spec, status).map(|(reason, _)| reason)
     }
 
     #[test]
     fn an_instance_that_is_as_asked_needs_no_explanation() {
-        assert_eq!(told(&json!({}), &json!({})), None);
+        assert_eq!(explained(&json!({}), &json!({})), None);
         let stopped = json!({
             "state": "stopped", "power": "Stopped", "powerState": "Stopped",
-            "conditions": [ready("True", "Stopped", "the server is off, as asked for")],
+            "conditions": [ready("True", "Stopped", "the server is stopped, as requested")],
         });
-        assert_eq!(told(&json!({ "powerState": "Stopped" }), &stopped), None);
+        assert_eq!(explained(&json!({ "powerState": "Stopped" }), &stopped), None);
     }
 
     #[test]
-    fn an_operation_is_told_before_the_controller_has_seen_it() {
+    fn an_operation_is_explained_before_the_controller_has_seen_it() {
         assert_eq!(
             reason(&json!({ "powerState": "Stopped" }), &json!({})).as_deref(),
             Some("Stopping")
@@ -119,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_with_an_operation_is_told_rather_than_the_operation() {
+    fn trouble_with_an_operation_is_explained_rather_than_the_operation() {
         let status = json!({
             "state": "rebooting",
             "operation": {
@@ -129,7 +135,7 @@ mod tests {
             "conditions": [ready("False", "ProviderTimeout", "the provider did not answer within 10 s")],
         });
         assert_eq!(
-            told(&json!({}), &status),
+            explained(&json!({}), &status),
             Some((
                 "ProviderTimeout".to_owned(),
                 "the provider did not answer within 10 s".to_owned()
@@ -143,7 +149,7 @@ mod tests {
             "state": "error", "conditions": [ready("False", "ProvisioningFailed", "no capacity in fr-par-1")],
         });
         assert_eq!(
-            told(&json!({}), &status).unwrap(),
+            explained(&json!({}), &status).unwrap(),
             (
                 "ProvisioningFailed".to_owned(),
                 "no capacity in fr-par-1".to_owned()
@@ -157,7 +163,7 @@ mod tests {
             "state": "stopped", "power": "Stopped",
             "conditions": [ready("False", "GuestShutdown", "start it with a new spec.startRequestedAt")],
         });
-        let (reason, message) = told(&json!({}), &status).unwrap();
+        let (reason, message) = explained(&json!({}), &status).unwrap();
         assert!(
             reason == "GuestShutdown" && !message.contains("spec."),
             "{message}"
@@ -165,9 +171,32 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_waits_for_a_reboot_is_told() {
+    fn a_refused_spec_is_explained_rather_than_what_it_asks_for() {
+        let refused = json!({
+            "observedGeneration": 2, "state": null,
+            "conditions": [ready("False", "InvalidSpec", "spec.sshKeys[0] must be an SSH public key")],
+        });
+        let (reason, message) = explained(&json!({ "powerState": "Stopped" }), &refused).unwrap();
+        assert_eq!(
+            (reason.as_str(), message.as_str()),
+            ("InvalidSpec", "sshKeys[0] must be an SSH public key")
+        );
+    }
+
+    #[test]
+    fn the_providers_own_words_are_not_passed_on() {
+        let status = json!({
+            "state": "error",
+            "conditions": [ready("False", "ProviderUnavailable", "the provider reports: vm-17.internal: 500")],
+        });
+        let (_, message) = explained(&json!({}), &status).unwrap();
+        assert!(!message.contains("internal"), "{message}");
+    }
+
+    #[test]
+    fn a_plan_that_waits_for_a_reboot_is_explained() {
         let spec = json!({ "plan": "business", "planChange": "OnReboot" });
-        let (reason, message) = told(&spec, &json!({})).unwrap();
+        let (reason, message) = explained(&spec, &json!({})).unwrap();
         assert_eq!(reason, "PlanChangePending");
         assert!(
             message.contains("business") && message.contains("starter"),

@@ -1,4 +1,4 @@
-//! Which operation a spec asks for next.
+//! The operation that a spec asks for next.
 
 use jiff::Timestamp;
 
@@ -7,14 +7,27 @@ use crate::resources::{
 };
 use crate::runtime::clock::milliseconds;
 
-/// The status as it will be once the controller has seen the spec: what the facade shows after it wrote one.
+/// The status as it will be once the controller has seen the spec. The facade shows it after writing a spec.
 pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
     take_on(instance, &mut status, now);
     status
 }
 
-/// Takes on an instance that is new.
+/// The status to show to people. While the controller has not seen the spec, that is the [`project`]ed one; then it is the
+/// stored one, which also says if the controller refused the spec.
+pub fn current(instance: &Instance) -> InstanceStatus {
+    let seen = |status: &&InstanceStatus| {
+        status.observed_generation.is_some() && status.observed_generation == instance.metadata.generation
+    };
+    match instance.status.as_ref().filter(seen) {
+        Some(status) => status.clone(),
+        // The time is that of an operation that begins, which is not shown.
+        None => project(instance, Timestamp::UNIX_EPOCH),
+    }
+}
+
+/// Accepts a new instance: begins to create its server.
 pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;
     echo_all(spec, status);
@@ -24,9 +37,9 @@ pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) 
     status.disk_size_gb = Some(spec.plan.size().disk_gb);
 }
 
-/// Takes on what the spec asks for and the status does not show yet, as far as the operation under way allows: at most
-/// one operation begins. Nonces are echoed when their operation begins, for from then on the operation itself is in the
-/// status; whatever cannot begin yet stays different from the spec and is found again.
+/// Begins the next operation that the spec asks for, if the operation in progress allows it; at most one. A nonce is copied
+/// to the status when its operation begins. A request that cannot begin yet stays different from the spec, so it is found
+/// again later.
 pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;
     if instance.is_deleting() {
@@ -43,7 +56,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         accept(instance, status, now);
         return;
     };
-    // An operation that fails is asked for again and again; meanwhile any request may take its place.
+    // A failing operation is retried, but any other request may replace it.
     let failing = state == InstanceState::Error;
     let power_off = differs(
         spec.power_off_requested_at.as_ref(),
@@ -79,7 +92,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
         spec.rebuild_requested_at.as_ref(),
         status.rebuild_requested_at.as_ref(),
     ) || (status.image.as_ref() != Some(&spec.image)
-        && !is_under_way(status, OperationKind::Rebuild, spec))
+        && !is_in_progress(status, OperationKind::Rebuild, spec))
     {
         status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
         begin(status, spec, OperationKind::Rebuild, as_before, now);
@@ -92,7 +105,7 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
 }
 
 fn want_stopped(spec: &InstanceSpec, status: &mut InstanceStatus, now: Timestamp) {
-    // Whoever wants the server off wants no reboot and no start of it.
+    // A stop cancels pending requests for a reboot or start.
     status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
     status.start_requested_at.clone_from(&spec.start_requested_at);
     let operation = status.operation.as_ref().map(|op| op.kind);
@@ -116,7 +129,7 @@ fn want_running(
     let is_on = status.power == Some(PowerState::Running) && !failing;
     if wants_resize(spec, status) {
         if is_on {
-            // The resize power-cycles the server, which is all that a reboot asks for.
+            // The resize power-cycles the server, which also satisfies a request for a reboot.
             status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
         }
         begin(status, spec, OperationKind::Resize, as_before, now);
@@ -142,8 +155,8 @@ fn want_running(
     status.power_state = Some(PowerState::Running);
 }
 
-/// Begins an operation. A plan change comes along with everything that boots the server, an image only with what
-/// installs one.
+/// Begins an operation. Every operation that boots the server applies the plan of the spec; only one that installs an image
+/// applies its image.
 pub(super) fn begin(
     status: &mut InstanceStatus,
     spec: &InstanceSpec,
@@ -158,11 +171,11 @@ pub(super) fn begin(
     let installs = matches!(kind, OperationKind::Create | OperationKind::Rebuild);
     let replaced = status.operation.as_ref().map(|op| op.kind);
     if replaced == Some(OperationKind::Rebuild) && kind != OperationKind::Rebuild {
-        // A failing rebuild gives way, but is not forgotten: its request is found again afterwards.
+        // Another operation replaces a failing rebuild; without its nonce in the status, the rebuild begins again afterwards.
         status.rebuild_requested_at = None;
     }
     if status.state == Some(InstanceState::Error) {
-        // Nobody knows what was before, so what begins now settles what the server is brought to.
+        // The power state before the error is unknown, so this operation determines the one to converge to.
         status.power_state = Some(ends_in);
     }
     status.operation = Some(Operation {
@@ -188,7 +201,7 @@ fn begin_power_off(status: &mut InstanceStatus, spec: &InstanceSpec, now: Timest
     status
         .power_off_requested_at
         .clone_from(&spec.power_off_requested_at);
-    // Off is what the server is brought to, whatever powerState says; where that is Running, a start follows.
+    // The server goes off whatever spec.powerState is; if that is Running, a start follows.
     status.power_state = Some(PowerState::Stopped);
     begin(status, spec, OperationKind::PowerOff, PowerState::Stopped, now);
 }
@@ -206,11 +219,11 @@ fn echo_all(spec: &InstanceSpec, status: &mut InstanceStatus) {
 fn wants_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
     spec.plan_change == PlanChange::Immediate
         && status.plan != Some(spec.plan)
-        && !is_under_way(status, OperationKind::Resize, spec)
+        && !is_in_progress(status, OperationKind::Resize, spec)
 }
 
-/// Whether the operation in the status already brings about this very plan and image.
-fn is_under_way(status: &InstanceStatus, kind: OperationKind, spec: &InstanceSpec) -> bool {
+/// Whether an operation of this kind is already in progress with the spec's plan or image.
+fn is_in_progress(status: &InstanceStatus, kind: OperationKind, spec: &InstanceSpec) -> bool {
     status.operation.as_ref().is_some_and(|op| {
         op.kind == kind
             && match kind {
@@ -224,7 +237,7 @@ fn differs(asked: Option<&String>, handled: Option<&String>) -> bool {
     asked.is_some() && asked != handled
 }
 
-/// The state that an operation under way shows as.
+/// The state of an instance during an operation.
 pub const fn state_during(kind: OperationKind) -> InstanceState {
     match kind {
         OperationKind::Create => InstanceState::Provisioning,

@@ -1,4 +1,4 @@
-//! How a status is told: conditions for programs and `kubectl wait`, Events for `kubectl describe`.
+//! Conditions and Events for a status: conditions for programs and `kubectl wait`, Events for `kubectl describe`.
 
 use jiff::Timestamp;
 
@@ -11,8 +11,7 @@ use crate::{
     },
 };
 
-/// What the conditions say, in one place: kstatus readers (Argo CD, Flux) take Reconciling as in progress and Stalled as
-/// failed.
+/// The content of the conditions. kstatus readers (Argo CD, Flux) take Reconciling as in progress and Stalled as failed.
 struct Summary {
     ready: Option<bool>,
     reconciling: bool,
@@ -53,14 +52,14 @@ pub(super) fn describe(
             now,
         );
     };
-    let told = |holds: bool| if holds { message.clone() } else { String::new() };
-    set(RECONCILING, Some(reconciling), told(reconciling));
-    set(STALLED, Some(stalled), told(stalled));
+    let message_if = |holds: bool| if holds { message.clone() } else { String::new() };
+    set(RECONCILING, Some(reconciling), message_if(reconciling));
+    set(STALLED, Some(stalled), message_if(stalled));
     set(READY, ready, message.clone());
     match status.plan {
         Some(plan) if plan != instance.spec.plan && !reconciling && *gate == Gate::Open => {
             let message = format!(
-                "plan {} takes effect with the next reboot, or stop and start; {} is in effect",
+                "plan {} takes effect at the next reboot, or stop and start; {} is in effect",
                 instance.spec.plan.as_str(),
                 plan.as_str()
             );
@@ -102,7 +101,7 @@ fn summarise(
         if state == Some(InstanceState::Error) {
             return stalled(trouble.reason, &trouble.message);
         }
-        // The server may well be as it should; nobody can tell.
+        // Without an operation, the server may well match its spec; it is just unknown.
         let ready = if status.operation.is_some() {
             Some(false)
         } else {
@@ -120,7 +119,7 @@ fn summarise(
         && state != Some(InstanceState::Error)
     {
         let forced = if operation.forced {
-            "; the guest did not shut down in time, so its power is cut"
+            "; it did not shut down in time, so its power is cut"
         } else {
             ""
         };
@@ -134,9 +133,9 @@ fn summarise(
         };
     }
     match (state, instance.spec.power_state) {
-        (Some(InstanceState::Running), _) => good("Running", "the server is on"),
+        (Some(InstanceState::Running), _) => good("Running", "the server is running"),
         (Some(InstanceState::Stopped), PowerState::Stopped) => {
-            good("Stopped", "the server is off, as asked for")
+            good("Stopped", "the server is stopped, as requested")
         }
         (Some(InstanceState::Stopped), PowerState::Running) => match off_cause {
             Some(OffCause::GuestShutdown) => stalled(
@@ -145,10 +144,10 @@ fn summarise(
             ),
             _ => stalled(
                 "Stopped",
-                "the server is off; start it through REST or with a new spec.startRequestedAt",
+                "the server is stopped; start it through REST or with a new spec.startRequestedAt",
             ),
         },
-        _ => stalled("Error", "the last operation failed; it is being tried again"),
+        _ => stalled("Error", "the last operation failed; it is being retried"),
     }
 }
 
@@ -166,7 +165,7 @@ pub(super) const fn in_progress(kind: OperationKind) -> (&'static str, &'static 
     match kind {
         OperationKind::Create => ("Provisioning", "the server is being created"),
         OperationKind::Start => ("Starting", "the server is being powered on"),
-        OperationKind::Stop => ("Stopping", "the guest is asked to shut down"),
+        OperationKind::Stop => ("Stopping", "the guest has been asked to shut down"),
         OperationKind::PowerOff => ("PoweringOff", "the power is being cut"),
         OperationKind::Reboot => ("Rebooting", "the server is being rebooted"),
         OperationKind::Resize => ("Resizing", "the server is changing to another plan"),
@@ -181,13 +180,13 @@ fn ended(operation: &Operation) -> (&'static str, String) {
     match operation.kind {
         OperationKind::Create => (
             "Provisioned",
-            format!("the server is made with plan {plan} and image {image}"),
+            format!("the server was created with plan {plan} and image {image}"),
         ),
         OperationKind::Start => ("Started", "the server was powered on".to_owned()),
         OperationKind::Stop => ("Stopped", "the server was shut down".to_owned()),
-        OperationKind::PowerOff => ("PoweredOff", "the server's power was cut".to_owned()),
+        OperationKind::PowerOff => ("PoweredOff", "the server was powered off".to_owned()),
         OperationKind::Reboot => ("Rebooted", format!("the server was rebooted with plan {plan}")),
-        OperationKind::Resize => ("Resized", format!("the server has plan {plan} now")),
+        OperationKind::Resize => ("Resized", format!("the server now has plan {plan}")),
         OperationKind::Rebuild => (
             "Rebuilt",
             format!("the server was reinstalled with image {image}"),
@@ -196,7 +195,7 @@ fn ended(operation: &Operation) -> (&'static str, String) {
     }
 }
 
-/// The Events of a transition: one for a change of state or operation, one for a new trouble.
+/// The Events of a transition: for changes of state or operation, and for new trouble.
 pub(super) fn notes(
     before: &InstanceStatus,
     after: &InstanceStatus,
@@ -225,7 +224,7 @@ pub(super) fn notes(
             Some(OffCause::GuestShutdown) => {
                 notes.push(normal("GuestShutdown", "the guest shut itself down".to_owned()));
             }
-            Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server died".to_owned())),
+            Some(OffCause::Crashed) => notes.push(warning("Crashed", "the server crashed".to_owned())),
             Some(OffCause::Requested) | None => {}
         }
     }
@@ -235,7 +234,7 @@ pub(super) fn notes(
             .as_ref()
             .is_none_or(|old| (old.kind, old.started_at) != (op.kind, op.started_at))
     });
-    // What ended in the same write is told first.
+    // The end of the previous operation comes before the beginning of the next.
     if let Some(done) = before
         .operation
         .as_ref()
@@ -245,13 +244,13 @@ pub(super) fn notes(
     {
         let (reason, what) = ended(done);
         let power = if done.ends_in == PowerState::Running {
-            "on"
+            "running"
         } else {
-            "off"
+            "stopped"
         };
         notes.push(normal(reason, format!("{what} and is {power}")));
     } else if before.state == Some(InstanceState::Error) && after.state == Some(InstanceState::Running) {
-        notes.push(normal("Recovered", "the server is on again".to_owned()));
+        notes.push(normal("Recovered", "the server is running again".to_owned()));
     }
     if let Some(operation) = began {
         let (reason, message) = in_progress(operation.kind);

@@ -1,4 +1,4 @@
-//! The lifecycle against a model provider that remembers what was really done to each server.
+//! The lifecycle against a model provider that records what was really done to the server.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,7 +25,7 @@ fn spec() -> InstanceSpec {
     .unwrap()
 }
 
-/// What the model knows of the one server.
+/// The model's record of its one server.
 #[derive(Clone, Debug, Default)]
 struct Server {
     exists: bool,
@@ -59,7 +59,7 @@ struct World {
     writes: u32,
     gone: bool,
     user: User,
-    /// What was told, in the order of the writes.
+    /// All recorded events, in the order of the writes.
     events: Vec<OutboxEntry>,
 }
 
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// The events since the last call.
-    fn told(&mut self, since: &mut usize) -> Vec<&'static str> {
+    fn new_events(&mut self, since: &mut usize) -> Vec<&'static str> {
         let new = self.events[*since..]
             .iter()
             .map(|event| event.event_type.as_str());
@@ -135,7 +135,7 @@ impl World {
         self.touch();
     }
 
-    /// The provider's side of one step: idempotent, and what it does stays done whatever happens to the caller.
+    /// The provider's side of one step: idempotent, and its effects last whatever happens to the caller.
     fn step(&mut self, instance: &Instance) -> Result<Observation, ProviderError> {
         match self.fault {
             Fault::Unreachable => return Err(ProviderError::Timeout(Duration::from_secs(10))),
@@ -208,7 +208,7 @@ impl World {
         server.done = Some(op.clone());
     }
 
-    /// One pass of the controller. `crash`: it dies between the provider's step and the write.
+    /// One pass of the controller. With `crash` it dies between the provider's step and the write.
     fn pass(&mut self, on_stale: bool, crash: bool) {
         if self.gone {
             return;
@@ -262,8 +262,8 @@ impl World {
                     );
                     self.events.push(entry.clone());
                 } else {
-                    let told = &self.events[usize::try_from(entry.sequence - 1).unwrap()];
-                    assert_eq!(told, entry, "an event has two bodies");
+                    let recorded = &self.events[usize::try_from(entry.sequence - 1).unwrap()];
+                    assert_eq!(recorded, entry, "an event has two bodies");
                 }
             }
             self.stale = self.instance.clone();
@@ -276,7 +276,7 @@ impl World {
     fn check_transition(&self, before: &InstanceStatus, after: &InstanceStatus, seen: Option<&Observation>) {
         assert!(
             before.ip_address.is_none() || after.ip_address.is_some(),
-            "a known address was blanked"
+            "a known address was removed"
         );
         assert!(after.disk_size_gb >= before.disk_size_gb, "a disk shrank");
         let (Some(old), new) = (&before.operation, &after.operation) else {
@@ -307,7 +307,7 @@ impl World {
         );
     }
 
-    /// Passes with time going on until nothing more is written.
+    /// Runs passes while time advances, until nothing more is written.
     fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..400 {
@@ -346,7 +346,7 @@ impl World {
         world
     }
 
-    /// The states that are passed through until all is settled, without repetitions.
+    /// The states until nothing more is written, without repetitions.
     fn path(&mut self) -> Vec<InstanceState> {
         let mut path = Vec::new();
         for _ in 0..200 {
@@ -394,7 +394,7 @@ fn every_operation_takes_the_decided_path() {
 }
 
 #[test]
-fn every_operation_tells_the_decided_events() {
+fn every_operation_records_the_decided_events() {
     type Step = Box<dyn Fn(&mut World)>;
     let plan = |change| {
         move |world: &mut World| {
@@ -486,27 +486,27 @@ fn every_operation_tells_the_decided_events() {
         ("crash", World::running(), Box::new(crash), &["started"]),
     ];
     for (name, mut world, step, expected) in cases {
-        let mut told = 0;
-        world.told(&mut told);
+        let mut seen = 0;
+        world.new_events(&mut seen);
         if name == "create" {
-            told = 0;
+            seen = 0;
         }
         step(&mut world);
         world.settle();
-        assert_eq!(world.told(&mut told), expected, "{name}");
+        assert_eq!(world.new_events(&mut seen), expected, "{name}");
     }
 }
 
 #[test]
-fn a_server_that_dies_and_is_stopped_before_it_is_up_again_is_told_stopped() {
+fn a_server_that_crashes_and_is_stopped_before_it_runs_again_records_stopped() {
     let mut world = World::running();
-    let mut told = world.events.len();
+    let mut seen = world.events.len();
     world.server.on = false;
     world.server.exit = Some(OffCause::Crashed);
     world.pass(false, false);
     world.act(Action::PowerOff);
     world.settle();
-    assert_eq!(world.told(&mut told), ["stopped"]);
+    assert_eq!(world.new_events(&mut seen), ["stopped"]);
 }
 
 #[test]
@@ -568,7 +568,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
         );
         decision.status.outbox.len()
     };
-    // The address is news, so the settled event goes along.
+    // The address is new, so the same write removes the settled event.
     assert_eq!(decide_with(&world, false, 1), 1);
     assert_eq!(decide_with(&world, true, 1), 0);
     world.pass(false, false);
@@ -635,7 +635,7 @@ fn a_disk_never_shrinks() {
 }
 
 #[test]
-fn a_guest_that_shuts_itself_down_stays_off_until_a_start_is_asked_for() {
+fn a_guest_that_shuts_itself_down_stays_off_until_a_start_is_requested() {
     for by_toggle in [false, true] {
         let mut world = World::running();
         (world.server.on, world.server.exit) = (false, Some(OffCause::GuestShutdown));
@@ -741,7 +741,7 @@ fn from_a_failed_creation_every_allowed_operation_leads_on_once_the_provider_rec
 }
 
 #[test]
-fn a_server_that_was_stopped_before_it_was_made_is_made_by_the_first_start() {
+fn a_server_that_was_stopped_before_it_was_created_is_created_by_the_first_start() {
     let mut world = World::new(spec());
     world.pass(false, false);
     world.fault = Fault::Fails;
@@ -821,15 +821,15 @@ fn deletion_ends_once_the_server_is_gone_and_not_before() {
 }
 
 #[test]
-fn what_is_deleted_before_it_was_seen_was_created_and_deleted_to_all_who_are_told() {
+fn an_instance_deleted_before_it_was_seen_records_created_and_deleted() {
     let (mut world, mut since) = (World::new(spec()), 0);
     world.delete();
     world.settle();
     assert!(world.gone && !world.server.exists);
-    assert_eq!(world.told(&mut since), ["created", "deleted"]);
+    assert_eq!(world.new_events(&mut since), ["created", "deleted"]);
 }
 
-/// What may happen to the world, in any order.
+/// What may happen, in any order.
 #[derive(Clone, Debug)]
 enum Happening {
     Act(Action),
@@ -870,7 +870,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(H::GuestExit),
         2 => fault.prop_map(H::Fault),
         8 => (any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(stale, crash)| H::Pass { stale, crash }),
-        // Time goes on, jumps a day ahead, and back an hour.
+        // Time advances, jumps a day ahead, or goes back an hour.
         4 => prop_oneof![6 => 0..200_i64, 1 => Just(86_400), 1 => Just(-3_600)].prop_map(H::Wait),
     ]
 }
@@ -894,7 +894,7 @@ proptest! {
                     world.edit(|spec| action.request(spec, &nonce));
                     let done = (world.server.rebuilds.len(), world.server.boots.len() + world.server.stops.len());
                     match action {
-                        // What is asked for before the server is made is satisfied by making it.
+                        // Creating the server satisfies a request made before that.
                         _ if world.state().is_none() => {}
                         Action::Rebuild => last_rebuild = Some(done.0),
                         Action::Reboot => last_reboot = Some(done.1),

@@ -1,4 +1,4 @@
-//! What the account holder reads when a webhook was disabled (specification, sections 3 and 6.5).
+//! The e-mail to the account holder about a disabled webhook (specification, sections 3 and 6.5).
 
 use std::fmt::Write as _;
 
@@ -7,21 +7,21 @@ use textwrap::{Options, WordSplitter};
 
 use super::message::{Notification, one_line};
 
-/// Longest line, but for what a wrap would break: URLs and commands (RFC 5322, section 2.1.1).
+/// Longest line in characters, except for URLs and commands, which must not be wrapped (RFC 5322, section 2.1.1).
 const WIDTH: usize = 78;
-/// Longest error that is quoted, in characters.
+/// Longest quoted error, in characters.
 const ERROR_CHARACTERS: usize = 500;
-/// How long an exhausted delivery can be sent again (decisions, section 5).
+/// How long an exhausted delivery is kept (decisions, section 5).
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
-/// A webhook that was disabled, and by what.
+/// A disabled webhook, and the delivery that caused it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DisabledWebhook {
-    /// The account holder's address.
+    /// E-mail address of the account holder.
     pub account_email: String,
-    /// The Account.
+    /// Name of the Account.
     pub account_name: String,
-    /// The Webhook's UID: with `disabled_at` it makes the Message-ID.
+    /// The Webhook's UID; the Message-ID consists of it and `disabled_at`.
     pub webhook_uid: String,
     /// Public id, `wh_…`.
     pub webhook_id: String,
@@ -29,25 +29,25 @@ pub struct DisabledWebhook {
     pub webhook_name: String,
     /// The Webhook's namespace.
     pub namespace: String,
-    /// Where its events go.
+    /// URL of the receiver.
     pub url: String,
-    /// Since when, exactly as it is in the status.
+    /// When it was disabled, exactly as in the status.
     pub disabled_at: Timestamp,
-    /// Why.
+    /// Why it was disabled.
     pub reason: Reason,
-    /// The delivery that failed for good, `dlv_…`.
+    /// Id of the delivery that failed, `dlv_…`.
     pub delivery_id: String,
-    /// Its event, `evt_…`.
+    /// Id of its event, `evt_…`.
     pub event_id: String,
-    /// The event's type.
+    /// Type of its event.
     pub event_type: String,
-    /// How often it was attempted.
+    /// Number of attempts.
     pub attempts: u32,
-    /// Status code of the last answer, if there was one.
+    /// Status code of the last response, if there was one.
     pub last_status: Option<u16>,
-    /// What went wrong in the last attempt.
+    /// Why the last attempt failed.
     pub last_error: Option<String>,
-    /// Whether events are held from now on, to be sent once the webhook is enabled again.
+    /// Whether events are held while the webhook is disabled, and sent once it is enabled again.
     pub held: bool,
 }
 
@@ -56,12 +56,12 @@ pub struct DisabledWebhook {
 pub enum Reason {
     /// The last retry of a delivery failed.
     RetriesExhausted,
-    /// The receiver answered 410 Gone.
+    /// The receiver responded with 410 Gone.
     Gone,
 }
 
 impl DisabledWebhook {
-    /// The mail. The same disablement makes the same mail, byte for byte.
+    /// The e-mail. The same disablement gives the same e-mail, byte for byte.
     pub fn notification(&self) -> Notification {
         let uid = self.webhook_uid.chars();
         let uid: String = uid.filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
@@ -69,7 +69,7 @@ impl DisabledWebhook {
         let id = one_line(&self.webhook_id, 64);
         let why = match self.reason {
             Reason::RetriesExhausted => format!("{event_type} could not be delivered"),
-            Reason::Gone => "its receiver answered 410 Gone".to_owned(),
+            Reason::Gone => "its receiver responded with 410 Gone".to_owned(),
         };
         Notification {
             to: self.account_email.clone(),
@@ -91,8 +91,8 @@ impl DisabledWebhook {
                 name(&self.account_name),
                 match self.reason {
                     Reason::RetriesExhausted =>
-                        "its receiver did not accept an event, nor did it in any of the retries",
-                    Reason::Gone => "its receiver answered 410 Gone, which asks for no more deliveries",
+                        "its receiver did not accept an event, not even in the retries",
+                    Reason::Gone => "its receiver responded with 410 Gone, which asks for no more deliveries",
                 }
             ),
         );
@@ -100,9 +100,9 @@ impl DisabledWebhook {
         paragraph(
             &mut text,
             if self.held {
-                "Events are not lost: those that happen while the webhook is disabled are held, and sent in their order \
-                 once it is enabled again. Only if very many pile up, the oldest are dropped. The event above is not \
-                 among them: step 3 sends it again."
+                "No events are lost: events that happen while the webhook is disabled are held, and sent in order once \
+                 it is enabled again. Only if very many accumulate are the oldest dropped. The event above is not held; \
+                 step 3 sends it again."
             } else {
                 "Events that happen while the webhook is disabled are not kept."
             },
@@ -110,7 +110,7 @@ impl DisabledWebhook {
         text.push_str("What to do\n\n");
         step(
             &mut text,
-            "1. Mend the receiver. It has to answer each POST with a 2xx status, usually within 30 seconds.",
+            "1. Fix the receiver. It must answer each POST with a 2xx status, by default within 30 seconds.",
         );
         step(&mut text, "2. Enable the webhook, through REST or with kubectl:");
         let _ = writeln!(
@@ -128,7 +128,8 @@ impl DisabledWebhook {
         );
         step(
             &mut text,
-            "3. Have the event above sent again, or every event that was given up since a time. They are usually kept for 24 hours:",
+            "3. Send the event above again, or every event whose retries were exhausted since a given time. By default \
+             they are kept for 24 hours:",
         );
         let since = self.disabled_at.checked_sub(KEPT).unwrap_or(self.disabled_at);
         let _ = writeln!(
@@ -226,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Lines that a wrap could have made shorter.
+    /// Lines that should have been wrapped.
     fn overlong(body: &str) -> Vec<&str> {
         let lines = body.lines();
         lines
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_are_words_that_a_shell_passes_on_whole() {
+    fn a_shell_parses_the_commands_as_intended() {
         let body = example().notification().body;
         let commands = body.replace("\\\n", " ");
         let script = format!(
@@ -314,7 +315,7 @@ mod tests {
         let mail = gone.notification();
         assert!(
             mail.subject
-                .ends_with("is disabled: its receiver answered 410 Gone")
+                .ends_with("is disabled: its receiver responded with 410 Gone")
         );
         assert!(
             mail.body

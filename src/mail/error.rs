@@ -1,14 +1,14 @@
-//! What can go wrong between a notification and its reader.
+//! Errors of the mail settings and of sending mails.
 
 use thiserror::Error;
 
-/// Why a mail was not sent, or a setting is of no use. No message holds a password.
+/// Why a mail was not sent, or a setting is invalid. No message contains a password.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MailError {
-    /// There is no `--smtp-url`.
-    #[error("no mail is sent: there is no --smtp-url (STELLAGE_SMTP_URL)")]
+    /// `--smtp-url` is not set.
+    #[error("e-mail is not configured: set --smtp-url (STELLAGE_SMTP_URL)")]
     NotConfigured,
-    /// A setting cannot be used.
+    /// A setting is invalid.
     #[error("{flag} {problem}")]
     Setting {
         /// The flag.
@@ -16,62 +16,62 @@ pub enum MailError {
         /// What is wrong with its value, and what to write.
         problem: String,
     },
-    /// The recipient's address is none.
-    #[error("{0:?} is no address that mail can be sent to")]
+    /// The recipient's address is invalid.
+    #[error("{0:?} is not a valid e-mail address")]
     Recipient(String),
-    /// The mail cannot be put together.
-    #[error("the mail cannot be put together: {0}")]
+    /// The mail cannot be composed.
+    #[error("cannot compose the e-mail: {0}")]
     Message(String),
-    /// The mail server said no.
+    /// The mail server refused a step.
     #[error("{server} refuses {step}: {code} {text}")]
     Refused {
         /// The mail server, as host and port.
         server: String,
-        /// What it refuses.
+        /// The refused step.
         step: Step,
-        /// Its answer: 4xx for now, 5xx for good (RFC 5321, section 4.2.1).
+        /// Reply code: 4xx is temporary, 5xx permanent (RFC 5321, section 4.2.1).
         code: u16,
-        /// Its words, cut to 300 characters.
+        /// Reply text, cut to 300 characters.
         text: String,
     },
-    /// The mail server offers no STARTTLS, and `tls=required`.
-    #[error("{server} offers no encryption (STARTTLS), and --smtp-url requires it; nothing was sent")]
+    /// `tls=required` is set, but the mail server does not offer STARTTLS.
+    #[error("{server} does not offer encryption (STARTTLS), which --smtp-url requires; nothing was sent")]
     NotEncrypted {
         /// The mail server, as host and port.
         server: String,
     },
-    /// The connection failed, or what came over it was no SMTP.
+    /// The connection failed, or the peer does not speak SMTP.
     #[error("{step} with {server} failed: {reason}")]
     Connection {
         /// The mail server, as host and port.
         server: String,
-        /// What was being done.
+        /// The failed step.
         step: Step,
-        /// Why.
+        /// Why it failed.
         reason: String,
     },
     /// The file cannot be written.
     #[error("cannot write the mail to {path}: {reason}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Why it cannot be written.
         reason: String,
     },
-    /// It took too long.
+    /// Sending took too long.
     #[error("sending to {to} took longer than {seconds} s (--mail-timeout-seconds)")]
     Timeout {
-        /// Where it was being sent.
+        /// The mail server or folder.
         to: String,
-        /// The limit.
+        /// The timeout in seconds.
         seconds: u64,
     },
 }
 
-/// One part of a conversation with a mail server.
+/// A step of an SMTP session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// TCP, the greeting and EHLO, with `smtps://` also TLS.
+    /// TCP, the greeting and EHLO; with `smtps://` also TLS.
     Connect,
     /// STARTTLS.
     Encrypt,
@@ -93,8 +93,7 @@ impl std::fmt::Display for Step {
 }
 
 impl MailError {
-    /// Whether sending the same mail again, with the same settings, is of no use: a 5xx answer, a mail that cannot be put
-    /// together, or nowhere to send it.
+    /// Whether retrying with the same settings is useless: a 5xx reply, a mail that cannot be composed, or no mail server.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NotConfigured | Self::Setting { .. } | Self::Recipient(_) | Self::Message(_) => true,
@@ -106,24 +105,24 @@ impl MailError {
         }
     }
 
-    /// What the account holder is told. Which server it is, and how it is reached, is for the log.
-    pub fn told(&self) -> String {
+    /// The message for the account holder. It does not name the mail server, which only the log shows.
+    pub fn public_message(&self) -> String {
         match self {
-            Self::Recipient(_) => format!("{self}; the account's spec.email has to be mended"),
+            Self::Recipient(_) => format!("{self}; correct spec.email of the Account"),
             Self::Refused {
                 code,
                 text,
                 step: Step::Send,
                 ..
             } => {
-                format!("the mail server refuses the mail: {code} {text}; it will be tried again")
+                format!("the mail server refuses the e-mail: {code} {text}; will retry")
             }
-            Self::NotConfigured => "no e-mails are sent here".to_owned(),
-            _ => "the e-mail could not be sent; it will be tried again".to_owned(),
+            Self::NotConfigured => "this installation sends no e-mails".to_owned(),
+            _ => "cannot send the e-mail; will retry".to_owned(),
         }
     }
 
-    /// The kind of error, for metrics.
+    /// A static label for metrics.
     pub const fn label(&self) -> &'static str {
         match self {
             Self::NotConfigured => "not_configured",
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_holder_is_not_told_which_mail_server_it_is() {
+    fn the_message_for_the_account_holder_does_not_name_the_mail_server() {
         let server = || "mail.internal:587".to_owned();
         let errors = [
             MailError::NotConfigured,
@@ -176,8 +175,11 @@ mod tests {
             },
         ];
         for error in errors {
-            let told = error.told();
-            assert!(!told.contains("internal") && !told.contains("smtp-url"), "{told}");
+            let message = error.public_message();
+            assert!(
+                !message.contains("internal") && !message.contains("smtp-url"),
+                "{message}"
+            );
         }
     }
 }

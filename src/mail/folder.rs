@@ -6,13 +6,13 @@ use tempfile::NamedTempFile;
 
 use super::error::MailError;
 
-/// Makes the folder if it is missing, and sees whether a file can be made in it.
-pub(super) fn make(folder: &Path) -> io::Result<()> {
+/// Creates the folder if it is missing, and checks that a file can be created in it.
+pub(super) fn create(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     unfinished(folder).map(drop)
 }
 
-/// Writes a file whole: who watches the folder never reads half of it. A file of that name is replaced.
+/// Writes a file atomically, so that no reader sees half of it. An existing file is replaced.
 pub(super) async fn write(folder: PathBuf, name: String, content: Vec<u8>) -> Result<(), MailError> {
     let path = folder.join(name);
     let shown = path.display().to_string();

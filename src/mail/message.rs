@@ -1,4 +1,4 @@
-//! A notification, and the message that it becomes on the wire.
+//! A notification, and its conversion to an e-mail message.
 
 use std::time::SystemTime;
 
@@ -13,29 +13,28 @@ use lettre::{
 
 use super::error::MailError;
 
-/// A mail to an account holder, in the words that they will read.
+/// An e-mail to an account holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
     /// The recipient's address.
     pub to: String,
-    /// One line.
+    /// The subject, one line.
     pub subject: String,
-    /// What is before the `@` of the Message-ID: letters, digits, `-` and `.`, the same whenever the same notification is
-    /// made again.
+    /// The part of the Message-ID before the `@`: letters, digits, `-` and `.`; always the same for the same notification.
     pub id: String,
-    /// When what it tells happened; its Date.
+    /// When the reported event happened; the Date header.
     pub date: Timestamp,
     /// Plain text, lines ending in `\n`.
     pub body: String,
 }
 
 impl Notification {
-    /// The Message-ID, in angle brackets. Unique across clusters as far as [`id`](Self::id) is.
+    /// The Message-ID, in angle brackets. Unique across clusters if [`id`](Self::id) is.
     pub fn message_id(&self) -> String {
         format!("<{}@stellage.dev>", self.id)
     }
 
-    /// The name that it has as a file: sorted by name is sorted by date.
+    /// The file name. It begins with the date, so that files sort by date.
     pub(super) fn file_name(&self) -> String {
         format!("{}-{}.eml", self.date.strftime("%Y%m%dT%H%M%S.%6fZ"), self.id)
     }
@@ -75,8 +74,8 @@ impl Header for AutoSubmitted {
     }
 }
 
-/// Somebody else's text as a part of one line: line breaks, other control characters and those that turn the direction of
-/// writing become spaces, one between words, and it has at most so many characters.
+/// Makes untrusted text safe to use within a line: replaces line breaks, control characters and bidirectional controls by
+/// spaces, collapses runs of spaces, and cuts the text to `characters`.
 pub(super) fn one_line(text: &str, characters: usize) -> String {
     let is_unwanted = |c: char| {
         c.is_control()

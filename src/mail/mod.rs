@@ -1,12 +1,12 @@
-//! Notification e-mails: what they say, and how they get to a mail server or into a folder.
+//! Notification e-mails: their texts, and sending them to a mail server or into a folder.
 //!
-//! - `disabled`: what an account holder reads when a webhook was disabled;
-//! - `message`: a notification, and the message that it becomes on the wire;
-//! - `smtp`: one mail over one SMTP connection; `folder`: mails as `.eml` files;
-//! - `settings`: the flags; `error`: what can go wrong.
+//! - `disabled`: the e-mail about a disabled webhook;
+//! - `message`: a notification, and its conversion to an e-mail message;
+//! - `smtp`: sends over SMTP; `folder`: writes `.eml` files;
+//! - `settings`: the flags; `error`: the errors.
 //!
-//! A mail is sent at least once: when the connection breaks after its last byte, only the mail server knows whether it has
-//! it. The Message-ID is the same each time, so a repetition can be recognised.
+//! Delivery is at least once: if the connection breaks after the last byte, only the mail server knows whether it has the
+//! mail. A repeated mail has the same Message-ID, so mail programs can recognise it.
 
 mod disabled;
 mod error;
@@ -27,7 +27,7 @@ pub use message::Notification;
 pub use settings::{MailSettings, SmtpUrl};
 use smtp::Server;
 
-/// Sends notifications as the settings say. Cheap to clone.
+/// Sends notifications. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mailer {
     target: Target,
@@ -43,10 +43,10 @@ enum Target {
 }
 
 impl Mailer {
-    /// A mailer for these settings. It looks at all of them, files and folder too, but does not call the mail server: that
-    /// one may be down for now.
+    /// A mailer for these settings. Checks all of them, including file and folder, but does not connect to the mail server,
+    /// which may be down at the moment.
     ///
-    /// Errors: [`MailError::Setting`], with flag and fix.
+    /// Errors: [`MailError::Setting`], which names the flag and the fix.
     pub fn new(settings: &MailSettings) -> Result<Self, MailError> {
         let authorities = settings.smtp_ca.as_deref().map(smtp::read_authorities);
         let authorities = authorities.transpose()?;
@@ -66,10 +66,10 @@ impl Mailer {
         !matches!(self.target, Target::Nowhere)
     }
 
-    /// Sends one mail, within `--mail-timeout-seconds` all in all, and returns once the mail server has taken it on, or
-    /// the file is there.
+    /// Sends one mail, within `--mail-timeout-seconds`, and returns once the mail server has accepted it or the file is
+    /// written.
     ///
-    /// Errors: any [`MailError`] but `Setting`; [`MailError::is_permanent`] tells whether trying again can help.
+    /// Errors: any [`MailError`] except `Setting`; [`MailError::is_permanent`] says whether retrying is useless.
     pub async fn send(&self, mail: &Notification) -> Result<(), MailError> {
         let sending = async {
             match &self.target {
@@ -90,7 +90,7 @@ impl Mailer {
     }
 }
 
-/// Where mails go, without user name and password.
+/// The mail server or folder, without user name and password.
 impl fmt::Display for Mailer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.target {
@@ -107,24 +107,24 @@ impl Target {
             flag: "--smtp-url",
             problem,
         };
-        // The parser's own words have nothing of the URL in them.
+        // The parser's messages contain no part of the URL, so no password either.
         let parsed = Url::parse(url.secret()).map_err(|error| {
             wrong(format!(
                 "is not a URL ({error}); write one such as smtps://USER:PASSWORD@HOST, smtp://HOST?tls=required or \
-                 file:///FOLDER, with %XX for characters of a password that mean something in a URL"
+                 file:///FOLDER, with %XX for characters of a password that have a meaning in a URL"
             ))
         })?;
         match parsed.scheme() {
             "file" => {
                 let folder = parsed.to_file_path().map_err(|()| {
                     wrong(
-                        "must name a folder by its whole path, after three slashes: file:///FOLDER"
+                        "must have the absolute path of a folder after three slashes: file:///FOLDER"
                             .to_owned(),
                     )
                 })?;
-                folder::make(&folder).map_err(|error| {
+                folder::create(&folder).map_err(|error| {
                     wrong(format!(
-                        "names {}, which cannot be made or written to ({error})",
+                        "names {}, which cannot be created or written to ({error})",
                         folder.display()
                     ))
                 })?;
@@ -189,14 +189,17 @@ mod tests {
                 "smtp://u:s3cret@mail.example.com?tls=opportunistic",
                 "would send the password unencrypted",
             ),
-            ("smtp://mail.example.com/a%20b", "has a path that is no host name"),
+            (
+                "smtp://mail.example.com/a%20b",
+                "has a path that is not a host name",
+            ),
             (
                 "file://mail",
-                "must name a folder by its whole path, after three slashes",
+                "must have the absolute path of a folder after three slashes",
             ),
             (
                 "file:///dev/null/mail",
-                "names /dev/null/mail, which cannot be made or written to",
+                "names /dev/null/mail, which cannot be created or written to",
             ),
         ] {
             let error = Mailer::new(&settings(url)).unwrap_err();

@@ -5,14 +5,15 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 use clap::Args;
 use lettre::message::Mailbox;
 
-/// How notification e-mails are sent. Without `--smtp-url` none is.
+/// Settings of notification e-mails. Without `--smtp-url` none is sent.
 #[derive(Args, Clone, Debug)]
 pub struct MailSettings {
     /// Mail server for notifications: smtps://USER:PASSWORD@HOST, smtp://…?tls=required (STARTTLS), smtp://…?tls=opportunistic
     /// or, unencrypted, smtp://HOST; or file:///FOLDER for .eml files; default: no mail is sent
     ///
-    /// A path names this side of the connection: smtp://HOST/NAME?tls=required. A character of user name or password that means
-    /// something in a URL is written %XX. On the command line other users of the machine see the password: prefer the variable.
+    /// A path in the URL is the name used in EHLO: smtp://HOST/NAME?tls=required. In user name and password, write characters
+    /// that have a meaning in a URL as %XX. Other users of the machine can see a password on the command line: prefer the
+    /// environment variable.
     #[arg(long, env = "STELLAGE_SMTP_URL", value_name = "URL", hide_env_values = true)]
     pub smtp_url: Option<SmtpUrl>,
 
@@ -20,7 +21,7 @@ pub struct MailSettings {
     #[arg(long, env = "STELLAGE_MAIL_FROM", value_name = "ADDRESS", default_value = "Stellage <stellage@localhost>", value_parser = mailbox)]
     pub mail_from: Mailbox,
 
-    /// PEM file with certificates to trust for the mail server, beside the system's
+    /// PEM file with certificate authorities to trust for the mail server, in addition to the system's
     #[arg(long, env = "STELLAGE_SMTP_CA", value_name = "FILE")]
     pub smtp_ca: Option<PathBuf>,
 
@@ -35,8 +36,8 @@ fn mailbox(text: &str) -> Result<Mailbox, String> {
     })
 }
 
-/// A URL whose password is shown nowhere. It takes any text, since clap shows what it refuses:
-/// [`Mailer::new`](super::Mailer::new) tells whether it is a good one.
+/// A URL whose password is never shown. It accepts any text, because clap prints the values that it refuses;
+/// [`Mailer::new`](super::Mailer::new) validates it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SmtpUrl(String);
 
@@ -55,7 +56,7 @@ impl FromStr for SmtpUrl {
     }
 }
 
-/// A misplaced character makes a part of the password look like a host or a path, so nothing of it is shown.
+/// Shows nothing: with one misplaced character, a part of the password looks like a host or a path.
 impl fmt::Debug for SmtpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SmtpUrl(***)")

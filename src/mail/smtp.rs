@@ -1,4 +1,4 @@
-//! One mail over one SMTP connection. Notifications are too rare for keeping connections open.
+//! Sends mails over SMTP, each over its own connection: notifications are too rare to keep connections open.
 
 use std::{borrow::Cow, fmt, fs, path::Path, time::Duration};
 
@@ -22,12 +22,12 @@ use super::{
     message::one_line,
 };
 
-/// How long the mail server may take to say good-bye, once it has taken on the mail.
-const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
-/// Longest part of an answer that is shown.
+/// Timeout of QUIT, after the mail server has accepted or refused the mail.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest quoted part of a reply, in characters.
 const SHOWN_CHARACTERS: usize = 300;
 
-/// A mail server, and how to talk to it.
+/// A mail server, and how to connect to it.
 #[derive(Clone)]
 pub(super) struct Server {
     host: String,
@@ -40,16 +40,16 @@ pub(super) struct Server {
 #[derive(Clone)]
 struct Login {
     credentials: Credentials,
-    /// What no message may show: the password, as it is and as it is sent.
+    /// Texts that no message may contain: the password in plain text and encoded for AUTH.
     secrets: [String; 3],
 }
 
 impl Server {
-    /// Reads a URL of lettre's form. An error says what is wrong and what to write.
+    /// Parses a URL in lettre's format. The error says what is wrong and what to write.
     pub(super) fn read(url: &Url, authorities: Option<Vec<u8>>) -> Result<Self, String> {
         let host = url.host_str().filter(|host| !host.is_empty());
         let host = host.ok_or("has no host; write smtps://HOST or smtp://HOST?tls=required")?;
-        // An IPv6 address has brackets in a URL, and nowhere else.
+        // An IPv6 address has brackets only in a URL.
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let parameters = || -> Result<TlsParameters, String> {
             let mut builder = TlsParameters::builder(host.clone());
@@ -80,7 +80,7 @@ impl Server {
             name if name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-') => {
                 ClientId::Domain(name.to_owned())
             }
-            _ => return Err("has a path that is no host name; it is how this side names itself, as in smtp://HOST/stellage.example.com".to_owned()),
+            _ => return Err("has a path that is not a host name; write the name to use in EHLO, as in smtp://HOST/stellage.example.com".to_owned()),
         };
         Ok(Self {
             port: url.port().unwrap_or(port),
@@ -91,7 +91,7 @@ impl Server {
         })
     }
 
-    /// Sends the mail. Not bounded in time: the caller does that.
+    /// Sends the mail. Has no timeout; the caller sets one.
     pub(super) async fn send(&self, message: &Message) -> Result<(), MailError> {
         let wrapper = match &self.tls {
             Tls::Wrapper(parameters) => Some(parameters.clone()),
@@ -119,9 +119,9 @@ impl Server {
                 .await
                 .map_err(|error| self.error(Step::Authenticate, &error))?;
         }
-        let sent = pass_on(&mut connection, message).await;
-        // Sent or refused, whatever comes now changes nothing.
-        let _ = timeout(GOODBYE_WITHIN, connection.quit()).await;
+        let sent = transmit(&mut connection, message).await;
+        // The mail has been accepted or refused; the outcome of QUIT does not matter.
+        let _ = timeout(QUIT_TIMEOUT, connection.quit()).await;
         sent.map_err(|error| self.error(Step::Send, &error))
     }
 
@@ -143,9 +143,11 @@ impl Server {
             None => MailError::Connection {
                 server,
                 step,
-                // rustls, through lettre, through io::Error: the words are the only trace of the kind.
+                // The error of rustls comes through lettre and io::Error, so only its text shows what kind it is.
                 reason: if text.contains("certificate") {
-                    format!("{text}; if its authority is not one of the system's, name it with --smtp-ca")
+                    format!(
+                        "{text}; if the system does not trust its certificate authority, add that with --smtp-ca"
+                    )
                 } else {
                     text
                 },
@@ -154,13 +156,13 @@ impl Server {
     }
 }
 
-/// What lettre's own `send` does, but that one says good-bye after a refusal, and until the server has answered to that the
-/// refusal is not known.
-async fn pass_on(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), Error> {
+/// Like lettre's own `send`, which however sends QUIT after a refusal and returns the refusal only once the server has
+/// replied to that.
+async fn transmit(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), Error> {
     let envelope = message.envelope();
     let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();
     let all_ascii = envelope.from().into_iter().chain(envelope.to()).all(is_ascii);
-    // A server that does not know the parameter refuses it. The content is always ASCII.
+    // Only sent if needed: a server that does not know the parameter refuses it. The content is always ASCII.
     let parameters = if all_ascii {
         vec![]
     } else {
@@ -194,7 +196,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Reads `--smtp-ca`: PEM, at least one certificate, all of which can be used.
+/// Reads `--smtp-ca`: PEM with at least one certificate, all of them valid.
 pub(super) fn read_authorities(path: &Path) -> Result<Vec<u8>, MailError> {
     let wrong = |problem: String| MailError::Setting {
         flag: "--smtp-ca",
@@ -217,7 +219,7 @@ pub(super) fn read_authorities(path: &Path) -> Result<Vec<u8>, MailError> {
     Ok(pem)
 }
 
-/// The value of `?tls=`. Anything else in the query would be silently ignored, a misspelt `tls` too.
+/// The value of `?tls=`. Any other parameter is an error, because ignoring a misspelt `tls` would be dangerous.
 fn tls_parameter(url: &Url) -> Result<Option<String>, String> {
     let mut value = None;
     for (name, text) in url.query_pairs() {
@@ -229,7 +231,7 @@ fn tls_parameter(url: &Url) -> Result<Option<String>, String> {
         value = Some(text.into_owned());
     }
     if url.fragment().is_some() {
-        return Err("has a '#'; write %23 for one that belongs to the password".to_owned());
+        return Err("has a '#'; write %23 if it belongs to the password".to_owned());
     }
     Ok(value)
 }
@@ -244,8 +246,7 @@ fn login(url: &Url) -> Result<Option<Login>, String> {
     match (url.username(), url.password()) {
         ("", None) => Ok(None),
         ("", Some(_)) | (_, None) => Err(
-            "has a user name without a password, or the other way round; write smtps://USER:PASSWORD@HOST"
-                .to_owned(),
+            "has a user name without a password, or the reverse; write smtps://USER:PASSWORD@HOST".to_owned(),
         ),
         (user, Some(password)) => {
             let (user, password) = (decoded(user)?, decoded(password)?);

@@ -1,8 +1,8 @@
-//! Providers make instances real. A provider is asked for one idempotent step at a time and shows what is; it never
-//! decides what shall be (decisions, section 4).
+//! Providers run the servers behind instances. A provider carries out one idempotent step at a time and reports the
+//! observed state; it never decides the desired one (decisions, section 4).
 //!
 //! - [`simulator`]: the embedded default, a pure function of spec, status and time;
-//! - [`timings`]: how long operations take and may take.
+//! - [`timings`]: durations and deadlines of operations.
 
 pub mod simulator;
 pub mod timings;
@@ -16,17 +16,17 @@ pub use timings::Timings;
 
 use crate::resources::Instance;
 
-/// Why a provider call brought nothing.
+/// Why a provider call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ProviderError {
-    /// No answer within the time that a call may take.
+    /// No response within the timeout of a call.
     #[error("the provider did not answer within {} s", .0.as_secs())]
     Timeout(Duration),
-    /// The provider answered that it cannot do this now.
+    /// The provider reported that it cannot do this now.
     #[error("the provider reports: {0}")]
     Unavailable(String),
-    /// The provider answered something that cannot be.
-    #[error("the provider's answer makes no sense: {0}")]
+    /// The provider's answer contradicts its interface.
+    #[error("unexpected answer from the provider: {0}")]
     Nonsense(String),
 }
 
@@ -41,7 +41,7 @@ impl ProviderError {
     }
 }
 
-/// The addresses of a server, as far as they are known.
+/// The addresses of a server; `None` while unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// IPv4 address.
@@ -53,15 +53,15 @@ pub struct Addresses {
 /// Why a server is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffCause {
-    /// It was asked to be.
+    /// A stop was requested.
     Requested,
     /// Its guest shut itself down.
     GuestShutdown,
-    /// It died.
+    /// It crashed.
     Crashed,
 }
 
-/// Whether a server is on.
+/// Whether a server is powered on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Power {
     /// On.
@@ -70,31 +70,31 @@ pub enum Power {
     Off(OffCause),
 }
 
-/// How far the operation in `status.operation` is.
+/// The progress of the operation in `status.operation`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is none.
+    /// There is no operation.
     Idle,
-    /// Under way.
+    /// In progress.
     Busy,
     /// Finished.
     Done,
-    /// The provider cannot do it for now; it is asked again with growing delays. The text says why.
+    /// The provider cannot do it now, for this reason. It is asked again with growing delays.
     Failed(String),
 }
 
-/// What a provider shows of one server.
+/// The observed state of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// Whether the server is on; `None` if there is no server.
+    /// Whether the server is powered on; `None` if there is no server.
     pub power: Option<Power>,
-    /// How far the operation is.
+    /// The progress of the current operation.
     pub progress: Progress,
-    /// Addresses, as far as they are known.
+    /// Known addresses.
     pub addresses: Addresses,
-    /// What the provider wants to find in `status.providerState` the next time.
+    /// The provider's own data, to be stored in `status.providerState`.
     pub state: BTreeMap<String, String>,
-    /// When something is expected to change by itself, if anything is.
+    /// Time until something is expected to change by itself, if anything is.
     pub recheck_after: Option<Duration>,
 }
 
@@ -114,19 +114,19 @@ pub struct Usage {
     pub network_out: Option<i64>,
 }
 
-/// Makes servers real. Calls are idempotent: the same call after a crash finds the same server, named by the
-/// Instance's UID, and carries on with the same operation.
+/// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the Instance's UID, and
+/// continues the same operation.
 pub trait Provider: Send + Sync + 'static {
-    /// Static name for logs and metrics.
+    /// Static name for metrics.
     fn name(&self) -> &'static str;
 
-    /// Addresses that can be promised before there is a server: answered from memory, at once.
+    /// Reserves addresses before there is a server. Answered from memory, without waiting.
     fn reserve(&self, instance: &Instance) -> Addresses;
 
-    /// Forgets what [`Provider::reserve`] keeps for an Instance that is gone.
+    /// Releases the addresses reserved for an Instance that is gone.
     fn release(&self, uid: &str);
 
-    /// Carries `status.operation` one step on, if there is one, and shows the server. The caller bounds the time.
+    /// Advances `status.operation` by one step, if there is one, and returns the server's state. The caller sets a timeout.
     fn step(
         &self,
         instance: &Instance,
@@ -134,7 +134,7 @@ pub trait Provider: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
 }
 
-/// Where the facade gets a server's usage from. Never from the API server: metrics stay out of status.
+/// Where the facade gets a server's usage from. Not from the API server: metrics are not part of the status.
 pub trait UsageSource: Send + Sync + 'static {
     /// The usage at `now`.
     fn usage(

@@ -1,5 +1,5 @@
-//! The embedded provider: servers that exist in the Instance alone. What it shows is a pure function of spec, status and
-//! time, so a restart loses nothing (decisions, section 4).
+//! The embedded provider: servers that exist only in the Instance object. Their state is a pure function of spec, status
+//! and time, so a restart loses nothing (decisions, section 4).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,29 +17,30 @@ use super::{
 };
 use crate::resources::{Instance, Operation, OperationKind, PowerState};
 
-/// Annotation that switches a fault on: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
-/// `shutdown` or `crash` happens once; it happens again when the annotation was removed and set anew.
+/// Annotation that switches on a fault: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
+/// `shutdown` or `crash` happens once; remove the annotation and set it again to repeat it.
 pub const FAULT_ANNOTATION: &str = "simulator.stellage.dev/fault";
 const CPU_ANNOTATION: &str = "simulator.stellage.dev/cpu";
 const MEMORY_ANNOTATION: &str = "simulator.stellage.dev/memory";
 const DISK_ANNOTATION: &str = "simulator.stellage.dev/disk";
 
-/// `providerState`: the one-time fault that has happened.
+/// Key in `providerState`: the one-time fault that has happened.
 const HAPPENED: &str = "fault";
-/// `providerState`: why the guest is off although nobody asked.
+/// Key in `providerState`: why the guest is off although no stop was requested.
 const EXIT: &str = "exit";
 
-/// Where the simulator's addresses come from.
+/// The ranges of the simulator's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pools {
-    /// IPv4 range; the first and the last address of it are never given out.
+    /// IPv4 range; its first and last address are never used.
     pub ipv4: Ipv4Net,
     /// IPv6 range, a /64 or wider.
     pub ipv6: Ipv6Net,
 }
 
 impl Default for Pools {
-    /// Addresses that are nobody's: 198.18.0.0/15 is for benchmarks (RFC 2544), 2001:db8::/32 for documentation (RFC 3849).
+    /// Addresses that no host on the Internet has: 198.18.0.0/15 is for benchmarks (RFC 2544), 2001:db8::/32 for
+    /// documentation (RFC 3849).
     fn default() -> Self {
         Self {
             ipv4: Ipv4Net::new_assert(Ipv4Addr::new(198, 18, 0, 0), 15),
@@ -49,7 +50,7 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// The number of IPv4 addresses to give out.
+    /// Number of usable IPv4 addresses.
     fn size(&self) -> u32 {
         u32::try_from((1_u64 << (32 - self.ipv4.prefix_len())).saturating_sub(2)).unwrap_or(u32::MAX)
     }
@@ -58,7 +59,7 @@ impl Pools {
         u32::from(self.ipv4.network()) + 1
     }
 
-    /// 64 bits of the UID's digest: enough to be unique without keeping books.
+    /// 64 bits of the UID's digest: enough to be unique without bookkeeping.
     fn ipv6(&self, uid: &str) -> Ipv6Addr {
         Ipv6Addr::from(u128::from(self.ipv6.network()) | u128::from(seed(uid, b"ipv6")))
     }
@@ -71,8 +72,8 @@ pub struct Simulator {
     leases: Mutex<Leases>,
 }
 
-/// Which IPv4 address belongs to whom, both ways. Filled from the statuses that it is shown; what is in no status yet
-/// was promised a moment ago.
+/// Which instance has which IPv4 address, in both directions. Filled from statuses; addresses not yet in a status were
+/// reserved moments ago.
 #[derive(Default)]
 struct Leases {
     by_uid: HashMap<String, u32>,
@@ -80,8 +81,7 @@ struct Leases {
 }
 
 impl Simulator {
-    /// A simulator with the given times and address ranges. `known` are the instances that already are: their addresses
-    /// are taken.
+    /// A simulator with the given times and address ranges. `known` are the existing instances, whose addresses are taken.
     pub fn new<'a>(timings: Timings, pools: Pools, known: impl IntoIterator<Item = &'a Instance>) -> Self {
         let simulator = Self {
             timings,
@@ -175,7 +175,7 @@ impl Simulator {
             return seen;
         }
         let hangs = fault == Some("stop-hangs") && operation.kind == OperationKind::Stop && !operation.forced;
-        // Whatever is asked of a server that was never made takes as long as making it.
+        // Any operation on a server that was never created includes creating it.
         let takes = if needs_making && !made {
             OperationKind::Create
         } else {
@@ -204,7 +204,7 @@ impl Simulator {
         seen
     }
 
-    /// Time until an operation is done; the whole of it if the clock went back.
+    /// Time until an operation is done; its whole duration if the clock went back.
     fn left(&self, takes: OperationKind, operation: &Operation, now: Timestamp) -> Duration {
         let elapsed = now.duration_since(operation.started_at).max(SignedDuration::ZERO);
         self.timings
@@ -213,7 +213,7 @@ impl Simulator {
     }
 }
 
-/// The power of a server with no operation under way; a one-time fault may strike.
+/// The power of a server without an operation in progress; a one-time fault may take effect.
 fn power_of(instance: &Instance, fault: Option<&str>, state: &mut BTreeMap<String, String>) -> Option<Power> {
     let status = instance.status.as_ref()?;
     status.provisioned_at?;
@@ -243,11 +243,11 @@ impl Provider for Simulator {
         let uid = instance.metadata.uid.as_deref().unwrap_or_default();
         let known = status.and_then(|s| s.ip_address.clone());
         if known.is_some() && !self.leases.lock().by_uid.contains_key(uid) {
-            // Written by another replica, or while the object did not parse.
+            // Written by another replica, or while the object did not match its schema.
             self.adopt(instance);
         }
         Addresses {
-            // `None` once the range is used up; the instance gets one when another goes.
+            // `None` once the range is used up; the instance gets an address when another instance is deleted.
             ipv4: known.or_else(|| self.lease(uid).map(|ip| ip.to_string())),
             ipv6: status
                 .and_then(|s| s.ipv6_address.clone())
@@ -285,8 +285,8 @@ impl UsageSource for SimulatedUsage {
     }
 }
 
-/// Levels that wander around one of the server's own, and counters that grow since the last start. Unknown while the
-/// server is off; its disk is as full as it was.
+/// Percentages that vary around a base of each server's own, and counters that grow from the last start. Unknown while the
+/// server is off, except for disk usage.
 fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
     let uid = instance.metadata.uid.as_deref().unwrap_or_default();
     let Some(status) = &instance.status else {
@@ -323,7 +323,7 @@ fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
     }
 }
 
-/// A percentage that an annotation asks for; anything else in it is ignored.
+/// The percentage in an annotation; any other value is ignored.
 fn asked(instance: &Instance, annotation: &str) -> Option<f64> {
     let value: f64 = instance
         .annotation(annotation)?
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shutdown_happens_once_and_again_when_the_annotation_is_set_anew() {
+    fn a_shutdown_happens_once_and_again_when_the_annotation_is_set_again() {
         let simulator = Simulator::new(Timings::default(), Pools::default(), []);
         let mut instance = running("u", at(0));
         let annotate = |instance: &mut Instance, fault: Option<&str>| {

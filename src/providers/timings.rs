@@ -1,13 +1,13 @@
-//! How long operations on a server take and may take.
+//! Durations and deadlines of operations on a server.
 
 use std::time::Duration;
 
 use crate::resources::OperationKind;
 
-/// The provisioning time that the other times are stated for, in seconds (decisions, section 4).
+/// Default provisioning time in seconds, on which the other times are based (decisions, section 4).
 pub const DEFAULT_PROVISIONING_SECONDS: f64 = 150.0;
 
-/// How long operations take. The simulated ones scale with the configured provisioning time; 0 = all at once.
+/// Durations and deadlines. The simulated durations scale with the configured provisioning time; 0 = all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timings {
     scale: f64,
@@ -15,9 +15,9 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Times for a provisioning time in seconds, which must be finite and not negative.
+    /// The timings for a provisioning time in seconds, which must be finite and not negative.
     pub fn for_provisioning(seconds: f64) -> Self {
-        // An operation is overdue after 15 minutes (decisions, section 3), but never before it can be done.
+        // An operation is overdue after 15 minutes (decisions, section 3), or twice the provisioning time if that is longer.
         let deadline = Duration::from_secs_f64((seconds * 2.0).max(900.0));
         Self {
             scale: seconds / DEFAULT_PROVISIONING_SECONDS,
@@ -44,7 +44,7 @@ impl Timings {
         Duration::from_secs_f64(120.0 * self.scale)
     }
 
-    /// When an operation that is not done counts as failed.
+    /// How long an operation may take before it counts as failed.
     pub const fn deadline(&self) -> Duration {
         self.deadline
     }

@@ -1,4 +1,4 @@
-//! `Account`: one account holder, with the namespace that holds everything of theirs.
+//! `Account`: one account holder, and the namespace that holds all their objects.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{conditions, webhook::DEFAULT_WEBHOOK_QUOTA};
 
-/// Keeps an Account until its namespace is empty and has been given back.
+/// Keeps an Account until its namespace is empty and has been released.
 pub const FINALIZER: &str = "stellage.dev/account";
 
-/// Condition of an [`Account`]: its namespace is there and belongs to it.
+/// Condition of an [`Account`]: its namespace exists and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
 
-/// Requests an hour that one key may make unless the Account says otherwise (decisions, section 6).
+/// Requests per hour allowed for each key if the Account's spec sets no limit (decisions, section 6).
 pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
 
-/// What an account holder is and may use.
+/// An account holder and their limits.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "stellage.dev",
@@ -26,7 +26,7 @@ pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
     category = "stellage",
     status = "AccountStatus",
     derive = "PartialEq",
-    doc = "One account holder. The operator makes the Account's namespace, its quota, and the RoleBinding through which it may touch Secrets there.",
+    doc = "One account holder. The operator creates the Account's namespace, the quota in it, and the RoleBinding that lets the operator access Secrets there.",
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id"),
     printcolumn(name = "Email", type_ = "string", json_path = ".spec.email"),
     printcolumn(name = "Namespace", type_ = "string", json_path = ".status.namespace"),
@@ -34,7 +34,7 @@ pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 63")
-        .message("metadata.name must be at most 63 characters: it is the value of a label on everything of the account"),
+        .message("metadata.name must be at most 63 characters: it is the value of a label on the account's namespace"),
     validation = Rule::new("has(self.spec.__namespace__) || !self.metadata.name.contains('.')")
         .message("metadata.name is also the namespace, so it must not have dots; choose another name or set spec.namespace"),
     validation = Rule::new("has(self.spec.__namespace__) || !self.metadata.name.startsWith('kube-')")
@@ -42,47 +42,46 @@ pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.__namespace__) == has(oldSelf.__namespace__) && (!has(self.__namespace__) || self.__namespace__ == oldSelf.__namespace__)")
-    .message("spec.namespace is immutable, since everything of the account lives there; create another Account instead"))]
+    .message("spec.namespace is immutable, because it holds all objects of the account; create another Account instead"))]
 pub struct AccountSpec {
-    /// E-mail address of the account holder; notifications go there, and events carry it.
+    /// E-mail address of the account holder. Notifications are sent to it, and events contain it.
     #[schemars(length(max = 254))]
     #[x_kube(validation = Rule::new("self.matches('^[^@\\\\s]+@[^@\\\\s]+[.][^@\\\\s]+$')").message("must be an e-mail address such as ada@example.com"))]
     pub email: String,
 
-    /// Namespace that holds everything of this account. Default: the Account's own name. Immutable. A namespace
-    /// that is already there is adopted only if a cluster administrator has labelled it
-    /// `stellage.dev/account: <name of this Account>`.
+    /// Namespace that holds all objects of this account. Default: the Account's name. Immutable. An existing namespace
+    /// is adopted only if a cluster administrator has labelled it `stellage.dev/account: <name of this Account>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("must be a namespace name: lower-case letters, digits and '-', with a letter or digit at both ends"))]
     #[x_kube(validation = Rule::new("!self.startsWith('kube-')").message("must not be a kube-* namespace: those belong to Kubernetes"))]
     pub namespace: Option<String>,
 
-    /// Most instances that may exist at once, through REST and kubectl alike (a native ResourceQuota). Default: no limit.
+    /// Maximum number of instances, created through REST or with kubectl (a native ResourceQuota). Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("format" = "int32"))]
     pub instance_quota: Option<i32>,
 
-    /// Most webhooks that may exist at once, through REST and kubectl alike (a native ResourceQuota). Default: 20.
+    /// Maximum number of webhooks, created through REST or with kubectl (a native ResourceQuota). Default: 20.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10_000), extend("format" = "int32"))]
     pub webhook_quota: Option<i32>,
 
-    /// REST requests an hour for each of the account's keys. Default: 3600.
+    /// REST requests per hour for each of the account's keys. Default: 3600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int32"))]
     pub rate_limit_per_hour: Option<i32>,
 }
 
-/// What the operator made of an Account.
+/// The observed state of an Account.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AccountStatus {
-    /// Public identifier of the account holder, `usr_…`; events carry it.
+    /// Public identifier of the account holder, `usr_…`. Events contain it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 
-    /// The namespace that belongs to this account, once it does.
+    /// The namespace that belongs to this account, once it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 
@@ -98,7 +97,7 @@ pub struct AccountStatus {
 }
 
 impl Account {
-    /// The namespace that this account wants: `spec.namespace`, else its name.
+    /// The namespace that this account asks for: `spec.namespace`, else its name.
     pub fn wanted_namespace(&self) -> &str {
         self.spec
             .namespace
@@ -107,13 +106,13 @@ impl Account {
             .unwrap_or_default()
     }
 
-    /// The namespace that belongs to this account, if one does.
+    /// The namespace that belongs to this account, if it has one.
     pub fn owned_namespace(&self) -> Option<&str> {
         let status = self.status.as_ref()?;
         conditions::is_true(&status.conditions, NAMESPACE_READY).then_some(status.namespace.as_deref())?
     }
 
-    /// Webhooks that it may have.
+    /// Maximum number of webhooks.
     pub fn webhook_quota(&self) -> u32 {
         self.spec
             .webhook_quota
@@ -121,7 +120,7 @@ impl Account {
             .unwrap_or(DEFAULT_WEBHOOK_QUOTA)
     }
 
-    /// Requests an hour for each of its keys.
+    /// Requests per hour for each of its keys.
     pub fn rate_limit_per_hour(&self) -> u32 {
         self.spec
             .rate_limit_per_hour

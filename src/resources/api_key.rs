@@ -1,4 +1,4 @@
-//! `ApiKey`: one REST key, as nothing more than the digest of a random secret.
+//! `ApiKey`: one REST key, stored only as the digest of a random secret.
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
@@ -22,9 +22,9 @@ use super::times;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum KeyScope {
-    /// GET only; anything else is refused with 403 `token_readonly`.
+    /// GET only; other methods are refused with 403 `token_readonly`.
     Read,
-    /// Everything.
+    /// All methods.
     #[default]
     Write,
 }
@@ -40,7 +40,7 @@ pub enum KeyScope {
     category = "stellage",
     namespaced,
     derive = "PartialEq",
-    doc = "One REST key of the account whose namespace it is in. Nothing in it is secret: only the digest of the key is kept. Delete it to revoke the key.",
+    doc = "One REST key of the account whose namespace it is in. Only the digest of the key is stored, so nothing here is secret. Delete the object to revoke the key.",
     printcolumn(name = "Scope", type_ = "string", json_path = ".spec.scope"),
     printcolumn(name = "Ends-In", type_ = "string", json_path = ".spec.lastCharacters"),
     printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
@@ -49,7 +49,7 @@ pub enum KeyScope {
 #[serde(rename_all = "camelCase")]
 pub struct ApiKeySpec {
     /// SHA-256 of the key, 64 lower-case hexadecimal digits. Immutable.
-    #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` makes one"))]
+    #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
     #[schemars(length(max = 64))]
     pub sha256: String,
@@ -63,14 +63,14 @@ pub struct ApiKeySpec {
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub expires_at: Option<Timestamp>,
 
-    /// The key's last four characters, so that people can tell keys apart.
+    /// The key's last four characters, to tell keys apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4))]
     pub last_characters: Option<String>,
 }
 
 impl ApiKey {
-    /// Whether the key no longer works at `now`.
+    /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.spec.expires_at.is_some_and(|end| end <= now)
     }

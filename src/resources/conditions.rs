@@ -1,14 +1,14 @@
-//! `metav1.Condition`s: their schema, and the one rule for changing them.
+//! `metav1.Condition`s: their schema, and the function that sets them.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// Summary: the object is as its spec says. `kubectl wait --for=condition=Ready` waits for it.
+/// Summary: True when the object matches its spec. `kubectl wait --for=condition=Ready` waits for it.
 pub const READY: &str = "Ready";
 /// True while the controller works towards the spec (kstatus: `InProgress`).
 pub const RECONCILING: &str = "Reconciling";
-/// True when nothing moves until somebody changes something (kstatus: `Failed`).
+/// True when there is no progress without a change by a user or administrator (kstatus: `Failed`).
 pub const STALLED: &str = "Stalled";
 /// True while a plan change waits for the next reboot; absent otherwise.
 pub const RESTART_REQUIRED: &str = "RestartRequired";
@@ -16,7 +16,7 @@ pub const RESTART_REQUIRED: &str = "RestartRequired";
 /// Longest message kept in a condition, in bytes. The API allows 32,768; a status stays readable with less.
 const MAX_MESSAGE: usize = 1024;
 
-/// What a condition shall say; [`set`] turns it into a `metav1.Condition`.
+/// The content of a condition; [`set`] turns it into a `metav1.Condition`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired<'a> {
     /// The condition's type, such as [`READY`].
@@ -25,12 +25,12 @@ pub struct Desired<'a> {
     pub status: Option<bool>,
     /// CamelCase reason, never empty.
     pub reason: &'a str,
-    /// For people: what is, and what to do about it.
+    /// For people: the current state, and what to do about it.
     pub message: String,
 }
 
-/// Sets one condition. `lastTransitionTime` moves only when the status flips, so an unchanged world gives an
-/// unchanged list (and so no write).
+/// Sets one condition. `lastTransitionTime` changes only when the status does, so that the same input gives the same list
+/// and causes no write.
 pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Option<i64>, now: Timestamp) {
     let status = match desired.status {
         Some(true) => "True",
@@ -66,7 +66,7 @@ pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Op
     }
 }
 
-/// Removes a condition that only exists while it is true.
+/// Removes a condition, such as one that exists only while it is true.
 pub fn remove(conditions: &mut Vec<Condition>, type_: &str) {
     conditions.retain(|c| c.type_ != type_);
 }
@@ -76,7 +76,7 @@ pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditio
     conditions.iter().find(|c| c.type_ == type_)
 }
 
-/// Whether a condition is there and True.
+/// Whether a condition exists and is True.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|c| c.status == "True")
 }
@@ -86,11 +86,11 @@ pub fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-/// The schema of a list of conditions: the bounds of `metav1.Condition`, one entry a type.
+/// The schema of a list of conditions: the bounds of `metav1.Condition`, one entry per type.
 pub fn schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
-        "description": "What holds of the object right now, one entry a type.",
+        "description": "The current state of the object, one entry per type.",
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
@@ -102,8 +102,8 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
                 "status": { "type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds." },
                 "reason": { "type": "string", "minLength": 1, "maxLength": 1024, "description": "Why, as one CamelCase word for programs." },
                 "message": { "type": "string", "maxLength": 32768, "description": "Why, in words for people." },
-                "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0, "description": "The metadata.generation that this was decided on." },
-                "lastTransitionTime": { "type": "string", "format": "date-time", "description": "When the status last flipped." }
+                "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0, "description": "The metadata.generation that this condition describes." },
+                "lastTransitionTime": { "type": "string", "format": "date-time", "description": "When the status last changed." }
             }
         }
     })

@@ -1,10 +1,10 @@
-//! What is made better in the schemas that derive macros give.
+//! Improvements to the derived schemas.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-/// Puts a CRD into the form that the API server takes without warnings and `kubectl explain` shows well.
+/// Adapts a derived CRD, so that the API server accepts it without warnings and `kubectl explain` prints it well.
 pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version
@@ -18,7 +18,7 @@ pub(super) fn polish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
     crd
 }
 
-/// Makes the status an ordinary field, so that one write sets spec and status.
+/// Removes the status subresource, so that one write sets spec and status.
 pub(super) fn without_subresources(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         version.subresources = None;
@@ -27,14 +27,14 @@ pub(super) fn without_subresources(mut crd: CustomResourceDefinition) -> CustomR
 }
 
 fn polish_schema(schema: &mut JSONSchemaProps) {
-    // It only repeats the kind.
+    // The title only repeats the kind.
     schema.title = None;
-    // Doc comments are wrapped at the editor's width, which is nobody else's.
+    // Doc comments are wrapped for the editor; unwrap their lines.
     if let Some(description) = &mut schema.description {
         let paragraphs = description.split("\n\n").map(|p| p.replace('\n', " "));
         *description = paragraphs.collect::<Vec<_>>().join("\n\n");
     }
-    // Rust's unsigned integers have formats that OpenAPI does not know, and the API server warns about.
+    // OpenAPI does not know the formats of Rust's unsigned integers, and the API server warns about them.
     if let Some(format) = schema.format.as_deref().and_then(|format| match format {
         "uint8" | "uint16" | "uint32" => Some("int32"),
         "uint" | "uint64" => Some("int64"),

@@ -1,6 +1,6 @@
 //! `Delivery`: one event for one webhook, with the exact bytes to send and every attempt.
 //!
-//! A record, like the core Event kind: no status subresource, so that one write can create it with its first outcome.
+//! Like the core Event kind, it has no status subresource, so that one write can create it with its first outcome.
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema, api::ObjectMeta};
@@ -15,10 +15,10 @@ pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
 pub const PHASE_LABEL: &str = "stellage.dev/phase";
 /// Label with the type of the event.
 pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
-/// Label, `true`, on what is delivered or exhausted: the controller does not look at it any more. Taking the label away
+/// Label, `true`, on deliveries that are delivered or exhausted: the controller no longer watches them. Removing the label
 /// sends the delivery again.
 pub const FINISHED_LABEL: &str = "stellage.dev/finished";
-/// Annotation with the time at which a delivery was delivered or exhausted; it is kept for a while from then on.
+/// Annotation with the time at which a delivery was delivered or exhausted. Its retention starts then.
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
 /// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
 /// the request: a value that differs from [`DeliveryStatus::attempt_requested_at`] is a new request.
@@ -27,21 +27,21 @@ pub const ATTEMPT_REQUESTED_AT_ANNOTATION: &str = "stellage.dev/attempt-requeste
 /// Most characters of a nonce that are looked at and echoed.
 const MAX_NONCE_CHARS: usize = 64;
 
-/// Most attempts that are kept: those of the longest schedule. Of a delivery that is sent again and again the oldest go.
+/// Most attempts kept in a Delivery: as many as the longest schedule has. After that the oldest are dropped.
 pub const MAX_ATTEMPTS_KEPT: usize = 21;
-/// Most bytes of an answer's body that are kept (decisions, section 5).
+/// Most bytes of a response body that are kept (decisions, section 5).
 pub const MAX_RESPONSE_BYTES: usize = 4096;
 
-/// Where a delivery is.
+/// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum DeliveryPhase {
-    /// Waits for its next attempt.
+    /// Waiting for its next attempt.
     Pending,
-    /// Kept until its webhook can be sent to again.
+    /// Kept until its webhook can receive deliveries again.
     Held,
-    /// Answered with 2xx.
+    /// The receiver responded with 2xx.
     Delivered,
-    /// Its last retry failed, or the receiver said 410.
+    /// Its last retry failed, or the receiver responded with 410 Gone.
     Exhausted,
 }
 
@@ -59,13 +59,13 @@ impl DeliveryPhase {
         }
     }
 
-    /// Whether nothing is sent any more unless somebody asks for it.
+    /// Whether nothing more is sent unless a redelivery is requested.
     pub const fn is_finished(self) -> bool {
         matches!(self, Self::Delivered | Self::Exhausted)
     }
 }
 
-/// One POST, and what came of it.
+/// One POST to the receiver and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
@@ -75,27 +75,27 @@ pub struct Attempt {
     /// How long it took, in milliseconds.
     #[schemars(extend("format" = "int64"))]
     pub duration_ms: i64,
-    /// Status code of the answer, if there was one.
+    /// Status code of the response, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int32"))]
     pub status_code: Option<i32>,
-    /// Why it failed; absent for a success.
+    /// Why the attempt failed; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub error: Option<String>,
-    /// The beginning of the answer's body, at most 4 KiB of it, not decompressed; what is not UTF-8 is replaced.
+    /// The first 4 KiB of the response body, not decompressed. Bytes that are not UTF-8 are replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub response: Option<String>,
 }
 
-/// When a Delivery was finished, as far as its annotation tells.
+/// When a Delivery was finished, if it has a valid [`FINISHED_AT_ANNOTATION`].
 pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
     annotations.get(FINISHED_AT_ANNOTATION)?.parse().ok()
 }
 
-/// What is sent, and to whom.
+/// What to send, and to which webhook.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "stellage.dev",
@@ -107,7 +107,7 @@ pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     namespaced,
     status = "DeliveryStatus",
     derive = "PartialEq",
-    doc = "One event for one webhook: the exact bytes to send, and every attempt. Made by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, take its label away: kubectl label delivery NAME stellage.dev/finished-",
+    doc = "One event for one webhook: the exact bytes to send, and every attempt. Created by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, remove its label: kubectl label delivery NAME stellage.dev/finished-",
     printcolumn(name = "Event", type_ = "string", json_path = ".spec.eventType"),
     printcolumn(name = "Webhook", type_ = "string", json_path = ".spec.webhook"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -134,7 +134,7 @@ pub struct DeliverySpec {
     /// Name of the Webhook, in the same namespace.
     #[schemars(length(max = 63))]
     pub webhook: String,
-    /// Event identifier, `evt_…`.
+    /// Id of the event, `evt_…`.
     #[schemars(length(max = 64))]
     pub event_id: String,
     /// Type of the event.
@@ -142,34 +142,34 @@ pub struct DeliverySpec {
     /// When the event happened.
     #[schemars(schema_with = "times::time")]
     pub event_created_at: Timestamp,
-    /// Number of the event among those of its object.
+    /// Sequence number of the event among those of its object.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub sequence: i64,
-    /// UID of the object that the event is about: events of one object are first attempted in order.
+    /// UID of the object that the event is about. First attempts of an object's events are made in order.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub subject: String,
-    /// The body, byte for byte.
+    /// The request body, byte for byte.
     #[schemars(length(max = 65536))]
     pub body: String,
-    /// Sent once and never again, because somebody tries the receiver out.
+    /// Whether this is a test event, which is never retried.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub test: bool,
 }
 
-/// What came of it.
+/// The outcome so far.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryStatus {
-    /// Where the delivery is.
+    /// Pending, Held, Delivered or Exhausted.
     pub phase: DeliveryPhase,
-    /// Attempts in all.
+    /// Total number of attempts.
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
     pub attempt_count: i32,
-    /// Retries that the schedule has given so far. An attempt that was requested before the next retry is due does not count.
-    /// Sending again begins a new ladder, with 0.
+    /// Number of retries in the current run of the retry schedule. An attempt that was requested before the next retry was due
+    /// does not count. A redelivery of a finished delivery starts again at 0.
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
     pub retries: i32,
@@ -177,11 +177,11 @@ pub struct DeliveryStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub next_attempt_at: Option<Timestamp>,
-    /// The annotation stellage.dev/attempt-requested-at that was last acted on.
+    /// The value of the annotation stellage.dev/attempt-requested-at that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub attempt_requested_at: Option<String>,
-    /// Status code of the last answer.
+    /// Status code of the last response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int32"))]
     pub last_status_code: Option<i32>,
@@ -196,7 +196,7 @@ pub struct DeliveryStatus {
 }
 
 impl DeliveryStatus {
-    /// A delivery that was not tried yet.
+    /// A delivery without attempts.
     pub const fn new(phase: DeliveryPhase, next_attempt_at: Option<Timestamp>) -> Self {
         Self {
             phase,
@@ -234,7 +234,7 @@ impl Delivery {
         ids::delivery_id(self.metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// Whether the controller is done with it: finished, and nobody took the label away to have it sent again.
+    /// Whether the controller is done with it: it is finished, and [`FINISHED_LABEL`] was not removed to send it again.
     pub fn is_finished(&self) -> bool {
         self.metadata
             .labels

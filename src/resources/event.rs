@@ -1,5 +1,4 @@
-//! Events: the types of what happens to something of an account, and how one is kept in the status of the object that it
-//! is about until every webhook has it.
+//! Event types, and the outbox entry that keeps an event in the status of its object until every webhook has received it.
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -7,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::times;
 
-/// What happened (specification, section 6.1).
+/// The type of an event (specification, section 6.1).
 #[derive(
     Clone,
     Copy,
@@ -101,17 +100,17 @@ impl std::fmt::Display for EventType {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OutboxEntry {
-    /// Event identifier, `evt_…`: a function of the object's UID and `sequence`.
+    /// Id of the event, `evt_…`, derived from the object's UID and `sequence`.
     pub id: String,
-    /// What happened.
+    /// Type of the event.
     #[serde(rename = "type")]
     pub event_type: EventType,
-    /// Number of the transition, counted from 1 over the life of the object.
+    /// Sequence number among the events of the object, starting at 1.
     #[schemars(extend("format" = "int64"))]
     pub sequence: i64,
-    /// When it happened.
+    /// When the event happened.
     #[schemars(schema_with = "times::time")]
     pub created_at: Timestamp,
-    /// The body of the deliveries, byte for byte.
+    /// The request body of the deliveries, byte for byte.
     pub body: String,
 }

@@ -22,8 +22,8 @@ pub fn account_id(uid: &str) -> String {
     format!("usr_{}", derived_suffix(uid.as_bytes()))
 }
 
-/// The id of a Webhook: `wh_` and the suffix of its name if that has the form `wh-<16 of [a-z0-9]>`, else one derived from
-/// its UID.
+/// The id of a Webhook: `wh_` and the suffix of its name if that has the form `wh-<16 of [a-z0-9]>`, else a suffix derived
+/// from its UID.
 pub fn webhook_id(name: &str, uid: &str) -> String {
     match name.strip_prefix("wh-").filter(|suffix| is_suffix(suffix)) {
         Some(suffix) => format!("wh_{suffix}"),
@@ -31,19 +31,19 @@ pub fn webhook_id(name: &str, uid: &str) -> String {
     }
 }
 
-/// The name of the object that a webhook's id is of if it was made through REST; `None` for what is no id.
+/// The name of the Webhook with this id, if it was created through REST; `None` if `id` is not a webhook id.
 pub fn webhook_name(id: &str) -> Option<String> {
     let suffix = id.strip_prefix("wh_").filter(|suffix| is_suffix(suffix))?;
     Some(format!("wh-{suffix}"))
 }
 
-/// The id of an event: a function of the UID of the object that it is about and the number of the transition, so that a
-/// transition recorded twice is one event.
+/// The id of an event, derived from its object's UID and its sequence number, so that a transition recorded twice is one
+/// event.
 pub fn event_id(uid: &str, sequence: i64) -> String {
     format!("evt_{}", derived_suffix(format!("{uid}\n{sequence}").as_bytes()))
 }
 
-/// The name of the Delivery of an event to a webhook: the same event never has two for the same webhook.
+/// The name of the Delivery of an event to a webhook. Derived from both, so that there is never a second one.
 pub fn delivery_name(webhook_uid: &str, event_id: &str) -> String {
     format!(
         "dlv-{}",
@@ -51,7 +51,7 @@ pub fn delivery_name(webhook_uid: &str, event_id: &str) -> String {
     )
 }
 
-/// The id of a Delivery: its name with `dlv_` for `dlv-`.
+/// The id of a Delivery: its name with `dlv_` in place of `dlv-`.
 pub fn delivery_id(name: &str) -> String {
     match name.strip_prefix("dlv-") {
         Some(suffix) => format!("dlv_{suffix}"),
@@ -59,7 +59,7 @@ pub fn delivery_id(name: &str) -> String {
     }
 }
 
-/// The name of the object with a delivery's id; `None` for what is no id.
+/// The name of the Delivery with this id; `None` if `id` is not a delivery id.
 pub fn delivery_name_of(id: &str) -> Option<String> {
     let suffix = id.strip_prefix("dlv_").filter(|suffix| is_suffix(suffix))?;
     Some(format!("dlv-{suffix}"))
@@ -74,7 +74,7 @@ pub fn is_instance_id(name: &str) -> bool {
     name.strip_prefix("i-").is_some_and(is_suffix)
 }
 
-/// A fresh random instance id (about 82 bits).
+/// A random instance id (about 82 bits).
 pub fn random_instance_id() -> String {
     format!("i-{}", random_suffix())
 }
@@ -87,7 +87,7 @@ pub fn random_suffix() -> String {
         .collect()
 }
 
-/// A suffix of 16 characters of `[a-z0-9]` that is a function of `seed` alone.
+/// A suffix of 16 characters of `[a-z0-9]`, derived from `seed`.
 pub fn derived_suffix(seed: &[u8]) -> String {
     let digest = Sha256::digest(seed);
     let mut number = digest

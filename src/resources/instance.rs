@@ -1,4 +1,4 @@
-//! `Instance`: one virtual server. `spec` is what is asked for, `status` what the provider shows.
+//! `Instance`: one virtual server. `spec` is the desired state, `status` the observed one.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{conditions, event::OutboxEntry, ids, times};
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
 
-/// Annotation with the Idempotency-Keys of the latest actions: written with the request's nonce in one patch, so that
+/// Annotation with the Idempotency-Keys of the latest actions. Written in the same patch as the request's nonce, so that
 /// the same key never acts twice.
 pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
 
@@ -44,23 +44,23 @@ pub enum Plan {
     Enterprise,
 }
 
-/// Whether a server shall be on.
+/// Whether a server should be running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum PowerState {
-    /// On.
+    /// Powered on.
     #[default]
     Running,
-    /// Off.
+    /// Powered off.
     Stopped,
 }
 
-/// When a change of `plan` takes effect on a server that is on.
+/// When a change of `plan` takes effect on a running server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum PlanChange {
-    /// Now, with a reboot.
+    /// Immediately: the server is rebooted.
     #[default]
     Immediate,
-    /// With the next reboot, or stop and start.
+    /// At the next reboot, or stop and start.
     OnReboot,
 }
 
@@ -81,17 +81,17 @@ pub enum PlanChange {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum InstanceState {
-    /// The server is being made.
+    /// The server is being created.
     Provisioning,
-    /// On.
+    /// Powered on.
     Running,
-    /// On its way to off.
+    /// Shutting down, or having its power cut.
     Stopping,
-    /// Off.
+    /// Powered off.
     Stopped,
-    /// On its way to on.
+    /// Being powered on.
     Starting,
-    /// Going through a reboot.
+    /// Being rebooted.
     Rebooting,
     /// Changing to another plan.
     Resizing,
@@ -99,12 +99,12 @@ pub enum InstanceState {
     Rebuilding,
     /// The last operation failed or is overdue. Clears by itself when the provider recovers.
     Error,
-    /// Being deleted. Never shown by REST, where the id is gone from the DELETE on.
+    /// Being deleted. Never shown through REST, where the id is unknown as soon as DELETE has been accepted.
     Deleting,
 }
 
 impl InstanceState {
-    /// Every state, in the order of the decisions.
+    /// Every state.
     pub const ALL: [Self; 10] = [
         Self::Provisioning,
         Self::Running,
@@ -141,20 +141,20 @@ impl std::fmt::Display for InstanceState {
     }
 }
 
-/// What the controller is having the provider do.
+/// What the provider has been asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum OperationKind {
-    /// Make the server.
+    /// Create the server.
     Create,
     /// Power on.
     Start,
-    /// Ask the guest to shut down; forced after a grace.
+    /// Ask the guest to shut down; cut the power after a grace period.
     Stop,
     /// Cut the power.
     PowerOff,
-    /// Power-cycle; takes a pending plan along.
+    /// Power-cycle; a pending plan takes effect.
     Reboot,
-    /// Change to another plan, with a power cycle if the server is on.
+    /// Change to another plan, with a power cycle if the server is running.
     Resize,
     /// Reinstall from an image.
     Rebuild,
@@ -178,23 +178,23 @@ impl OperationKind {
     }
 }
 
-/// The operation under way. Written before the provider is asked for it, so that a crash in between repeats the same
-/// operation and never starts another.
+/// The operation in progress. Written before the provider is called, so that after a crash in between the same operation is
+/// repeated instead of another one started.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
-    /// What is being done.
+    /// What the operation does.
     pub kind: OperationKind,
     /// When it began.
     #[schemars(schema_with = "times::time")]
     pub started_at: Timestamp,
-    /// The power state that it ends in.
+    /// Power state at the end of the operation.
     pub ends_in: PowerState,
-    /// The plan that it puts into effect.
+    /// Plan in effect at the end of the operation.
     pub plan: Plan,
-    /// The image that it installs.
+    /// Image installed at the end of the operation.
     pub image: String,
-    /// The power was cut because the guest did not shut down within the grace.
+    /// The guest did not shut down within the grace period, so its power is cut.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
 }
@@ -245,7 +245,7 @@ pub struct Operation {
 #[x_kube(validation = Rule::new("has(self.privateNetwork) == has(oldSelf.privateNetwork) && (!has(self.privateNetwork) || self.privateNetwork == oldSelf.privateNetwork)")
     .message("spec.privateNetwork is immutable: create another instance in that network instead"))]
 #[x_kube(validation = Rule::new("has(self.sshKeys) == has(oldSelf.sshKeys) && (!has(self.sshKeys) || self.sshKeys == oldSelf.sshKeys)")
-    .message("spec.sshKeys is immutable: keys are installed when the server is made; create another instance instead"))]
+    .message("spec.sshKeys is immutable: keys are installed when the server is created; create another instance instead"))]
 pub struct InstanceSpec {
     /// Display name and host name: 1 to 63 letters, digits, '.' or '-'. Need not be unique. Default: metadata.name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -253,7 +253,7 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$')").message("must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends"))]
     pub name: Option<String>,
 
-    /// Size and price class. See planChange for when a change takes effect. A disk never shrinks.
+    /// Size and price class. planChange says when a change takes effect. The disk never shrinks.
     pub plan: Plan,
 
     /// Region code `<country>-<city>-<n>`, such as fr-par-1. Immutable.
@@ -262,12 +262,12 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: create another instance in that region instead"))]
     pub region: String,
 
-    /// Operating-system image, such as debian-13. Changing it reinstalls the server: what is on its disk is lost.
+    /// Operating-system image, such as debian-13. Changing it reinstalls the server and erases its disk.
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')").message("must be an image identifier such as debian-13: lower-case letters, digits, '.' or '-'"))]
     pub image: String,
 
-    /// SSH public keys for the first login, one OpenSSH line each. Immutable.
+    /// SSH public keys that may log in, one OpenSSH line each. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "ssh_keys")]
     pub ssh_keys: Vec<String>,
@@ -278,36 +278,36 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
     pub private_network: Option<String>,
 
-    /// Whether a backup is made every day.
+    /// Whether a backup is taken every day.
     #[serde(default)]
     pub backup_enabled: bool,
 
-    /// Whether usage is watched and alerts fire.
+    /// Whether usage is monitored and alerts fire.
     #[serde(default)]
     pub monitoring_enabled: bool,
 
-    /// Free labels for finding instances, at most 50.
+    /// Free-form labels for finding instances, at most 50.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "tags")]
     pub tags: Vec<String>,
 
-    /// Whether the server shall be on: Running or Stopped. Stopped shuts it down softly, and forcibly after a grace.
-    /// Set back to Running after Stopped, it is started.
+    /// Whether the server should be running: Running or Stopped. Stopped asks the guest to shut down, and cuts the power
+    /// after a grace period. Changing it from Stopped to Running starts the server.
     #[serde(default)]
     pub power_state: PowerState,
 
-    /// When a change of plan takes effect on a server that is on: Immediate (reboots it now) or OnReboot (with the next
+    /// When a change of plan takes effect on a running server: Immediate (reboots it now) or OnReboot (at the next
     /// reboot, or stop and start).
     #[serde(default)]
     pub plan_change: PlanChange,
 
-    /// Set to a new RFC 3339 time to start a server that is off although powerState is Running (its guest shut itself
-    /// down). Acted on when it differs from the one in status, whatever the time says.
+    /// Set to a new RFC 3339 time, such as the current one, to start a server that is off although powerState is Running
+    /// (its guest shut itself down). Any value that differs from the one in status is acted on, whatever time it names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub start_requested_at: Option<String>,
 
-    /// Set to a new RFC 3339 time to cut the server's power at once. It stays off only with powerState Stopped.
+    /// Set to a new RFC 3339 time to cut the server's power at once. The server stays off only if powerState is Stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub power_off_requested_at: Option<String>,
@@ -317,17 +317,17 @@ pub struct InstanceSpec {
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub reboot_requested_at: Option<String>,
 
-    /// Set to a new RFC 3339 time to reinstall the server from spec.image: what is on its disk is lost.
+    /// Set to a new RFC 3339 time to reinstall the server from spec.image. This erases its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub rebuild_requested_at: Option<String>,
 
-    /// Refuse to delete this instance, through REST and kubectl alike, until this is false again.
+    /// Whether deletion of this instance is refused, through REST and with kubectl.
     #[serde(default)]
     pub deletion_protection: bool,
 }
 
-/// What the provider shows of the server, and what has been done of the spec.
+/// The observed state of the server, and how much of the spec has been acted on.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceStatus {
@@ -344,11 +344,11 @@ pub struct InstanceStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// IPv4 address. Once known it is never blanked.
+    /// IPv4 address. Once known, it is never removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_address: Option<String>,
 
-    /// IPv6 address. Once known it is never blanked.
+    /// IPv6 address. Once known, it is never removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_address: Option<String>,
 
@@ -356,16 +356,16 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
-    /// The image that is installed.
+    /// The installed image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
 
-    /// Size of the disk in GB. It never shrinks.
+    /// Disk size in GB. It never shrinks.
     #[serde(default, rename = "diskSizeGB", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int32"))]
     pub disk_size_gb: Option<i32>,
 
-    /// Whether the server is on, as last seen.
+    /// Whether the server is running, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerState>,
 
@@ -373,7 +373,7 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_state: Option<PowerState>,
 
-    /// The operation under way, if any.
+    /// The operation in progress, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<Operation>,
 
@@ -393,7 +393,7 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild_requested_at: Option<String>,
 
-    /// When the server was first made.
+    /// When the server was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub provisioned_at: Option<Timestamp>,
@@ -408,21 +408,21 @@ pub struct InstanceStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub updated_at: Option<Timestamp>,
 
-    /// The power state that events last told of.
+    /// The power state that the last power event announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announced_power: Option<PowerState>,
 
-    /// Number of the last event.
+    /// Sequence number of the last event.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(extend("format" = "int64"))]
     pub event_sequence: i64,
 
-    /// Events that are on their way to the webhooks of the account. Each is written together with the change that it tells
-    /// of, and goes once every webhook has it, or a Delivery for it.
+    /// Events not yet handed to all webhooks of the account. Each is written together with the change that it reports, and
+    /// removed once every webhook has received it or has a Delivery for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outbox: Vec<OutboxEntry>,
 
-    /// What the provider keeps about this server; nobody else reads it.
+    /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub provider_state: BTreeMap<String, String>,
 
@@ -446,7 +446,7 @@ impl Instance {
         )
     }
 
-    /// What people call it: `spec.name`, else `metadata.name`.
+    /// The display name: `spec.name`, else `metadata.name`.
     pub fn display_name(&self) -> &str {
         self.spec
             .name
@@ -473,7 +473,7 @@ impl Instance {
         self.finalizers().iter().any(|f| f == FINALIZER)
     }
 
-    /// The value of a fault or metric annotation of the simulator, or of any other.
+    /// The value of an annotation.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
@@ -485,7 +485,7 @@ fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
         "items": {
             "type": "string", "maxLength": 8192, "description": "One OpenSSH public key: type, base64, and an optional comment.",
             "x-kubernetes-validations": [
-                { "rule": "!self.contains('PRIVATE KEY')", "message": "must be a public key; this is a private one, which nobody else should ever see" },
+                { "rule": "!self.contains('PRIVATE KEY')", "message": "must be a public key; this is a private key, which you should never share" },
                 { "rule": "self.contains('PRIVATE KEY') || self.matches('^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-ssh-ed25519@openssh[.]com|sk-ecdsa-sha2-nistp256@openssh[.]com) [A-Za-z0-9+/]+=*( .*)?$')",
                   "message": "must be one line of an OpenSSH public key, such as 'ssh-ed25519 AAAA… you@example.com'" },
             ]

@@ -1,11 +1,11 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
 //! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`]: the kinds;
-//! - [`event`]: event types, and entries of outboxes;
-//! - [`ids`]: public identifiers, from names and UIDs;
-//! - [`conditions`]: schema of `metav1.Condition`s, and the one rule for changing them;
-//! - [`validation`]: rules for values of a spec, for REST and controllers alike;
-//! - `crd`: what is made better in derived schemas; `times`: schemas of times.
+//! - [`event`]: event types and outbox entries;
+//! - [`ids`]: public identifiers, derived from names and UIDs;
+//! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
+//! - [`validation`]: rules for spec values, shared by REST and the controllers;
+//! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
 #![expect(
     clippy::duplicated_attributes,
@@ -41,7 +41,7 @@ use kube::CustomResourceExt;
 pub const GROUP: &str = "stellage.dev";
 
 /// Label on a namespace that names the [`Account`] it belongs to. A cluster administrator sets it to let an
-/// Account adopt a namespace that is already there.
+/// Account adopt an existing namespace.
 pub const ACCOUNT_LABEL: &str = "stellage.dev/account";
 
 /// The CRDs, in the order in which an installer applies them.
@@ -57,6 +57,6 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     .into()
 }
 
-/// The admission policy that makes `spec.deletionProtection` hold for every client: a
+/// The admission policy that enforces `spec.deletionProtection` for every client: a
 /// `ValidatingAdmissionPolicy` and its binding, as YAML documents.
 pub const DELETION_PROTECTION_POLICY: &str = include_str!("../../crds/deletion-protection.yaml");

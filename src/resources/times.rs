@@ -12,8 +12,8 @@ pub(super) fn optional_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": "date-time", "nullable": true })
 }
 
-/// An optional time that people write. Not `format: date-time`, which also lets times without a zone pass and whose
-/// complaint says nothing.
+/// An optional time that people write. Not `format: date-time`, which accepts times without a zone and whose error message
+/// does not say what is wrong.
 pub(super) fn optional_rfc3339(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string", "nullable": true, "maxLength": 40,

@@ -1,5 +1,5 @@
-//! Rules for the values of a spec, shared by REST (which names every wrong field at once) and the controller (which
-//! puts what admission cannot check into a condition). Each function returns what the value must be, in words.
+//! Rules for spec values, shared by REST (which reports every invalid field at once) and the controller (which reports
+//! what admission cannot check in a condition). Each function returns, as an error, what the value must be.
 
 use ssh_key::{Algorithm, PublicKey, public::KeyData};
 
@@ -86,13 +86,14 @@ pub fn private_network(value: &str) -> Result<(), &'static str> {
     }
 }
 
-/// An OpenSSH public key on one line: ed25519, ECDSA, RSA of at least 2048 bits, or a security key; really decoded.
+/// An OpenSSH public key on one line: ed25519, ECDSA, RSA of at least 2048 bits, or a security key. The key data is
+/// decoded too.
 pub fn ssh_key(value: &str) -> Result<(), &'static str> {
     if value.contains("PRIVATE KEY") {
-        return Err("must be a public key; this is a private one, which nobody else should ever see");
+        return Err("must be a public key; this is a private key, which you should never share");
     }
     if value.trim_end_matches(['\r', '\n']).contains(['\r', '\n']) {
-        return Err("must be one line; put each key into an element of its own");
+        return Err("must be one line; put each key into its own element");
     }
     let Ok(key) = PublicKey::from_openssh(value) else {
         return Err("must be an OpenSSH public key such as 'ssh-ed25519 AAAA… you@example.com'");
@@ -104,7 +105,7 @@ pub fn ssh_key(value: &str) -> Result<(), &'static str> {
                 n.len() * 8 - leading.min(n.len() * 8)
             });
             if bits < MIN_RSA_BITS {
-                Err("must be an RSA key of at least 2048 bits; better an ed25519 key")
+                Err("must be an RSA key of at least 2048 bits, or preferably an ed25519 key")
             } else {
                 Ok(())
             }

@@ -8,37 +8,37 @@ use serde::{Deserialize, Serialize};
 
 use super::{conditions, event::EventType, ids, times};
 
-/// Webhooks that an account may have unless it says otherwise (decisions, section 1).
+/// Webhooks that an account may have if its spec sets no quota (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
 
-/// Most characters of a signing secret (decisions, section 5).
+/// Maximum length of a signing secret, in characters (decisions, section 5).
 pub const MAX_SECRET_CHARACTERS: usize = 255;
 
-/// Key of the Secret with the signing secret, unless `spec.secretRef.key` names another.
+/// Key in the Secret that holds the signing secret, unless `spec.secretRef.key` names another.
 pub const SECRET_KEY: &str = "secret";
-/// Key of the Secret with the signing secret before the last rotation, while that still signs too.
+/// Key in the Secret that holds the signing secret from before the last rotation, while deliveries are signed with both.
 pub const PREVIOUS_SECRET_KEY: &str = "previous-secret";
-/// Key of the Secret with the RFC 3339 time up to which the previous secret signs too.
+/// Key in the Secret that holds the RFC 3339 time until which deliveries are signed with the previous secret too.
 pub const PREVIOUS_EXPIRES_KEY: &str = "previous-expires-at";
 
-/// Annotation of a [`Webhook`] with the version of its Secret that was written last through REST: it makes the controller read
-/// the Secret at once. One that is changed in another way is noticed within ten seconds.
+/// Annotation of a [`Webhook`] with the resourceVersion of its Secret that REST wrote last. Its change makes the controller
+/// read the Secret at once; it notices other changes of the Secret within ten seconds.
 pub const SECRET_CHANGED_ANNOTATION: &str = "stellage.dev/secret-changed";
 
-/// Condition of a [`Webhook`]: the signing secret is there and can be used.
+/// Condition of a [`Webhook`]: the signing secret exists and is usable.
 pub const SECRET_READY: &str = "SecretReady";
-/// Condition of a [`Webhook`]: True while its last delivery succeeded, or none was tried; False since one failed.
+/// Condition of a [`Webhook`]: True if the last attempt succeeded or none was made yet; False if it failed.
 pub const HEALTHY: &str = "Healthy";
 
-/// Where the signing secret is.
+/// Where the signing secret is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
     /// Name of a Secret in the same namespace.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Key in it. Its value is the signing secret: 1 to 255 characters. While a rotation overlaps, the keys
-    /// `previous-secret` and `previous-expires-at` (RFC 3339) beside it make the old one sign too.
+    /// Key in that Secret. Its value is the signing secret, 1 to 255 characters. With the keys `previous-secret` and
+    /// `previous-expires-at` (RFC 3339) in the same Secret, deliveries are signed with the previous secret too until then.
     #[serde(default = "default_key")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
@@ -48,7 +48,7 @@ fn default_key() -> String {
     SECRET_KEY.to_owned()
 }
 
-/// Where events of the account are sent, and which.
+/// Which events of the account are sent, and where.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
     group = "stellage.dev",
@@ -60,7 +60,7 @@ fn default_key() -> String {
     namespaced,
     status = "WebhookStatus",
     derive = "PartialEq",
-    doc = "One receiver of the events of the account whose namespace it is in. Any change of its spec enables it again after it was disabled.",
+    doc = "One receiver of events of the account whose namespace it is in. If it was disabled, any change of its spec enables it again.",
     printcolumn(name = "URL", type_ = "string", json_path = ".spec.url"),
     printcolumn(name = "Active", type_ = "boolean", json_path = ".spec.active"),
     printcolumn(
@@ -93,8 +93,8 @@ fn default_key() -> String {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookSpec {
-    /// HTTPS URL that events are POSTed to. No user name, no password, no fragment. Addresses and names of the cluster and of
-    /// private networks, unless the administrator allows them, show as a condition: nothing is sent there.
+    /// HTTPS URL that events are POSTed to, without user name, password or fragment. Nothing is sent to names and addresses of
+    /// the cluster or of private networks unless the administrator allows them; the condition Ready then says why.
     #[schemars(length(max = 2048))]
     #[x_kube(validation = Rule::new("self.startsWith('https://')").message("must begin with https://"))]
     #[x_kube(validation = Rule::new("isURL(self) && url(self).getHost() != ''").message("must be a URL with a host, such as https://hooks.example.com/stellage"))]
@@ -102,18 +102,18 @@ pub struct WebhookSpec {
     #[x_kube(validation = Rule::new("!self.contains('#')").message("must not have a fragment (#…): it would never be sent"))]
     pub url: String,
 
-    /// Types of events to send, at least one.
+    /// Event types to send, at least one.
     #[schemars(schema_with = "event_types")]
     pub events: Vec<EventType>,
 
-    /// The Secret, in the same namespace, with the signing secret.
+    /// The Secret in the same namespace that holds the signing secret.
     pub secret_ref: SecretReference,
 
-    /// Whether events are recorded and sent. While it is false nothing is recorded: what happens meanwhile is never sent.
+    /// Whether events are recorded and sent. Events that happen while this is false are never sent.
     #[serde(default = "yes")]
     pub active: bool,
 
-    /// Set to a new RFC 3339 time to enable the webhook again after it was disabled, without changing anything else.
+    /// Set to a new RFC 3339 time, such as the current one, to enable the webhook again after it was disabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub enable_requested_at: Option<String>,
@@ -127,7 +127,7 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array", "minItems": 1, "maxItems": 8, "x-kubernetes-list-type": "set",
         "items": {
-            "type": "string", "description": "One type of events.",
+            "type": "string", "description": "An event type, such as instance.created.",
             "enum": EventType::ALL.map(EventType::as_str),
         }
     })
@@ -138,7 +138,7 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
 pub enum DisableReason {
     /// The last retry of a delivery failed.
     RetriesExhausted,
-    /// The receiver answered 410 Gone.
+    /// The receiver responded with 410 Gone.
     Gone,
 }
 
@@ -152,45 +152,45 @@ impl DisableReason {
     }
 }
 
-/// A webhook that was disabled: since when, why, and by which delivery.
+/// When and why a webhook was disabled, and which delivery caused it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Disabled {
-    /// Since when.
+    /// When the webhook was disabled.
     #[schemars(schema_with = "times::time")]
     pub at: Timestamp,
-    /// Why, as one word.
+    /// Why, as one CamelCase word for programs.
     pub reason: DisableReason,
-    /// Why, in words for people.
+    /// Why, as a message for people.
     pub message: String,
-    /// Name of the Delivery that failed for good.
+    /// Name of the Delivery whose failure disabled the webhook.
     pub delivery: String,
-    /// Its event.
+    /// Id of that delivery's event, `evt_…`.
     pub event_id: String,
-    /// The event's type.
+    /// Type of that event.
     pub event_type: EventType,
-    /// How often it was attempted.
+    /// Number of attempts of that delivery.
     #[schemars(extend("format" = "int32"))]
     pub attempts: i32,
-    /// Status code of the last answer, if there was one.
+    /// Status code of the last response, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int32"))]
     pub last_status_code: Option<i32>,
     /// Why the last attempt failed.
     pub error: String,
-    /// The generation of the spec that was disabled: any other is enabled.
+    /// The generation of the spec that was disabled. A later generation is enabled.
     #[schemars(extend("format" = "int64"))]
     pub generation: i64,
-    /// When the account holder was told by e-mail.
+    /// When the account holder was notified by e-mail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub notified_at: Option<Timestamp>,
-    /// Why the e-mail could not be sent yet.
+    /// Why the notification e-mail could not be sent yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notification_error: Option<String>,
 }
 
-/// How a webhook fares.
+/// Health and counters of a webhook.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookStatus {
@@ -203,31 +203,31 @@ pub struct WebhookStatus {
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// Set while the webhook is disabled: nothing is sent, and its events are held. Any change of the spec ends it.
+    /// Set while the webhook is disabled: its events are held instead of sent. Any change of the spec enables it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<Disabled>,
 
-    /// Deliveries that wait for an attempt.
+    /// Number of deliveries that wait for an attempt.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub pending: i64,
 
-    /// Deliveries that are held until the webhook can be sent to again.
+    /// Number of deliveries held until the webhook can receive deliveries again.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub held: i64,
 
-    /// Deliveries that succeeded, since the webhook was created. Written at most every ten seconds.
+    /// Number of deliveries that succeeded since the webhook was created. Updated at most every ten seconds.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub delivered: i64,
 
-    /// Attempts that failed, since the webhook was created.
+    /// Number of attempts that failed since the webhook was created.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub failed_attempts: i64,
 
-    /// Held deliveries that were given up because there were too many.
+    /// Number of held deliveries that were dropped because there were too many.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub dropped: i64,
@@ -242,11 +242,11 @@ pub struct WebhookStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub last_failure_at: Option<Timestamp>,
 
-    /// Why it failed.
+    /// Why that attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<String>,
 
-    /// While a rotation overlaps: up to when deliveries are signed with the previous secret too.
+    /// After a rotation: until when deliveries are signed with the previous secret too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub previous_secret_expires_at: Option<Timestamp>,
@@ -279,7 +279,7 @@ impl Webhook {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// The disablement that holds for the spec as it is now, if one does.
+    /// The disablement in `status`, if it applies to the current spec.
     pub fn disabled(&self) -> Option<&Disabled> {
         self.status
             .as_ref()?
@@ -288,12 +288,12 @@ impl Webhook {
             .filter(|disabled| Some(disabled.generation) == self.metadata.generation)
     }
 
-    /// Whether events are sent, as REST shows it: wanted, and not disabled.
+    /// Whether events are sent, as `active` in REST shows it: `spec.active`, and not disabled.
     pub fn is_active(&self) -> bool {
         self.spec.active && self.disabled().is_none()
     }
 
-    /// Whether it wants events of this type.
+    /// Whether `spec.events` lists this type.
     pub fn wants(&self, event_type: EventType) -> bool {
         self.spec.events.contains(&event_type)
     }

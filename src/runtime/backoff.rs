@@ -1,4 +1,4 @@
-//! Delays that grow with each failure of an object, and start over when it succeeds.
+//! Retry delays per object, which grow with each failure and start over after a success.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,15 +10,15 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Failures in a row, by UID. An entry lives until the object succeeds or is gone.
+/// Number of consecutive failures, by UID. An entry is removed when the object succeeds or is deleted.
 #[derive(Debug, Default)]
 pub struct Backoffs {
     failures: Mutex<HashMap<String, u32>>,
 }
 
 impl Backoffs {
-    /// The delay after one more failure: 1 s, doubling up to 5 minutes, plus up to a tenth so that objects that failed
-    /// together do not come back together.
+    /// Counts a failure and returns the delay after it: 1 s, doubling up to 5 minutes, plus up to a tenth, so that objects
+    /// that failed together are not retried together.
     pub fn next(&self, uid: &str) -> Duration {
         let mut failures = self.failures.lock();
         let count = failures.entry(uid.to_owned()).or_default();
@@ -27,7 +27,7 @@ impl Backoffs {
         delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
     }
 
-    /// A short delay for somebody who found no room.
+    /// A short delay for a caller that found no free slot.
     pub fn pause(&self) -> Duration {
         FIRST.mul_f64(1.0 + rand::rng().random_range(0.0..1.0))
     }
@@ -37,7 +37,7 @@ impl Backoffs {
         self.failures.lock().contains_key(uid)
     }
 
-    /// Forgets the failures of an object that succeeded or is gone.
+    /// Forgets the failures of an object that succeeded or was deleted.
     pub fn reset(&self, uid: &str) {
         self.failures.lock().remove(uid);
     }

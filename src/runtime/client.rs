@@ -1,5 +1,5 @@
-//! The API client. Since kube 4 a plain request has no read timeout of its own, so every request is bounded here: its head
-//! by a layer below the client, its body by [`bounded`].
+//! The API client. Since kube 4 a plain request has no read timeout, so this module sets one: for the response head in a
+//! layer below the client, for the whole call in [`bounded`].
 
 use std::{
     future::Future,
@@ -19,20 +19,20 @@ use tower::{BoxError, Layer, Service};
 
 use super::Health;
 
-/// How long the head of an answer of the API server may take. Longer than its own 60 s limit makes no sense, and a
-/// reconcile that waits longer had better start over.
+/// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
+/// that waits longer should rather start over.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a whole API call may take.
+/// Timeout for a whole API call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An API call that failed.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// No answer in time.
+    /// No response in time.
     #[error("the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
     Timeout,
-    /// The API server answered no, or could not be reached.
+    /// The API server refused the call, or could not be reached.
     #[error(transparent)]
     Api(#[from] kube::Error),
 }
@@ -48,7 +48,7 @@ impl CallError {
         }
     }
 
-    /// The API server's own answer, if it gave one.
+    /// The API server's error response, if it sent one.
     pub fn status(&self) -> Option<&kube::core::Status> {
         match self {
             Self::Api(kube::Error::Api(status)) => Some(status),
@@ -56,18 +56,18 @@ impl CallError {
         }
     }
 
-    /// Whether the object is not there.
+    /// Whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.status().is_some_and(kube::core::Status::is_not_found)
     }
 
-    /// Whether the object has changed, or is there already.
+    /// Whether the object has changed, or already exists.
     pub fn is_conflict(&self) -> bool {
         self.status().is_some_and(|status| status.code == 409)
     }
 }
 
-/// Waits for an API call, but not for ever.
+/// Runs an API call with a timeout of [`CALL_TIMEOUT`].
 pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
     match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => Ok(answer?),
@@ -75,8 +75,8 @@ pub async fn bounded<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T
     }
 }
 
-/// What a status write has to say of its object: which one it is, and the version that the status was decided on, so that a
-/// stale decision is refused.
+/// The metadata of a guarded status write: the object's identity and the resourceVersion that the status was decided on, so
+/// that the API server refuses a stale decision.
 pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name.clone(),
@@ -87,8 +87,8 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A client for `config` whose requests get the head of an answer within [`HEAD_TIMEOUT`], and whose watches report their
-/// progress.
+/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`], and whose watches
+/// report their progress to `health`.
 pub fn connect(config: Config, health: Health) -> kube::Result<Client> {
     Ok(ClientBuilder::try_from(config)?
         .with_layer(&Bounded { health })

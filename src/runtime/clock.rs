@@ -2,9 +2,9 @@
 
 use jiff::Timestamp;
 
-/// Tells the time. Tests bring their own.
+/// A source of the current time. Tests use their own.
 pub trait Clock: Send + Sync + 'static {
-    /// The time now.
+    /// The current time.
     fn now(&self) -> Timestamp;
 }
 
@@ -18,7 +18,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Cuts a time to milliseconds, so that a status stays readable.
+/// Truncates a time to milliseconds, which keeps a status readable.
 pub fn milliseconds(time: Timestamp) -> Timestamp {
     Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
 }

@@ -1,9 +1,9 @@
-//! Kubernetes Events, so that `kubectl describe` tells the story. They are told in the background and dropped when the API
-//! server cannot keep up: no reconcile ever waits for one, or fails with one.
+//! Kubernetes Events, which `kubectl describe` shows. A background task writes them and drops them when the API server
+//! cannot keep up, so no reconcile waits for an Event or fails because of one.
 //!
-//! kube's own `Recorder` keeps every Event in memory for six minutes to count repetitions; here a repetition is not
-//! published in the first place, because callers compare with the status that they are about to write. What comes too often
-//! all the same, such as the starts and stops of an instance that is switched all day, is limited as client-go limits it.
+//! kube's own `Recorder` keeps every Event in memory for six minutes to count repetitions. Here callers publish an Event only
+//! when the status changes, so there are no repetitions to count. The rate per object is limited as in client-go, for
+//! example for an instance that is started and stopped all day.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -30,20 +30,20 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::client::bounded;
 
-/// Events that may wait to be written; more are dropped.
+/// Events that may wait to be written; further ones are dropped.
 const BACKLOG: usize = 4096;
 /// Events written at the same time.
 const WRITERS: usize = 4;
-/// Longest note that the API server takes, in bytes.
+/// Longest note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
-/// Events about one object at once, and how long it takes until there is room for another (client-go's
+/// Burst of Events per object, and the time after which one more is allowed (client-go's
 /// `EventSourceObjectSpamFilter`: `defaultSpamBurst`, `defaultSpamQPS`).
 const BURST: NonZeroU32 = NonZeroU32::new(25).unwrap();
 const REFILL: Duration = Duration::from_mins(5);
-/// After so many Events it is looked for objects that have had none lately.
+/// Number of Events after which objects without recent Events are forgotten.
 const FORGET_EVERY: usize = 1024;
 
-/// Publishes Events of one controller. Cheap to clone.
+/// Publishes the Events of one controller. Cheap to clone.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<(String, Event)>,
@@ -52,11 +52,10 @@ pub struct Events {
     filter: Arc<SpamFilter>,
 }
 
-/// Lets through so many Events about an object. Warnings have a share of their own, so that none is lost behind what is
-/// normal.
+/// Limits the Events per object. Warnings have their own limit, so that Normal Events do not crowd them out.
 struct SpamFilter<C: Clock = DefaultClock> {
     limiter: RateLimiter<u64, HashMapStateStore<u64>, C, NoOpMiddleware<C::Instant>>,
-    /// What is limited is kept as a hash: two objects that share a bucket by chance do no harm.
+    /// Buckets are keyed by a hash: a rare collision of two objects does no harm.
     hasher: RandomState,
     seen: AtomicUsize,
 }
@@ -103,7 +102,7 @@ impl Events {
         K: Resource<DynamicType = ()>,
     {
         if !self.filter.lets_through(object.meta().uid.as_deref(), warning) {
-            tracing::debug!(reason, "an Event was dropped: there are too many of this object");
+            tracing::debug!(reason, "dropped an Event: there are too many about this object");
             return;
         }
         let namespace = object
@@ -142,7 +141,7 @@ impl Events {
             ..Event::default()
         };
         if self.queue.try_send((namespace, event)).is_err() {
-            tracing::debug!(reason, "an Event was dropped: the API server does not keep up");
+            tracing::debug!(reason, "dropped an Event: the API server does not keep up");
         }
     }
 }
@@ -156,9 +155,9 @@ async fn write(client: Client, mut waiting: mpsc::Receiver<(String, Event)>) {
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
         tokio::spawn(async move {
             let _permit = permit;
-            // A namespace that is going away takes no Events; nothing to be done about it.
+            // Ignored: a namespace that is being deleted, for example, accepts no Events.
             if let Err(error) = bounded(api.create(&PostParams::default(), &event)).await {
-                tracing::debug!(%error, namespace, "an Event could not be written");
+                tracing::debug!(%error, namespace, "cannot write an Event");
             }
         });
     }
@@ -171,20 +170,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_that_is_told_of_all_the_time_is_limited_and_neither_warnings_nor_others_are_lost_behind_it()
-    {
+    fn events_about_a_busy_object_are_limited_without_dropping_its_warnings_or_those_of_others() {
         let clock = FakeRelativeClock::default();
         let filter = SpamFilter::new(clock.clone());
-        let told = |uid, warning| {
+        let published = |uid, warning| {
             (0..100)
                 .filter(|_| filter.lets_through(Some(uid), warning))
                 .count()
         };
-        assert_eq!(told("busy", false), 25);
-        assert_eq!(told("busy", true), 25);
-        assert_eq!(told("other", false), 25);
+        assert_eq!(published("busy", false), 25);
+        assert_eq!(published("busy", true), 25);
+        assert_eq!(published("other", false), 25);
         clock.advance(REFILL);
-        assert_eq!(told("busy", false), 1);
+        assert_eq!(published("busy", false), 1);
     }
 
     #[test]

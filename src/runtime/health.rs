@@ -1,4 +1,4 @@
-//! What `/healthz` and `/readyz` answer.
+//! The state behind `/healthz` and `/readyz`.
 
 use std::{
     collections::BTreeMap,
@@ -8,11 +8,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A watch asks anew at least every 200 s (`runtime/watch.rs`); when no watch at all has had an answer for three times as
-/// long, something is wedged and a restart is the cure.
+/// Every watch is restarted at least every 200 s (`runtime/watch.rs`). If no watch has had a response for three times as
+/// long, the process is stuck and needs a restart.
 const WEDGED_AFTER: Duration = Duration::from_secs(600);
 
-/// Readiness by component, and whether watches make progress. Cheap to clone.
+/// Readiness of each component, and the progress of watches. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     inner: Arc<Mutex<Inner>>,
@@ -34,12 +34,12 @@ impl Default for Inner {
 }
 
 impl Health {
-    /// Declares a component that is not ready yet, and what it waits for.
+    /// Registers a component that is not ready yet, and what it waits for.
     pub fn expect(&self, component: impl Into<String>, waits_for: &'static str) {
         self.inner.lock().waiting.insert(component.into(), waits_for);
     }
 
-    /// Declares that a component is ready.
+    /// Marks a component as ready.
     pub fn ready(&self, component: &str) {
         self.inner.lock().waiting.remove(component);
     }
@@ -54,7 +54,7 @@ impl Health {
             .collect()
     }
 
-    /// Records that the API server answered a watch request.
+    /// Records that the API server responded to a watch request.
     pub fn watch_progressed(&self) {
         self.inner.lock().watch_progress = Instant::now();
     }

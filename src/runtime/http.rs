@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a listener: bounded connections, bounded waits for a request's head, and an end that lets what runs finish.
+//! HTTP/1.1 on a listener: limits on connections and request heads, and a graceful shutdown.
 
 use std::{convert::Infallible, error::Error, future::Future, sync::Arc, time::Duration};
 
@@ -11,19 +11,19 @@ use hyper_util::{
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
-/// How long a connection may wait for a request's head, the first or the next. Longer than the 60 s after which load
-/// balancers give up an idle connection, so that they are the ones who close it.
+/// Timeout for a request's head, also for the next request on an idle connection. Longer than the 60 s after which load
+/// balancers close idle connections, so that the load balancer closes first and sends no request on a closed connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-/// Largest head of a request, and so the most memory that a connection takes before it is read.
+/// Largest head of a request, in bytes, and so the most memory that a connection takes before its request is read.
 const MAX_HEAD: usize = 32 * 1024;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 100;
-/// Connections at the same time; more wait to be accepted.
+/// Connections at the same time; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 8192;
-/// Pause after an accept failed, for want of file descriptors as a rule.
+/// Pause after a failed accept, usually because the process has run out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until `shutdown`: then nothing more is accepted, idle connections are closed, and requests that run get `grace` to
+/// Serves until `shutdown`. Then it accepts nothing more, closes idle connections, and gives running requests `grace` to
 /// finish.
 pub async fn connections<S, B, F>(
     listener: TcpListener,
@@ -59,12 +59,12 @@ pub async fn connections<S, B, F>(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        // Answers are written at once; waiting for more to send only delays them.
+        // A response is written at once, so Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
         let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let connection = running.watch(connection);
@@ -77,6 +77,6 @@ pub async fn connections<S, B, F>(
     }
     drop(listener);
     if tokio::time::timeout(grace, running.shutdown()).await.is_err() {
-        tracing::warn!("requests were still running after the grace");
+        tracing::warn!("requests were still running after the grace period");
     }
 }

@@ -1,8 +1,8 @@
 //! Leader election on a `coordination.k8s.io` Lease: every replica watches, the holder writes.
 //!
-//! Every write is a replace with the resourceVersion that it was decided on, so that two replicas can never both believe
-//! that they took it. A lease counts as expired once it has not changed for its duration *by this replica's own clock*,
-//! as in client-go: clocks of different machines are never compared.
+//! Every write of the Lease is a replace guarded by the resourceVersion that was read, so two replicas can never both take
+//! it. A Lease counts as expired once it has not changed for its duration *by this replica's own clock*, as in client-go:
+//! clocks of different machines are never compared.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,26 +25,26 @@ use super::{Metrics, client::CallError};
 /// Name of the Lease in the operator's namespace.
 pub const LEASE_NAME: &str = "stellage-controller";
 
-/// How long things take. Sound only if `attempt` < `renew_deadline` < `duration`, each with room: one value for the
-/// first two gave somebody 90 lost leaderships in six days (home-operations/kopiur#319).
+/// The times of the election. They must satisfy `attempt` < `renew_deadline` < `duration`, each with a margin: one value for
+/// the first two cost another project 90 leaderships in six days (home-operations/kopiur#319).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
-    /// How long others wait for a holder that has gone silent.
+    /// How long other replicas wait for a holder that no longer renews.
     pub duration: Duration,
     /// How long the holder tries to renew before it gives up; less than `duration`, so that it stops before another
-    /// starts.
+    /// replica starts.
     pub renew_deadline: Duration,
-    /// From one attempt to the next.
+    /// Time between attempts to take or renew the Lease.
     pub retry: Duration,
-    /// How long one attempt may take.
+    /// Timeout of one attempt.
     pub attempt: Duration,
 }
 
 impl LeaseTimes {
-    /// How long the Lease lasts unless told otherwise, as with the components of Kubernetes.
+    /// Default duration of the Lease, as in the components of Kubernetes.
     pub const DEFAULT_SECONDS: u16 = 15;
 
-    /// The times for a Lease that lasts this long, in the proportions of the components of Kubernetes (15, 10 and 2 s).
+    /// The times for a Lease of this duration, in the proportions of the components of Kubernetes (15, 10 and 2 s).
     pub fn for_duration(duration: Duration) -> Self {
         Self {
             duration,
@@ -61,20 +61,20 @@ impl Default for LeaseTimes {
     }
 }
 
-/// What to do about the Lease as it was just read.
+/// What to do with the Lease that was just read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// There is none: make it.
+    /// It does not exist: create it.
     Create,
-    /// It is ours: renew it.
+    /// This replica holds it: renew it.
     Renew,
     /// It is free or has expired: take it.
     Take,
-    /// Somebody else has it.
+    /// Another replica holds it.
     Wait,
 }
 
-/// The version of the Lease that was last seen, and when that version was first seen here.
+/// The version of the Lease last seen, and when this replica first saw it.
 #[derive(Debug, Default)]
 struct Observed {
     version: Option<String>,
@@ -82,7 +82,7 @@ struct Observed {
 }
 
 impl Observed {
-    /// Takes note of the Lease, and decides.
+    /// Records the Lease and decides what to do with it. `own` is this replica's Lease duration.
     fn decide(&mut self, lease: Option<&Lease>, identity: &str, now: Instant, own: Duration) -> Step {
         let Some(lease) = lease else {
             *self = Self::default();
@@ -102,7 +102,7 @@ impl Observed {
         if holder.is_empty() {
             return Step::Take;
         }
-        // The holder's own promise counts, not ours: it may have been started with other settings.
+        // The holder's duration counts, not ours: the holder may have been started with other settings.
         let promised = spec
             .and_then(|s| s.lease_duration_seconds)
             .and_then(|s| u64::try_from(s).ok())
@@ -116,7 +116,7 @@ impl Observed {
     }
 }
 
-/// The Lease as `identity` writes it. An empty identity gives it back.
+/// The Lease to write for `identity`. An empty identity releases it.
 fn written(
     lease: Option<&Lease>,
     namespace: &str,
@@ -157,7 +157,7 @@ fn written(
     lease
 }
 
-/// A replica that wants to lead.
+/// A replica that takes part in the election.
 #[derive(Clone)]
 pub struct LeaderElection {
     api: Api<Lease>,
@@ -167,10 +167,10 @@ pub struct LeaderElection {
     metrics: Metrics,
 }
 
-/// Tells whether the Lease is held still, by this process's own clock. Cheap to clone.
+/// Whether the Lease is still held, by this process's own clock. Cheap to clone.
 ///
-/// [`Leadership::lost`] is told by a task that has to run first. A process that was halted for longer than its Lease lasts
-/// wakes up with everything overdue at once; what cannot be taken back asks here before it is done.
+/// A task sets [`Leadership::lost`], and in a process that was suspended for longer than the Lease lasts, that task may not
+/// have run yet. Check this before anything irreversible.
 #[derive(Clone, Debug)]
 pub struct Tenure(Arc<Mutex<Instant>>);
 
@@ -179,7 +179,7 @@ impl Tenure {
         Self(Arc::new(Mutex::new(end)))
     }
 
-    /// Whether it is held.
+    /// Whether the Lease is held.
     pub fn holds(&self) -> bool {
         Instant::now() < *self.0.lock()
     }
@@ -189,11 +189,11 @@ impl Tenure {
     }
 }
 
-/// The Lease is held. Renewed in the background until [`release`](Self::release) or until it is lost.
+/// A held Lease. A background task renews it until [`release`](Self::release) or until it is lost.
 pub struct Leadership {
-    /// Cancelled when the Lease is lost: stop writing at once, and end the process.
+    /// Cancelled when the Lease is lost: stop writing at once, and exit.
     pub lost: CancellationToken,
-    /// The same, for those who cannot wait to be told.
+    /// Whether the Lease is still held, even if the background task has not run yet.
     pub tenure: Tenure,
     election: LeaderElection,
     renewal: JoinHandle<()>,
@@ -201,7 +201,7 @@ pub struct Leadership {
 }
 
 impl LeaderElection {
-    /// A candidate for the Lease [`LEASE_NAME`] in `namespace`. `identity` has to be different for every replica and every
+    /// A candidate for the Lease [`LEASE_NAME`] in `namespace`. `identity` must be different for every replica and every
     /// start, see [`identity`].
     pub fn new(client: Client, namespace: &str, identity: &str, metrics: Metrics) -> Self {
         Self {
@@ -213,14 +213,14 @@ impl LeaderElection {
         }
     }
 
-    /// Other times than the default ones.
+    /// Replaces the default times.
     #[must_use]
     pub fn with_times(mut self, times: LeaseTimes) -> Self {
         self.times = times;
         self
     }
 
-    /// Waits until this replica holds the Lease. `None` if `shutdown` comes first.
+    /// Waits until this replica holds the Lease. Returns `None` if `shutdown` comes first.
     pub async fn acquire(&self, shutdown: &CancellationToken) -> Option<Leadership> {
         let mut observed = Observed::default();
         let mut waiting_for = None;
@@ -233,17 +233,17 @@ impl LeaderElection {
             };
             match outcome {
                 Ok(Attempt::Held(lease)) => {
-                    tracing::info!(identity = %self.identity, "holds the Lease, leads");
+                    tracing::info!(identity = %self.identity, "acquired the Lease; this replica is the leader");
                     return Some(self.lead(*lease, begun));
                 }
                 Ok(Attempt::HeldBy(holder)) => {
                     if waiting_for.as_ref() != Some(&holder) {
-                        tracing::info!(%holder, "another replica leads; waiting for the Lease");
+                        tracing::info!(%holder, "another replica is the leader; waiting for the Lease");
                         waiting_for = Some(holder);
                     }
                 }
                 Err(error) if error.is_conflict() => {}
-                Err(error) => tracing::warn!(%error, "the Lease cannot be taken, will be tried again"),
+                Err(error) => tracing::warn!(%error, "cannot acquire the Lease; will retry"),
             }
             tokio::select! {
                 () = shutdown.cancelled() => return None,
@@ -298,7 +298,7 @@ impl LeaderElection {
         }
     }
 
-    /// Renews until stopped or lost. Whatever way this ends, even by a panic, the guard tells.
+    /// Renews until stopped or lost. However this ends, even by a panic, the guard cancels `lost`.
     async fn renew(
         self,
         mut lease: Lease,
@@ -316,7 +316,7 @@ impl LeaderElection {
                 }
                 () = sleep(self.jittered_retry()) => {}
             }
-            // The time of the request, not of its answer, is what others may have seen first.
+            // Counted from the request, not from its response: others may have seen the renewal that early.
             let begun = Instant::now();
             let remaining = self.times.renew_deadline.saturating_sub(renewed.elapsed());
             match timeout(self.times.attempt.min(remaining), self.renew_once(&lease)).await {
@@ -329,11 +329,11 @@ impl LeaderElection {
                     tracing::error!("another replica has taken the Lease");
                     break;
                 }
-                Ok(Err(error)) => tracing::warn!(%error, "the Lease could not be renewed"),
-                Err(_) => tracing::warn!("the API server did not answer the renewal of the Lease in time"),
+                Ok(Err(error)) => tracing::warn!(%error, "cannot renew the Lease; will retry"),
+                Err(_) => tracing::warn!("renewing the Lease timed out; will retry"),
             }
             if renewed.elapsed() >= self.times.renew_deadline {
-                tracing::error!("the Lease could not be renewed within its deadline");
+                tracing::error!("giving up leadership: the Lease was not renewed in time");
                 break;
             }
         }
@@ -341,7 +341,8 @@ impl LeaderElection {
         self.metrics.leader.set(0);
     }
 
-    /// `None` if somebody else has it. A conflict may be our own write whose answer was lost, so it is read again.
+    /// Returns `None` if this replica no longer holds the Lease. A conflict may come from our own write whose response was
+    /// lost, so the Lease is read again.
     async fn renew_once(&self, lease: &Lease) -> Result<Option<Lease>, CallError> {
         let ours = |lease: &Lease| {
             written(
@@ -364,19 +365,19 @@ impl LeaderElection {
         }
         match self.api.get_opt(LEASE_NAME).await? {
             Some(now) if holder(&now) == Some(&self.identity) => replace(ours(&now)).await.map(Some),
-            // Deleted by hand is lost too: with no Lease to guard anything, start over in order.
+            // A deleted Lease counts as lost: nothing guards our writes any more.
             _ => Ok(None),
         }
     }
 
-    /// Up to a fifth more than the retry period, so that replicas do not ask in step.
+    /// The retry period plus up to a fifth, so that replicas do not call in lockstep.
     fn jittered_retry(&self) -> Duration {
         self.times.retry.mul_f64(1.0 + rand::rng().random_range(0.0..0.2))
     }
 }
 
 impl Leadership {
-    /// Gives the Lease back, so that the next replica takes over at once. Call it when everything has stopped writing.
+    /// Releases the Lease, so that the next replica takes over at once. Call it when all writing has stopped.
     pub async fn release(self) {
         self.stop.cancel();
         let _ = self.renewal.await;
@@ -408,8 +409,8 @@ impl Leadership {
         };
         match timeout(election.times.attempt, release).await {
             Ok(Ok(())) => tracing::info!("released the Lease"),
-            Ok(Err(error)) => tracing::warn!(%error, "the Lease could not be released; it will expire"),
-            Err(_) => tracing::warn!("the Lease could not be released in time; it will expire"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot release the Lease; it will expire"),
+            Err(_) => tracing::warn!("releasing the Lease timed out; it will expire"),
         }
     }
 }
@@ -423,8 +424,8 @@ fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref()
 }
 
-/// The name of this replica: `configured`, else the host's, with a random suffix, so that a process that was restarted is
-/// not taken for its predecessor, whose last writes may still be under way.
+/// The name of this replica: `configured`, else the host's name, with a random suffix, so that a restarted process is not
+/// taken for its predecessor, whose last writes may still arrive.
 pub fn identity(configured: Option<&str>) -> String {
     let base = configured
         .map(str::to_owned)
@@ -482,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_lease_is_made_and_a_released_one_taken_at_once() {
+    fn a_missing_lease_is_created_and_a_released_one_taken_at_once() {
         let mut observed = Observed::default();
         let now = Instant::now();
         assert_eq!(observed.decide(None, "me", now, OWN), Step::Create);
@@ -509,7 +510,7 @@ mod tests {
         assert_eq!(
             at(14, &lease("other", "2", 15)),
             Step::Wait,
-            "a renewal starts the count afresh"
+            "a renewal restarts the count"
         );
         assert_eq!(at(28, &lease("other", "2", 15)), Step::Wait);
         assert_eq!(at(29, &lease("other", "2", 15)), Step::Take);

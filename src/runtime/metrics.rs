@@ -1,4 +1,4 @@
-//! What `/metrics` shows, in Prometheus's text format. Labels are static words, never names of objects.
+//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Labels of an answered REST request.
+/// Labels of a REST request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
     /// HTTP method.
@@ -31,7 +31,7 @@ pub struct RouteLabels {
     pub route: &'static str,
 }
 
-/// Labels of anything counted by kind.
+/// Label for metrics by kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabels {
     /// The kind, such as `Instance`.
@@ -56,10 +56,10 @@ pub struct ProviderLabels {
     pub outcome: &'static str,
 }
 
-/// Labels of anything counted by how it ended.
+/// Label for metrics by outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabels {
-    /// How it ended.
+    /// The outcome, as a static word.
     pub outcome: &'static str,
 }
 
@@ -67,23 +67,23 @@ pub struct OutcomeLabels {
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    /// Answered REST requests.
+    /// REST requests that got a response.
     pub requests: Family<RequestLabels, Counter>,
-    /// Seconds from a request's head to its answer's head.
+    /// Seconds from a request's head to its response's head.
     pub request_seconds: Family<RouteLabels, Histogram>,
     /// Finished reconciles.
     pub reconciles: Family<ReconcileLabels, Counter>,
     /// Seconds that a reconcile took.
     pub reconcile_seconds: Family<KindLabels, Histogram>,
-    /// Reconciles under way, among them those that wait for a slot to write.
+    /// Running reconciles, including those that wait for a permit to write.
     pub queue_depth: Family<KindLabels, Gauge>,
     /// Errors of watches.
     pub watch_errors: Family<KindLabels, Counter>,
-    /// Objects seen that do not parse.
+    /// Objects seen that do not match their schema.
     pub invalid_objects: Family<KindLabels, Counter>,
     /// Objects held in memory.
     pub objects: Family<KindLabels, Gauge>,
-    /// Provider calls.
+    /// Calls to the provider.
     pub provider_calls: Family<ProviderLabels, Counter>,
     /// Seconds that a provider call took.
     pub provider_seconds: Histogram,
@@ -91,13 +91,13 @@ pub struct Metrics {
     pub delivery_attempts: Family<OutcomeLabels, Counter>,
     /// Seconds that an attempt took.
     pub delivery_seconds: Histogram,
-    /// Writes of Deliveries.
+    /// Writes of Delivery objects.
     pub delivery_writes: Family<OutcomeLabels, Counter>,
     /// Deliveries that wait for an attempt.
     pub deliveries_pending: Gauge,
-    /// Deliveries that are held.
+    /// Held deliveries.
     pub deliveries_held: Gauge,
-    /// Webhooks that are disabled.
+    /// Disabled webhooks.
     pub webhooks_disabled: Gauge,
     /// E-mails about disabled webhooks.
     pub mails: Family<OutcomeLabels, Counter>,
@@ -142,7 +142,7 @@ impl Metrics {
         );
         registry.register(
             "http_request_duration_seconds",
-            "Time to a REST answer's head",
+            "Time until the head of a REST response",
             metrics.request_seconds.clone(),
         );
         registry.register("reconciles", "Reconciles finished", metrics.reconciles.clone());
@@ -153,13 +153,13 @@ impl Metrics {
         );
         registry.register(
             "reconcile_queue_depth",
-            "Reconciles under way",
+            "Running reconciles",
             metrics.queue_depth.clone(),
         );
         registry.register("watch_errors", "Errors of watches", metrics.watch_errors.clone());
         registry.register(
             "invalid_objects",
-            "Objects seen that do not parse",
+            "Objects seen that do not match their schema",
             metrics.invalid_objects.clone(),
         );
         registry.register("objects", "Objects held in memory", metrics.objects.clone());
@@ -191,23 +191,27 @@ impl Metrics {
         );
         registry.register(
             "deliveries_held",
-            "Deliveries that are held until their webhook can be sent to",
+            "Deliveries held until their webhook can receive them",
             metrics.deliveries_held.clone(),
         );
         registry.register(
             "webhooks_disabled",
-            "Webhooks that are disabled",
+            "Disabled webhooks",
             metrics.webhooks_disabled.clone(),
         );
         registry.register("mails", "E-mails about disabled webhooks", metrics.mails.clone());
-        registry.register("leader", "1 while this replica writes", metrics.leader.clone());
+        registry.register(
+            "leader",
+            "1 while this replica is the leader",
+            metrics.leader.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             ..metrics
         }
     }
 
-    /// The page, in OpenMetrics text format.
+    /// All metrics in the OpenMetrics text format.
     pub fn render(&self) -> Result<String, std::fmt::Error> {
         let mut page = String::new();
         encode(&mut page, &self.registry)?;

@@ -1,17 +1,17 @@
-//! What the parts stand on.
+//! Infrastructure that all parts of the program use.
 //!
-//! - [`backoff`]: growing pauses per object after failures;
-//! - [`client`]: the client of the API server, and bounded calls;
+//! - [`backoff`]: retry delays per object;
+//! - [`client`]: the client of the API server, and calls with a timeout;
 //! - [`clock`]: time as a parameter;
-//! - [`events`]: Kubernetes Events, published without holding anything up;
-//! - [`health`]: what is ready, and whether watches make progress;
+//! - [`events`]: Kubernetes Events, published in the background;
+//! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: the loop that serves HTTP connections;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
-//! - [`reconcile_queue`]: which objects of a kind are to be reconciled;
-//! - [`telemetry`]: where logs go, and in what form;
-//! - [`watch`]: the one place through which every watch goes.
+//! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile;
+//! - [`telemetry`]: logging;
+//! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
 pub mod client;

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz` and `/metrics`, on a port of their own.
+//! `/healthz`, `/readyz` and `/metrics` on a separate port.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Health, Metrics, http::connections};
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// The media type of what `prometheus-client` writes.
+/// The media type of the text that `prometheus-client` writes.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
@@ -28,14 +28,16 @@ pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shut
 
 fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Body> {
     let (status, kind, text) = match path {
-        _ if !matches!(*method, Method::GET | Method::HEAD) => {
-            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned())
-        }
+        _ if !matches!(*method, Method::GET | Method::HEAD) => (
+            StatusCode::METHOD_NOT_ALLOWED,
+            TEXT,
+            "method not allowed; use GET\n".to_owned(),
+        ),
         "/healthz" if health.is_live() => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/healthz" => (
             StatusCode::SERVICE_UNAVAILABLE,
             TEXT,
-            "no watch has had an answer from the API server for ten minutes\n".to_owned(),
+            "no watch has had a response from the API server for ten minutes\n".to_owned(),
         ),
         "/readyz" => match health.not_ready().as_slice() {
             [] => (StatusCode::OK, TEXT, "ok\n".to_owned()),
@@ -52,7 +54,7 @@ fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Re
         _ => (
             StatusCode::NOT_FOUND,
             TEXT,
-            "here are /healthz, /readyz and /metrics\n".to_owned(),
+            "not found; try /healthz, /readyz or /metrics\n".to_owned(),
         ),
     };
     let mut response = Response::new(Body::from(text));

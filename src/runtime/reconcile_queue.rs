@@ -1,4 +1,4 @@
-//! Which objects of a kind are to be reconciled, and the latest version of each that is known.
+//! The objects of a kind that a controller has to reconcile, and the latest known version of each.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,8 +19,9 @@ pub trait Queued: Resource<DynamicType = ()> + Clone + Send + Sync + 'static {}
 
 impl<K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static> Queued for K {}
 
-/// Hears the watch of a kind and feeds its controller. Closed until [`ReconcileQueue::open`]: a replica that does not hold
-/// the Lease queues nothing. Cheap to clone; whoever has a clone can have objects looked at [`again`](Self::again).
+/// Listens to the watch of a kind and feeds its controller. Closed until [`ReconcileQueue::open`]: a replica that does not
+/// hold the Lease queues nothing. Cheap to clone; other controllers use a clone to requeue objects with
+/// [`again`](Self::again).
 pub struct ReconcileQueue<K: Queued> {
     inner: Arc<Mutex<Inner<K>>>,
 }
@@ -29,9 +30,9 @@ struct Inner<K: Queued> {
     triggers: Option<mpsc::UnboundedSender<Arc<K>>>,
     unreadable: Option<mpsc::UnboundedSender<Arc<InvalidObject>>>,
     store: Option<Store<K>>,
-    /// Our latest write of each object that the watch has not shown yet, by UID.
+    /// Our latest write of each object, by UID, until the watch has shown it.
     written: HashMap<String, Arc<K>>,
-    /// Objects that do not parse, by namespace and name: they may have come before the queue was opened.
+    /// Objects that do not match their schema, by namespace and name: some may have been seen before the queue was opened.
     unreadable_objects: HashMap<(Option<String>, Option<String>), Arc<InvalidObject>>,
 }
 
@@ -58,8 +59,8 @@ impl<K: Queued> Clone for ReconcileQueue<K> {
 }
 
 impl<K: Queued> ReconcileQueue<K> {
-    /// Starts queueing, beginning with all that is in the store. Returns the objects to be reconciled, and those that do not
-    /// parse.
+    /// Starts queueing, beginning with everything in the store. Returns the stream of objects to reconcile, and that of
+    /// objects that do not match their schema.
     pub fn open(
         &self,
         store: &Store<K>,
@@ -68,16 +69,16 @@ impl<K: Queued> ReconcileQueue<K> {
         mpsc::UnboundedReceiver<Arc<InvalidObject>>,
     ) {
         let (triggers, pending) = mpsc::unbounded_channel();
-        let (complain, unreadable) = mpsc::unbounded_channel();
+        let (report, unreadable) = mpsc::unbounded_channel();
         let mut inner = self.inner.lock();
         for object in store.state() {
             let _ = triggers.send(object);
         }
         inner.triggers = Some(triggers);
         for object in inner.unreadable_objects.values() {
-            let _ = complain.send(Arc::clone(object));
+            let _ = report.send(Arc::clone(object));
         }
-        inner.unreadable = Some(complain);
+        inner.unreadable = Some(report);
         inner.store = Some(store.clone());
         let stream = stream::unfold(pending, |mut pending| async {
             pending.recv().await.map(|next| (next, pending))
@@ -85,7 +86,7 @@ impl<K: Queued> ReconcileQueue<K> {
         (stream, unreadable)
     }
 
-    /// Queues objects again because something beside them changed.
+    /// Queues objects because something else that they depend on has changed.
     pub fn again(&self, objects: impl IntoIterator<Item = Arc<K>>) {
         let inner = self.inner.lock();
         if let Some(triggers) = &inner.triggers {
@@ -95,14 +96,14 @@ impl<K: Queued> ReconcileQueue<K> {
         }
     }
 
-    /// Remembers what was just written, so that nothing is decided on an older version.
+    /// Remembers an object that was just written, so that nothing is decided on an older version.
     pub fn wrote(&self, object: Arc<K>) {
         if let Some(uid) = object.meta().uid.clone() {
             self.inner.lock().written.insert(uid, object);
         }
     }
 
-    /// The newer of what the watch shows by now and what was written. `shown` may have waited for its turn a while.
+    /// The newer of the watch's current version and our last write. `shown` may be outdated by the time it is dequeued.
     pub fn freshest(&self, shown: Arc<K>) -> Arc<K> {
         let mut inner = self.inner.lock();
         let current = inner
@@ -125,7 +126,7 @@ impl<K: Queued> ReconcileQueue<K> {
 }
 
 impl<K: Queued> Inner<K> {
-    /// Whether the watch merely shows our own latest write. The pass that wrote it has looked at it already.
+    /// Whether the watch shows only our own latest write, which the reconcile that wrote it has already seen.
     fn is_echo(&mut self, object: &K) -> bool {
         let Some(uid) = object.meta().uid.as_deref() else {
             return false;
@@ -156,7 +157,8 @@ impl<K: Queued> Listener<K> for ReconcileQueue<K> {
         let mut inner = self.inner.lock();
         match change {
             Change::Replaced(all) => {
-                // What was deleted meanwhile is not told. Writes are guarded, so forgetting ours costs a conflict at worst.
+                // A new list does not report deletions. Forget all our writes: as writes are guarded, the worst that can
+                // happen is a conflict.
                 inner.written.clear();
                 inner.unreadable_objects.clear();
                 if let Some(triggers) = &inner.triggers {

@@ -1,17 +1,17 @@
-//! Logs: to standard error, filtered by `RUST_LOG` (default `info`), as text or JSON lines.
+//! Logging to standard error, filtered by `RUST_LOG` (default `info`), as text or JSON lines.
 
 use tracing_subscriber::EnvFilter;
 
-/// What is logged unless `RUST_LOG` says otherwise.
+/// The log filter if `RUST_LOG` is not set.
 const DEFAULT_FILTER: &str = "info,kube_runtime=warn,kube_client=error";
 
-/// Starts logging. Called once, at the top of the program; a second call does nothing.
+/// Starts logging. A second call does nothing.
 pub fn init(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // An error means that somebody else, such as a test, logs already.
+    // An error means that logging has been set up already, for example by a test.
     let _ = if json {
         subscriber.json().try_init()
     } else {

@@ -1,5 +1,5 @@
-//! The one place through which every watch goes: objects that do not parse are set aside, managedFields pruned, the
-//! server ends a watch after 200 s, every watch has its own backoff, and errors are counted.
+//! All watches of the API server go through here. Objects that do not match their schema are set aside, managedFields are
+//! pruned, the server ends a watch after 200 s, every watch has its own backoff, and errors are counted.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
@@ -21,29 +21,29 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Health, Metrics, metrics::KindLabels};
 
-/// Load balancers cut idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
+/// Load balancers close idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
 const SERVER_TIMEOUT_SECONDS: u32 = 200;
-/// First delay after a watch failed; it doubles from there.
+/// First delay after a failed watch; it doubles with each failure.
 pub const MIN_BACKOFF: Duration = Duration::from_millis(200);
-/// Longest delay after a watch failed: how long the world may look older than it is once the API server is back.
+/// Longest delay after a failed watch, and so how long a store may stay stale once the API server is back.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// What happened to the objects of a watch.
 #[derive(Clone, Debug)]
 pub enum Change<K> {
-    /// These are all there are; whatever else was known is gone.
+    /// A new list of all objects; any other object known so far is gone.
     Replaced(Vec<Arc<K>>),
-    /// New or changed.
+    /// An object is new or has changed.
     Applied(Arc<K>),
-    /// Gone.
+    /// An object is gone.
     Deleted(Arc<K>),
-    /// There, but unreadable. Comes after a `Deleted` of the last version that could be read, if there was one.
+    /// An object exists but does not match its schema. Follows a `Deleted` of its last readable version, if there was one.
     Unreadable(Arc<InvalidObject>),
 }
 
-/// Hears of every change of a watch, in order. Called in the watch's own task, so it must not block.
+/// Receives every change of a watch, in order. Called in the watch's own task, so it must not block.
 pub trait Listener<K>: Send + 'static {
-    /// Something changed; the [`Store`] already shows it.
+    /// Called after each change; the [`Store`] already shows it.
     fn changed(&mut self, change: &Change<K>);
 }
 
@@ -53,12 +53,12 @@ impl<K, F: FnMut(&Change<K>) + Send + 'static> Listener<K> for F {
     }
 }
 
-/// What every watch needs.
+/// Starts watches, and holds what they share.
 #[derive(Clone)]
 pub struct Watches {
-    /// The client that watches.
+    /// The client for all watches.
     pub client: Client,
-    /// Where readiness is told.
+    /// Where readiness is reported.
     pub health: Health,
     /// Where errors are counted.
     pub metrics: Metrics,
@@ -67,8 +67,8 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Watches all objects of a kind, in every namespace, until shutdown. Listeners and the returned store see the same
-    /// `Arc`s, so an object is in memory once however many read it.
+    /// Watches all objects of a kind, in every namespace, until shutdown. Listeners and the returned store share `Arc`s, so
+    /// each object is in memory once, however many listeners there are.
     pub fn spawn<K>(&self, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -77,8 +77,8 @@ impl Watches {
         self.spawn_selected(watcher::Config::default(), listeners)
     }
 
-    /// As [`spawn`](Self::spawn), but only those objects that `config` selects by label or field. With a
-    /// [`PartialObjectMeta`](kube::core::PartialObjectMeta) only metadata stays in memory.
+    /// Like [`spawn`](Self::spawn), but only for the objects that `config` selects by label or field. With a
+    /// [`PartialObjectMeta`](kube::core::PartialObjectMeta) only metadata is kept in memory.
     pub fn spawn_selected<K>(&self, config: watcher::Config, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
     where
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -127,7 +127,7 @@ impl Watches {
                 None => return,
                 Some(Err(error)) => {
                     errors.inc();
-                    tracing::warn!(kind, %error, "watch failed, will be tried again");
+                    tracing::warn!(kind, %error, "watch failed; will retry");
                     continue;
                 }
                 Some(Ok(event)) => event,
@@ -140,7 +140,7 @@ impl Watches {
             let set_aside = |object: InvalidObject| {
                 invalid.inc();
                 let ObjectMeta { name, namespace, .. } = &object.metadata;
-                tracing::error!(kind, ?namespace, ?name, error = %object.error, "object does not parse; it is left alone until it does");
+                tracing::error!(kind, ?namespace, ?name, error = %object.error, "ignoring an object that does not match its schema");
                 Arc::new(object)
             };
             match event {
@@ -186,7 +186,7 @@ impl Watches {
     }
 }
 
-/// Drops the last readable version of an object, so that nobody acts on what is no longer true.
+/// Removes the last readable version of an object from the store, so that nothing acts on outdated data.
 fn forget<K>(
     reader: &Store<K>,
     writer: &mut kube::runtime::reflector::store::Writer<K>,
@@ -206,8 +206,8 @@ fn forget<K>(
     }
 }
 
-/// Drops what nobody reads and costs the most memory. Of managedFields one thing is kept: when the spec was last written,
-/// as the time of a single entry; see [`spec_written_at`].
+/// Drops the unused metadata that takes the most memory. Of managedFields, only the time of the last write of the spec is
+/// kept, as the time of a single entry; see [`spec_written_at`].
 fn prune(metadata: &mut ObjectMeta) {
     let written = metadata
         .managed_fields
@@ -239,11 +239,11 @@ fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
             .is_some_and(|fields| fields.0.get("f:spec").is_some())
 }
 
-/// When the spec of an object was last written, for one that came from a watch or straight from the API server.
+/// When the spec of an object was last written. Works for objects from a watch and straight from the API server.
 pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
     let entries = object.meta().managed_fields.as_deref().unwrap_or_default();
     match entries {
-        // Pruned: the one entry has nothing but the time.
+        // Pruned by a watch: a single entry with only a time.
         [
             ManagedFieldsEntry {
                 time: Some(time),
@@ -260,8 +260,8 @@ pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
     }
 }
 
-/// The resourceVersion as the number that it is (comparable since Kubernetes 1.35, KEP-5504, and in fact always with
-/// etcd); 0 if there is none.
+/// The resourceVersion as a number (comparable since Kubernetes 1.35, KEP-5504, and in practice always with etcd); 0 if
+/// there is none.
 pub fn revision(object: &impl Resource) -> u64 {
     object
         .meta()

@@ -18,7 +18,7 @@ pub struct Quotas {
     pub instances: Quota,
     /// Webhooks.
     pub webhooks: Quota,
-    /// API keys.
+    /// API keys that have not expired.
     pub api_keys: Quota,
 }
 
@@ -36,7 +36,7 @@ impl Service {
                 limit: limit(tenant.webhook_quota),
             },
             api_keys: Quota {
-                used: self.credentials.count(&tenant.namespace),
+                used: self.credentials.count(&tenant.namespace, self.clock.now()),
                 limit: Some(MAX_KEYS),
             },
         }

@@ -172,9 +172,12 @@ impl Credentials {
         (shown.map(|key| key.object.clone()).collect(), keys.len())
     }
 
-    /// How many keys there are in a namespace.
-    pub fn count(&self, namespace: &str) -> usize {
-        self.tables.read().listed.get(namespace).map_or(0, BTreeMap::len)
+    /// The number of keys in a namespace that have not expired at `now`.
+    pub fn count(&self, namespace: &str, now: Timestamp) -> usize {
+        let tables = self.tables.read();
+        let keys = tables.listed.get(namespace).into_iter().flatten();
+        keys.filter(|(_, key)| key.expires_at.is_none_or(|end| end > now))
+            .count()
     }
 
     /// The key with this name, as the watch shows it.

@@ -10,10 +10,11 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, ErrorKind, quota_used_up},
+    error::{Detail, Error, ErrorKind, quota_used_up},
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::Object as _,
     precondition::Precondition,
+    store::{contended, pause},
 };
 use crate::{
     resources::{ApiKey, ApiKeySpec, KeyScope, ids},
@@ -83,45 +84,54 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
-        let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
-        let name = format!("key-{suffix}");
-        if let Some(request) = request
-            && let Some(object) = self.credentials.get(namespace, &name)
-        {
-            return replayed(object, request);
-        }
-        tenant.check_not_terminating()?;
-        if self.credentials.count(namespace) >= MAX_KEYS {
-            return Err(quota_used_up("API keys"));
-        }
-        let (key, spec) = new_key(scope, expires_at);
-        let annotation = |request: &IdempotentRequest| {
-            BTreeMap::from([(
-                REQUEST_HASH_ANNOTATION.to_owned(),
-                request.visible_hash().to_owned(),
-            )])
-        };
-        let object = ApiKey {
-            metadata: ObjectMeta {
-                name: Some(name.clone()),
-                annotations: request.map(annotation),
-                ..ObjectMeta::default()
-            },
-            spec,
-        };
-        match (self.calls.create(namespace, &object).await, request) {
-            (Ok(object), _) => {
-                self.credentials.progress().wait_for(revision(&object)).await;
-                Ok(CreatedKey {
-                    object: Arc::new(object),
-                    key: Some(key),
-                })
+        // One at a time, so that those that come together are counted.
+        let _lock = self.key_locks.lock(namespace).await;
+        for _ in 0..MAX_ATTEMPTS {
+            let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
+            let name = format!("key-{suffix}");
+            if let Some(request) = request
+                && let Some(object) = self.credentials.get(namespace, &name)
+            {
+                return replayed(object, request);
             }
-            (Err(error), Some(request)) if error.is_conflict() => {
-                replayed(self.fetch_key(namespace, &name).await?, request)
+            tenant.check_not_terminating()?;
+            if expires_at.is_some_and(|end| end <= self.clock.now()) {
+                let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
+                return Err(Error::invalid(vec![detail]));
             }
-            (Err(error), _) => Err(error.into()),
+            if self.credentials.count(namespace, self.clock.now()) >= MAX_KEYS {
+                return Err(quota_used_up("API keys"));
+            }
+            let (key, spec) = new_key(scope, expires_at);
+            let object = ApiKey {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    annotations: request.map(|request| {
+                        let hash = request.visible_hash().to_owned();
+                        BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)])
+                    }),
+                    ..ObjectMeta::default()
+                },
+                spec,
+            };
+            match (self.calls.create(namespace, &object).await, request) {
+                (Ok(object), _) => {
+                    self.credentials.progress().wait_for(revision(&object)).await;
+                    return Ok(CreatedKey {
+                        object: Arc::new(object),
+                        key: Some(key),
+                    });
+                }
+                (Err(error), Some(request)) if error.is_conflict() => {
+                    // Another replica was faster. If the key has been revoked since, its name is free again.
+                    if let Some(object) = self.calls.get(namespace, &name).await? {
+                        return replayed(Arc::new(object), request);
+                    }
+                }
+                (Err(error), _) => return Err(error.into()),
+            }
         }
+        Err(contended(WORD))
     }
 
     /// Revokes a key. It stops working at once on this replica, and within a second on others.
@@ -131,13 +141,12 @@ impl Service {
         name: Option<&str>,
         precondition: &Precondition,
     ) -> Result<(), Error> {
-        for _ in 0..MAX_ATTEMPTS {
-            let key = self.key(namespace, name).await?;
-            if let Err(refusal) = precondition.check(&*key) {
+        let mut key = self.key(namespace, name).await?;
+        for attempt in 1..=MAX_ATTEMPTS {
+            if precondition.check(&*key).is_err() {
                 // The watch may lag behind: check the current object before refusing.
-                precondition
-                    .check(&*self.fetch_key(namespace, key.name()).await?)
-                    .map_err(|_| refusal)?;
+                key = self.fetch_key(namespace, key.name()).await?;
+                precondition.check(&*key)?;
             }
             match self.calls.delete(&*key, precondition.is_some()).await {
                 Ok(_) => {
@@ -148,12 +157,15 @@ impl Service {
                         .await;
                     return Ok(());
                 }
-                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_conflict() => {
+                    pause(attempt).await;
+                    key = self.fetch_key(namespace, key.name()).await?;
+                }
                 Err(error) if error.is_not_found() => return Err(unknown()),
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(super::store::contended(WORD))
+        Err(contended(WORD))
     }
 }
 

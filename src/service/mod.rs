@@ -41,7 +41,7 @@ use self::{
     credentials::Credentials,
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
-    store::{ApiCalls, Store},
+    store::{ApiCalls, KeyedLocks, Store},
     webhooks::IndexedWebhook,
 };
 
@@ -89,6 +89,8 @@ pub struct Service {
     instances: Store<InstanceIndex>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
+    /// For creating keys, by namespace.
+    key_locks: KeyedLocks,
     catalogue: Catalogue,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
@@ -123,6 +125,7 @@ impl Service {
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
             credentials: Arc::default(),
+            key_locks: KeyedLocks::default(),
             catalogue,
             clock,
             usage,

@@ -237,7 +237,7 @@ async fn waiting_fails_with_the_reason_where_the_operation_does() {
     assert!(
         failed
             .error()
-            .contains("instance broken is not as asked for: error, RebuildFailed: ")
+            .contains("instance broken has not reached the requested state: error, RebuildFailed: ")
             && failed
                 .error()
                 .contains("`stellage instance show broken -n cmd-fails` shows more"),
@@ -266,7 +266,7 @@ async fn waiting_ends_in_time_or_with_ctrl_c_and_what_was_asked_for_goes_on() {
     assert!(
         late.error()
             .contains("instance web is not done after 2 s; last seen: ")
-            && late.error().contains("It goes on by itself"),
+            && late.error().contains("The operation continues"),
         "{late:?}"
     );
 
@@ -295,7 +295,7 @@ async fn waiting_ends_in_time_or_with_ctrl_c_and_what_was_asked_for_goes_on() {
     let mut rest = String::new();
     notes.read_to_string(&mut rest).await.unwrap();
     assert!(
-        rest.contains("stopped waiting for instance web; what was asked for goes on"),
+        rest.contains("stopped waiting for instance web; the operation continues"),
         "{rest}"
     );
 

@@ -103,7 +103,7 @@ async fn a_command_may_do_what_its_user_may_and_says_what_it_may_not() {
         ),
         (
             &["instance", "stop", "web", "--wait"],
-            "not allowed to watch instance web in namespace cmd-rights, as --wait does",
+            "not allowed to watch instance web in namespace cmd-rights for --wait",
         ),
     ] {
         let ran = run(words).await;

@@ -69,7 +69,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     let line = format!("webhook test {} --type instance.stopped --wait", webhook.id());
     let failed = run(&line).await;
     assert!(
-        failed.error().contains("failed for good after 1 attempt: "),
+        failed.error().contains("has failed after 1 attempt: "),
         "{failed:?}"
     );
     let id = failed.error().split_once("delivery show ").unwrap().1;
@@ -97,7 +97,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
     assert!(
         foreign
             .error()
-            .contains("--type must be one of its own: instance.created, instance.stopped"),
+            .contains("--type must be one of its types: instance.created, instance.stopped"),
         "{foreign:?}"
     );
     tenant.change_webhook("hook", json!({ "active": false })).await;
@@ -238,7 +238,7 @@ async fn a_webhook_that_cannot_be_sent_to_is_not_waited_for_and_what_is_held_goe
     assert!(
         enabled
             .error()
-            .contains("is enabled, but cannot be sent to: SecretMissing: "),
+            .contains("is enabled, but nothing can be sent to it: SecretMissing: "),
         "{enabled:?}"
     );
     let shown = run("cmd-blocked", "webhook show hook").await;

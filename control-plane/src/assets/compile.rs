@@ -12,18 +12,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Module cache 0.7 GB, build cache 3 GB, the linkers' temporary files and the binaries: 5 GB were seen.
+/// Observed disk usage: 0.7 GB of modules, 3 GB of build cache, the linker's temporary files and the binaries.
 const DISK_SPACE_GB: u64 = 6;
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
-/// Builds everything into `target`, which appears only when it is complete. The caller holds the lock.
+/// Builds all binaries into `target`, which is created only when they are complete. The caller holds the lock.
 pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
     let parent = target.parent().unwrap_or(Path::new("."));
     check_go()?;
     check_space(parent)?;
     say(&format!(
         "Building etcd {} and Kubernetes {} from their Go modules into {}: a real control plane for the local run and \
-         the tests. It takes about ten minutes on two cores, once.",
+         the tests. This happens once, and takes about ten minutes on two cores.",
         pins::version_of("go.etcd.io/etcd/server/v3"),
         pins::version_of("k8s.io/kubernetes"),
         target.display(),
@@ -32,7 +32,7 @@ pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
         .prefix(".building-")
         .tempdir_in(parent)
         .map_err(Error::file("create a folder in", parent))?;
-    // Whatever ends this process takes the compilers and the folder with it.
+    // However this process ends, the compilers are stopped and the folder is removed.
     let group = ProcessGroup::new(&[work.path().to_owned()], None)?;
     let (modules, temporary, binaries) = (
         work.path().join("modules"),
@@ -61,7 +61,7 @@ pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
             .arg(binaries.join(binary))
             .arg(package)
             .current_dir(&modules)
-            // The user's settings for other projects do not belong here.
+            // Ignore the user's settings for other projects.
             .envs([("CGO_ENABLED", "0"), ("GOFLAGS", ""), ("GOWORK", "off")])
             .env("GOTMPDIR", &temporary);
         let name = format!("[{position}/{}] {binary}", pins::BINARIES.len());
@@ -128,13 +128,13 @@ fn check_go() -> Result<(), Error> {
                kube-controller-manager";
     if in_path("go", env::var_os("PATH").as_deref()).is_none() {
         return Err(Error::Missing(format!(
-            "Go {wanted} or newer is needed once, to build the control plane, and `go` is not in PATH: {how}"
+            "building the control plane once needs Go {wanted} or newer, but `go` is not in PATH: {how}"
         )));
     }
     let found = go_env("GOVERSION")?;
     if version(&found) < version(wanted) {
         return Err(Error::Missing(format!(
-            "Go {wanted} or newer is needed once, to build the control plane, and this is {found}: {how}"
+            "building the control plane once needs Go {wanted} or newer, but this is {found}: {how}"
         )));
     }
     Ok(())
@@ -143,7 +143,7 @@ fn check_go() -> Result<(), Error> {
 fn go_env(variable: &str) -> Result<String, Error> {
     let output = Command::new("go")
         .args(["env", variable])
-        // Not in the checkout: no go.mod there may switch the toolchain.
+        // Outside of the checkout, where a go.mod could switch the toolchain.
         .current_dir("/")
         .output()
         .map_err(|source| Error::Spawn {
@@ -153,7 +153,7 @@ fn go_env(variable: &str) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// `go1.26.8 X:nodwarf5` and `1.26.0` to comparable numbers; a release candidate counts as its release.
+/// Turns `go1.26.8 X:nodwarf5` or `1.26.0` into comparable numbers; a release candidate counts as its release.
 fn version(text: &str) -> Vec<u32> {
     text.trim_start_matches("go")
         .split_whitespace()
@@ -173,7 +173,7 @@ fn check_space(cache: &Path) -> Result<(), Error> {
         folders.push((variable, PathBuf::from(go_env(variable)?)));
     }
     for (variable, folder) in folders {
-        // A folder that does not exist yet will be on its parent's file system.
+        // A missing folder will be on its parent's file system.
         let existing = folder
             .ancestors()
             .find(|folder| folder.is_dir())
@@ -187,16 +187,16 @@ fn check_space(cache: &Path) -> Result<(), Error> {
                 program: "df".to_owned(),
                 source,
             })?;
-        // Without an answer nothing is known to be wrong.
+        // If `df` does not answer, assume that there is enough space.
         let Some(free) = available_kb(&String::from_utf8_lossy(&output.stdout)) else {
             continue;
         };
         if free < DISK_SPACE_GB * 1024 * 1024 {
             return Err(Error::Missing(format!(
-                "building the control plane needs {DISK_SPACE_GB} GB of disk space, and {} has {:.1} GB: make room, or \
+                "building the control plane needs {DISK_SPACE_GB} GB of disk space, but {} has {:.1} GB: free some, or \
                  set {variable} to a folder on another disk",
                 folder.display(),
-                // A tenth of a gigabyte is as exact as it has to be.
+                // One decimal is precise enough.
                 f64::from(u32::try_from(free / 1024).unwrap_or(u32::MAX)) / 1024.0,
             )));
         }

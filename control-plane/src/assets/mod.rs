@@ -1,7 +1,7 @@
-//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache that is filled once from Go modules.
+//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache, into which they are built once from Go modules.
 //!
-//! - `compile`: builds them;
-//! - `pins`: which versions, and how.
+//! - `compile`: builds the binaries;
+//! - `pins`: their versions and linker flags.
 
 mod compile;
 mod pins;
@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The variable with which the ecosystem (kubebuilder, envtest) names a folder with the binaries.
+/// The environment variable for a folder with the binaries, as in kubebuilder and envtest.
 pub const KUBEBUILDER_ASSETS: &str = "KUBEBUILDER_ASSETS";
 
-/// Where the binaries are.
+/// The paths of the binaries.
 #[derive(Debug, Clone)]
 pub struct Assets {
     pub(crate) etcd: PathBuf,
@@ -27,23 +27,23 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Finds the binaries, or builds them, which takes about ten minutes on two cores; `say` is then told what goes
-    /// on, a line at a time. Blocks.
+    /// Finds the binaries, or builds them, which takes about ten minutes on two cores and calls `say` with lines of progress.
+    /// Blocks.
     pub fn find_or_build(say: impl Fn(&str)) -> Result<Self, Error> {
         if let Some(folder) = env::var_os(KUBEBUILDER_ASSETS).filter(|folder| !folder.is_empty()) {
             return Self::in_named_folder(Path::new(&folder), env::var_os("PATH").as_deref());
         }
         let cache = cache_folder()?;
         let folder = cache.join(format!("control-plane-{}", pins::key()));
-        // Complete if it is there at all: it is renamed into place.
+        // If the folder exists, it is complete, because it is renamed into place.
         if !folder.is_dir() {
             fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
-            // Another checkout may be building the same.
+            // Another checkout may be building the same binaries.
             let path = cache.join(format!("control-plane-{}.lock", pins::key()));
             let lock = File::create(&path).map_err(Error::file("create", &path))?;
             if lock.try_lock().is_err() {
                 say(&format!(
-                    "Another run is building the control plane ({}); waiting for it.",
+                    "Another process is building the control plane ({}); waiting for it.",
                     path.display()
                 ));
                 lock.lock().map_err(Error::file("lock", &path))?;
@@ -92,7 +92,7 @@ impl Assets {
         .collect();
         if !missing.is_empty() {
             return Err(Error::Missing(format!(
-                "{KUBEBUILDER_ASSETS}={} lacks {}: put it there, or unset the variable to have everything built once",
+                "{KUBEBUILDER_ASSETS}={} lacks {}: add it, or unset the variable to build the binaries once",
                 folder.display(),
                 missing.join(", "),
             )));
@@ -101,7 +101,7 @@ impl Assets {
             assets.kubectl = in_path("kubectl", path).ok_or_else(|| {
                 Error::Missing(format!(
                     "kubectl is neither in {KUBEBUILDER_ASSETS}={} nor in PATH: install it, or unset the variable \
-                     to have everything built once",
+                     to build the binaries once",
                     folder.display(),
                 ))
             })?;
@@ -117,8 +117,8 @@ fn in_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Where what is built or downloaded once is kept: `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`. An error if
-/// none of the three is set.
+/// The folder for things that are built or downloaded once: `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`. An
+/// error if none of the three variables is set.
 pub fn cache_folder() -> Result<PathBuf, Error> {
     let variable = |name| {
         env::var_os(name)
@@ -129,7 +129,7 @@ pub fn cache_folder() -> Result<PathBuf, Error> {
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("stellage")))
         .or_else(|| variable("HOME").map(|home| home.join(".cache/stellage")))
         .ok_or_else(|| {
-            Error::Missing("HOME is not set: set it, or STELLAGE_CACHE_DIR to a folder".to_owned())
+            Error::Missing("HOME is not set: set it, or set STELLAGE_CACHE_DIR to a folder".to_owned())
         })?;
     std::path::absolute(&folder).map_err(Error::file("find", folder))
 }

@@ -1,4 +1,4 @@
-//! What is built, and how: the pins are `control-plane/modules/go.mod` and `go.sum`, compiled in.
+//! The versions to build, from `control-plane/modules/go.mod` and `go.sum`, which are compiled in, and the linker flags.
 
 use crate::random::digits;
 use sha2::{Digest as _, Sha256};
@@ -7,8 +7,7 @@ use std::env::consts::{ARCH, OS};
 pub(super) const GO_MOD: &str = include_str!("../../modules/go.mod");
 pub(super) const GO_SUM: &str = include_str!("../../modules/go.sum");
 
-/// A binary and the package that it is built from. etcd first: it takes seconds, and a toolchain that does not
-/// work shows at once.
+/// Each binary and its package. etcd is first, because it takes seconds, so that a broken toolchain shows at once.
 pub(super) const BINARIES: [(&str, &str); 4] = [
     ("etcd", "go.etcd.io/etcd/server/v3"),
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -29,7 +28,7 @@ pub(super) fn version_of(module: &str) -> &'static str {
         .unwrap_or_default()
 }
 
-/// The least Go version.
+/// The minimum Go version.
 pub(super) fn go_version() -> &'static str {
     GO_MOD
         .lines()
@@ -38,7 +37,7 @@ pub(super) fn go_version() -> &'static str {
         .trim()
 }
 
-/// Without the version the server calls itself v0.0.0, and clients complain.
+/// Sets the version; otherwise the server reports v0.0.0, and clients warn.
 pub(super) fn linker_flags() -> String {
     format!(
         "-s -w -X k8s.io/component-base/version.gitVersion={}",
@@ -46,7 +45,7 @@ pub(super) fn linker_flags() -> String {
     )
 }
 
-/// Names the cache folder: another pin, flag or machine is another folder.
+/// Name of the cache folder, which depends on versions, flags and the platform.
 pub(super) fn key() -> String {
     let packages = BINARIES.map(|(_, package)| package).join(" ");
     let digest = Sha256::digest([GO_MOD, GO_SUM, &linker_flags(), &packages, OS, ARCH].join("\n"));

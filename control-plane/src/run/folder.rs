@@ -14,12 +14,12 @@ use std::{
 };
 use url::Url;
 
-/// How long the last run's watchdog may still be removing files.
+/// How long the previous run's watchdog may take to remove its files.
 const LAST_RUN_ENDS_WITHIN: Duration = Duration::from_secs(10);
 const LOCK: &str = "lock";
 /// The name of this program's own pid file.
 const SELF: &str = "control-plane";
-/// Every process that gets a pid file.
+/// The processes with a pid file.
 const PROCESSES: [&str; 5] = [
     "etcd",
     "kube-apiserver",
@@ -33,7 +33,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Takes the folder for this run and empties it. The lock that comes with it is to be held for the run.
+    /// Locks the folder for this run and empties it. The caller holds the lock during the run.
     pub(super) fn take(checkout: &Path) -> Result<(Self, File), Failure> {
         let path = checkout.join(".run");
         fs::DirBuilder::new()
@@ -50,8 +50,8 @@ impl Folder {
             if pid.is_some() || Instant::now() > deadline {
                 let who = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
                 return Err(Failure::Other(format!(
-                    "a local run is alive in this checkout{who}: stop it first, with Ctrl-C where it runs or with \
-                     kill $(cat .run/{SELF}.pid)"
+                    "a local run is already active in this checkout{who}: stop it first, with Ctrl-C in its terminal or \
+                     with kill $(cat .run/{SELF}.pid)"
                 )));
             }
             thread::sleep(Duration::from_millis(100));
@@ -61,7 +61,7 @@ impl Folder {
         Ok((folder, lock))
     }
 
-    /// Leaves the folder before there is a control plane that does it.
+    /// Removes this program's pid file, if there is no control plane yet that will.
     pub(super) fn leave(&self) {
         let _ = fs::remove_file(self.pid_file(SELF));
     }
@@ -122,22 +122,22 @@ impl Folder {
         self.file("bin")
     }
 
-    /// Where mails go unless there is a mail server.
+    /// Folder for mails, if there is no mail server.
     pub(super) fn mail(&self) -> PathBuf {
         self.file("mail")
     }
 
-    /// Makes the folder for mails, and returns its URL.
-    pub(super) fn make_mail(&self) -> Result<String, Failure> {
+    /// Creates the folder for mails, and returns its URL.
+    pub(super) fn create_mail(&self) -> Result<String, Failure> {
         let mail = self.mail();
         fs::create_dir_all(&mail).map_err(Failure::file("create", &mail))?;
-        // The checkout's path may have spaces and the like in it.
+        // Percent-encode spaces and the like in the checkout's path.
         Url::from_file_path(&mail)
             .map(String::from)
-            .map_err(|()| Failure::Other(format!("{} is not a whole path", mail.display())))
+            .map_err(|()| Failure::Other(format!("{} is not an absolute path", mail.display())))
     }
 
-    /// What goes when the run ends, besides the control plane's own: everything but logs and the like.
+    /// Files to remove at the end of the run, in addition to those of the control plane.
     pub(super) fn disposable(&self) -> Vec<PathBuf> {
         let mut paths = vec![
             self.env(),
@@ -155,14 +155,14 @@ impl Folder {
         fs::write(&path, format!("{pid}\n")).map_err(Failure::file("write", path))
     }
 
-    /// Those of the servers that run.
+    /// Writes the pid files of the running servers.
     pub(super) fn write_pids(&self, plane: &ControlPlane) -> Result<(), Failure> {
         let pids = plane.pids();
         pids.into_iter()
             .try_for_each(|(name, pid)| self.write_pid(name, pid))
     }
 
-    /// `.run/bin` with links to the programs, to be put in front of `PATH`.
+    /// Creates `.run/bin` with links to the programs, for `PATH`.
     pub(super) fn link_programs(&self, programs: &[(&str, &Path)]) -> Result<(), Failure> {
         let bin = self.bin();
         fs::create_dir_all(&bin).map_err(Failure::file("create", &bin))?;
@@ -188,7 +188,7 @@ impl Folder {
     }
 }
 
-/// A word for a POSIX shell.
+/// Quotes a word for a POSIX shell.
 pub(super) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,=".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -221,12 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_folder_is_refused_with_the_process_that_has_it() {
+    fn a_locked_folder_is_refused_with_the_id_of_its_process() {
         let checkout = tempfile::tempdir().unwrap();
         let (folder, lock) = Folder::take(checkout.path()).unwrap();
         fs::write(folder.file("etcd.log"), "old").unwrap();
         let Err(failure) = Folder::take(checkout.path()) else {
-            panic!("taken twice")
+            panic!("locked twice")
         };
         assert!(
             failure
@@ -235,7 +235,7 @@ mod tests {
             "{failure}"
         );
         assert!(folder.file("etcd.log").exists());
-        // Not merely dropped: a child of another test may have inherited it.
+        // Unlock explicitly: a child of another test may have inherited the file.
         lock.unlock().unwrap();
         Folder::take(checkout.path()).unwrap();
         assert!(!folder.file("etcd.log").exists());

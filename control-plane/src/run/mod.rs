@@ -1,8 +1,9 @@
-//! `control-plane run`: the local run. Scripts and documents rely on what docs/settings.md says of it: its variables, what is
-//! in `.run/`, that a process that dies is restarted at the same address, and that nothing but logs is left when it ends.
+//! `control-plane run`: the local run. docs/settings.md describes its contract, which scripts and documents rely on: its
+//! variables, the files in `.run/`, that a process that dies is restarted at the same address, and that only the logs are left
+//! when it ends.
 //!
-//! - `settings`: from the environment or as options;
-//! - `folder`: `.run/`;
+//! - `settings`: the settings, from the environment or options;
+//! - `folder`: the folder `.run/`;
 //! - `product`: the `stellage` program.
 
 mod folder;
@@ -25,10 +26,10 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// How long `stellage` may take to finish what it does.
+/// How long `stellage` may take to shut down.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Everything that runs; in the order in which it is dropped.
+/// The running processes. The fields are in the order of dropping.
 struct Session {
     stellage: Daemon,
     urls: Urls,
@@ -88,17 +89,17 @@ async fn start(
         folder,
         stellage,
     };
-    step("Installing the kinds, the policies and the operator's rights");
+    step("Installing the CRDs, the policies and the operator's rights");
     product.install(checkout).await?;
     step("Starting stellage");
     let (stellage_run, urls) = product.serve(settings).await?;
-    step("Creating the account demo and a key");
+    step("Creating the account demo and an API key");
     let (account, key) = product.first_key(&urls.api).await?;
     let kubeconfig: PathBuf = plane.kubeconfig(Identity::Admin);
     let kubeconfig = kubeconfig.to_string_lossy();
     folder.link_programs(&[
         ("stellage", stellage),
-        // A plugin is found by its name: `kubectl stellage`.
+        // kubectl finds plugins by their file names.
         ("kubectl-stellage", stellage),
         ("kubectl_complete-stellage", stellage),
         ("kubectl", plane.assets().kubectl()),
@@ -132,21 +133,21 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
          Mail     {mail}\n\
          export KUBECONFIG={}\n\
          \n\
-         Mail aside, all of it is in .run/env. In another terminal:\n  \
+         All but the mail is also in .run/env. In another terminal:\n  \
            source .run/env && kubectl get accounts,instances -A\n  \
            curl -H \"Authorization: Bearer $STELLAGE_API_KEY\" $STELLAGE_URL/v1/instances\n\
          Ctrl-C stops everything.\n",
         urls.api,
         quoted(kubeconfig),
     );
-    // A reader that went away is no reason to stop.
+    // A closed pipe is not an error.
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(text.as_bytes());
     let _ = stdout.flush();
 }
 
 impl Session {
-    /// Starts again what ends, as Kubernetes does. Returns when that is of no use.
+    /// Restarts processes that exit, as Kubernetes does. Returns the error once that does not help.
     async fn keep_alive(&mut self, settings: &Settings, stellage: &Path, folder: &Folder) -> Failure {
         loop {
             if let Err(failure) = self.revive(settings, stellage, folder).await {
@@ -157,15 +158,15 @@ impl Session {
     }
 
     async fn revive(&mut self, settings: &Settings, stellage: &Path, folder: &Folder) -> Result<(), Failure> {
-        let told = |name: &str, status: ExitStatus| {
-            say(&format!("{name} had ended ({status}): it was started again."));
+        let report = |name: &str, status: ExitStatus| {
+            say(&format!("{name} exited ({status}) and was restarted."));
         };
         let revived = self.plane.revive().await?;
         if !revived.is_empty() {
             folder.write_pids(&self.plane)?;
         }
         for (name, status) in revived {
-            told(name, status);
+            report(name, status);
         }
         if let Some(status) = self.stellage.to_be_restarted()? {
             let product = Product {
@@ -175,24 +176,24 @@ impl Session {
             };
             product.free_lease().await;
             self.stellage = product.start(settings, Some(&self.urls))?;
-            told("stellage", status);
+            report("stellage", status);
         }
         Ok(())
     }
 
-    /// `stellage` first: it has things to finish that need the API server.
+    /// Stops `stellage` first, because its shutdown needs the API server.
     async fn stop(mut self) {
         self.stellage.stop(GRACE).await;
         self.plane.stop().await;
     }
 }
 
-/// Before anything is started: `stellage` would find out a minute later.
+/// Checks the port before anything is started; otherwise `stellage` would fail a minute later.
 fn check_port(port: u16) -> Result<(), Failure> {
     match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
         Ok(_) => Ok(()),
         Err(error) => Err(Failure::Other(format!(
-            "PORT={port} on 127.0.0.1 cannot be used ({error}): choose another, or a free one with PORT=0"
+            "cannot use port {port} on 127.0.0.1 ({error}): set PORT to another one, or to 0 for a free one"
         ))),
     }
 }

@@ -1,4 +1,4 @@
-//! The `stellage` program, as the local run uses it.
+//! Runs the `stellage` program in the local run.
 
 use super::{Settings, folder::Folder};
 use crate::Failure;
@@ -19,30 +19,30 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// No command takes longer than a few seconds; this one is for a machine that compiles at the same time.
+/// Commands take a few seconds; the timeout allows for a machine that is busy compiling.
 const COMMAND_WITHIN: Duration = Duration::from_mins(2);
 const SERVES_WITHIN: Duration = Duration::from_mins(1);
 const KEY_WORKS_WITHIN: Duration = Duration::from_secs(15);
 const ACCOUNT: &str = "demo";
-/// How the holder of the Lease is called, in front of what differs with every start.
+/// Prefix of the Lease holder's identity; each start adds its own suffix.
 const IDENTITY: &str = "local-run";
 const LEASE_FREED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Programs against a control plane, with the admin's kubeconfig.
+/// Runs programs against a control plane, with the admin's kubeconfig.
 pub(super) struct Product<'a> {
     pub(super) plane: &'a ControlPlane,
     pub(super) folder: &'a Folder,
     pub(super) stellage: &'a Path,
 }
 
-/// Where it serves.
+/// The URLs at which `stellage` serves.
 pub(super) struct Urls {
     pub(super) api: String,
     pub(super) metrics: String,
 }
 
 impl Product<'_> {
-    /// Installs the kinds, the policies, the operator's namespace and its rights.
+    /// Installs the CRDs, the policies, the operator's namespace and its rights.
     pub(super) async fn install(&self, checkout: &Path) -> Result<(), Failure> {
         let manifests = self.stellage(&["crds", "--with-policies"]).await?;
         let apply = ["apply", "--server-side", "-f", "-"];
@@ -69,16 +69,16 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// Starts `stellage run` with the operator's rights, where it served before if it did.
-    pub(super) fn start(&self, settings: &Settings, before: Option<&Urls>) -> Result<Daemon, Failure> {
+    /// Starts `stellage run` with the operator's rights; a restart uses the `previous` addresses.
+    pub(super) fn start(&self, settings: &Settings, previous: Option<&Urls>) -> Result<Daemon, Failure> {
         let mut command = std::process::Command::new(self.stellage);
         let smtp_url = match settings.smtp_url().map_err(Failure::Other)? {
             Some(url) => url.to_owned(),
-            None => self.folder.make_mail()?,
+            None => self.folder.create_mail()?,
         };
         command
-            .args(arguments(settings, &self.folder.ready(), before))
-            // Not as an argument: every user of the machine sees those, and it may hold a password.
+            .args(arguments(settings, &self.folder.ready(), previous))
+            // Not an argument: all users of the machine can see those, and the URL may contain a password.
             .env("STELLAGE_SMTP_URL", smtp_url)
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         let log = self.folder.file("stellage.log");
@@ -87,8 +87,7 @@ impl Product<'_> {
         Ok(daemon)
     }
 
-    /// Gives back the Lease of a `stellage` that has died, as whoever saw it die may do: the next one would wait until it has
-    /// expired.
+    /// Releases the Lease of a `stellage` that has died. Otherwise the next one would wait until it expires.
     pub(super) async fn free_lease(&self) {
         let freed = async {
             let client = self.plane.client(Identity::Admin).await.ok()?;
@@ -104,19 +103,19 @@ impl Product<'_> {
             }
             Some(())
         };
-        // Where that fails, it is only a matter of time.
+        // If this fails, the Lease expires by itself.
         let _ = timeout(LEASE_FREED_WITHIN, freed).await;
     }
 
-    /// Starts it, and returns when it serves.
+    /// Starts `stellage`, and returns when it serves.
     pub(super) async fn serve(&self, settings: &Settings) -> Result<(Daemon, Urls), Failure> {
         let mut daemon = self.start(settings, None)?;
         let started = Instant::now();
         loop {
             if let Some(status) = daemon.exited() {
-                return Err(daemon.error(format!("has ended ({status})")).into());
+                return Err(daemon.error(format!("exited ({status})")).into());
             }
-            // Until it is written whole it does not parse.
+            // A partly written file does not parse.
             if let Some(urls) = read_urls(&self.folder.ready()) {
                 return Ok((daemon, urls));
             }
@@ -129,7 +128,7 @@ impl Product<'_> {
         }
     }
 
-    /// Makes the account and a key of it, waits until the API takes the key, and returns account and key.
+    /// Creates the account and a key, waits until the API accepts the key, and returns both.
     pub(super) async fn first_key(&self, api: &str) -> Result<(&'static str, String), Failure> {
         let email = "demo@example.com";
         self.stellage(&["account", "create", ACCOUNT, "--email", email, "--output", "json"])
@@ -155,7 +154,7 @@ impl Product<'_> {
                 _ if started.elapsed() < KEY_WORKS_WITHIN => sleep(Duration::from_millis(100)).await,
                 Ok((status, body)) => {
                     return Err(Failure::Other(format!(
-                        "{api}/v1/instances answers {status} to the new key: {body}"
+                        "{api}/v1/instances answered {status} to the new key: {body}"
                     )));
                 }
                 Err(error) => return Err(Failure::Other(format!("{api} does not answer: {error}"))),
@@ -191,7 +190,7 @@ impl Product<'_> {
         let stdin = child.stdin.take();
         let feed = async move {
             if let Some(mut stdin) = stdin {
-                // A command that does not read its input will say why it failed.
+                // If the command does not read its input, it reports the error itself.
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
         };
@@ -199,23 +198,23 @@ impl Product<'_> {
             tokio::join!(feed, child.wait_with_output())
         })
         .await
-        .map_err(|_| Failure::Other(format!("{} took too long", shown(program, arguments))))?;
+        .map_err(|_| Failure::Other(format!("{} took too long", command_line(program, arguments))))?;
         let output = output.map_err(spawn_error)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         Err(Failure::Other(format!(
             "{} failed ({}):\n{}",
-            shown(program, arguments),
+            command_line(program, arguments),
             output.status,
             String::from_utf8_lossy(&output.stderr).trim_end(),
         )))
     }
 }
 
-/// What `stellage` is started with. Clients know the addresses at which it served `before`.
-fn arguments(settings: &Settings, ready: &Path, before: Option<&Urls>) -> Vec<OsString> {
-    let (api, metrics) = match before {
+/// The arguments of `stellage`. A restart keeps the `previous` addresses, because clients use them.
+fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<OsString> {
+    let (api, metrics) = match previous {
         Some(urls) => (
             authority(&urls.api).to_owned(),
             authority(&urls.metrics).to_owned(),
@@ -231,7 +230,7 @@ fn arguments(settings: &Settings, ready: &Path, before: Option<&Urls>) -> Vec<Os
         ready.into(),
         format!("--retry-schedule={}", settings.retry_schedule).into(),
         format!("--identity={IDENTITY}").into(),
-        // Whoever tries it out has the receiver on this machine.
+        // In the local run, receivers are on this machine.
         "--receiver-allow=127.0.0.0/8,::1/128".into(),
     ];
     if let Some(file) = &settings.receiver_ca {
@@ -244,7 +243,7 @@ fn authority(url: &str) -> &str {
     url.trim_start_matches("http://")
 }
 
-fn shown(program: &Path, arguments: &[&str]) -> String {
+fn command_line(program: &Path, arguments: &[&str]) -> String {
     let program = program
         .file_name()
         .unwrap_or(program.as_os_str())
@@ -262,9 +261,9 @@ fn read_urls(path: &Path) -> Option<Urls> {
     })
 }
 
-/// The program: as told, or next to this one.
-pub(super) fn find(told: Option<&Path>) -> Result<PathBuf, Failure> {
-    let path = match told {
+/// The path of `stellage`: the given one, or else next to this program.
+pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let path = match given {
         Some(path) => path.to_owned(),
         None => std::env::current_exe()
             .map(|own| own.with_file_name("stellage"))
@@ -274,7 +273,7 @@ pub(super) fn find(told: Option<&Path>) -> Result<PathBuf, Failure> {
         return fs::canonicalize(&path).map_err(Failure::file("find", &path));
     }
     Err(Failure::Other(format!(
-        "{} is not there: build it first (make run does), or name another with --stellage",
+        "{} does not exist: build it first (`make run` does), or name another with --stellage",
         path.display()
     )))
 }
@@ -338,6 +337,9 @@ mod tests {
                 file
             ]
         );
-        assert!(!chosen.concat().contains("s3cret"), "others see arguments");
+        assert!(
+            !chosen.concat().contains("s3cret"),
+            "other users can see arguments"
+        );
     }
 }

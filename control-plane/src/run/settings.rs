@@ -1,29 +1,29 @@
-//! The local run's settings, from the environment or as options.
+//! The settings of the local run, from the environment or options.
 
 use std::{fs, io, os::unix::process::parent_id, path::PathBuf};
 
 #[derive(clap::Args)]
 pub(crate) struct Settings {
-    /// The API's port on 127.0.0.1; 0 takes a free one
+    /// Port of the API on 127.0.0.1; 0 for a free one
     #[arg(long, env = "PORT", default_value = "8080", value_parser = port)]
     pub(super) port: u16,
-    /// Seconds that the simulator takes to provision an instance, from 0
+    /// Seconds that the simulator takes to provision an instance, 0 or more
     #[arg(long, env = "PROVISIONING", default_value = "150", value_name = "SECONDS", value_parser = provisioning)]
     pub(super) provisioning: u32,
-    /// Delays before the retries of a delivery, 1 to 20 of them: whole numbers with a unit, ms, s, m, h or d
+    /// 1 to 20 delays before the retries of a delivery: whole numbers with a unit (ms, s, m, h or d), separated by commas
     #[arg(long, env = "RETRY_SCHEDULE", default_value = "1m,5m,30m,2h,6h", value_name = "DELAYS", value_parser = retry_schedule)]
     pub(super) retry_schedule: String,
-    /// PEM file with certificates to trust for webhook receivers, beside the system's
+    /// PEM file with certificate authorities to trust for webhook receivers, in addition to the system's
     #[arg(long, env = "RECEIVER_CA", value_name = "FILE", value_parser = receiver_ca)]
     pub(super) receiver_ca: Option<PathBuf>,
     /// Mail server for notifications, such as smtp://127.0.0.1:2525; default: .eml files in .run/mail/
-    // Not checked by clap, whose errors show the value, and it may hold a password.
+    // Not checked by clap, because its errors show the value, which may contain a password.
     #[arg(long, env = "SMTP_URL", value_name = "URL", hide_env_values = true)]
     smtp_url: Option<String>,
     /// Stop when the parent process ends
     #[arg(long)]
     stop_with_parent: bool,
-    /// The parent's process id, in case it ends before this program can ask for it
+    /// Process id of the parent, in case the parent ends before this program can read it
     #[arg(long, value_name = "PID", requires = "stop_with_parent")]
     parent: Option<u32>,
     /// The stellage program [default: the one next to this program]
@@ -38,8 +38,8 @@ impl Settings {
             .then(|| self.parent.unwrap_or_else(parent_id))
     }
 
-    /// The mail server, if there is one: its URL, which may hold a password. Only its form is looked at; the rest is up to
-    /// `stellage`.
+    /// The URL of the mail server, if there is one; it may contain a password. Only the scheme is checked here; `stellage`
+    /// checks the rest.
     pub(super) fn smtp_url(&self) -> Result<Option<&str>, String> {
         let is_known = |url: &str| {
             let forms = ["smtp://", "smtps://", "file:///"];
@@ -49,8 +49,8 @@ impl Settings {
         };
         match self.smtp_url.as_deref() {
             Some(url) if !is_known(url) => Err(
-                "SMTP_URL is a URL that begins with smtp://, smtps:// or file:///, such as smtp://127.0.0.1:2525 or \
-                 smtps://USER:PASSWORD@HOST; without it, mails become files in .run/mail/"
+                "SMTP_URL must be a URL that begins with smtp://, smtps:// or file:///, such as smtp://127.0.0.1:2525 or \
+                 smtps://USER:PASSWORD@HOST; by default, mails become files in .run/mail/"
                     .to_owned(),
             ),
             url => Ok(url),
@@ -59,17 +59,19 @@ impl Settings {
 }
 
 fn port(text: &str) -> Result<u16, String> {
-    text.parse()
-        .map_err(|_| "PORT is a number from 0 to 65535, 0 for a free port; without it, 8080".to_owned())
+    text.parse().map_err(|_| {
+        "PORT must be a number from 0 to 65535, 0 for a free port; the default is 8080".to_owned()
+    })
 }
 
 fn provisioning(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| {
-        "PROVISIONING is a whole number of seconds from 0, without a unit; without it, 150".to_owned()
+        "PROVISIONING must be a whole number of seconds, 0 or more, without a unit; the default is 150"
+            .to_owned()
     })
 }
 
-/// The same as `stellage run --retry-schedule` takes, which would only tell once the control plane runs.
+/// Checks a schedule like `stellage run --retry-schedule`, which would only report errors after the control plane has started.
 fn retry_schedule(text: &str) -> Result<String, String> {
     let steps: Vec<&str> = text.split(',').map(str::trim).collect();
     let most = |unit: &str| match unit {
@@ -88,21 +90,21 @@ fn retry_schedule(text: &str) -> Result<String, String> {
     match steps.iter().find(|step| !is_good(step)) {
         None if steps.len() <= 20 => Ok(steps.join(",")),
         wrong => Err(format!(
-            "RETRY_SCHEDULE is 1 to 20 delays with commas between them, each a whole number with a unit (ms, s, m, h, d) from \
-             1ms to 30d, such as 200ms,90s,2h; without it, 1m,5m,30m,2h,6h; {}",
+            "RETRY_SCHEDULE must be 1 to 20 delays separated by commas, each a whole number with a unit (ms, s, m, h, d) from \
+             1ms to 30d, such as 200ms,90s,2h; the default is 1m,5m,30m,2h,6h; {}",
             wrong.map_or_else(
                 || format!("there are {}", steps.len()),
-                |step| format!("{step:?} is not such a delay")
+                |step| format!("{step:?} is not a valid delay")
             )
         )),
     }
 }
 
-/// The file's whole path: `stellage` may be started elsewhere.
+/// The absolute path of the file, since `stellage` may have another working directory.
 fn receiver_ca(text: &str) -> Result<PathBuf, String> {
     let wrong = |problem: &str| {
         format!(
-            "RECEIVER_CA is a PEM file with certificates of authorities, and {problem}; without it, the system's are trusted"
+            "RECEIVER_CA must be a PEM file with certificate authorities, and {problem}; by default, only the system's are trusted"
         )
     };
     let read = || Ok((fs::canonicalize(text)?, fs::read_to_string(text)?));
@@ -135,14 +137,14 @@ mod tests {
             assert!(
                 port(wrong)
                     .unwrap_err()
-                    .starts_with("PORT is a number from 0 to 65535")
+                    .starts_with("PORT must be a number from 0 to 65535")
             );
         }
         for wrong in ["", "150s", "-1", "1.5"] {
             assert!(
                 provisioning(wrong)
                     .unwrap_err()
-                    .starts_with("PROVISIONING is a whole number")
+                    .starts_with("PROVISIONING must be a whole number")
             );
         }
         assert_eq!((port("0"), provisioning("0")), (Ok(0), Ok(0)));
@@ -171,7 +173,7 @@ mod tests {
         ] {
             let error = retry_schedule(wrong).unwrap_err();
             assert!(
-                error.starts_with("RETRY_SCHEDULE is 1 to 20 delays") && error.contains(step),
+                error.starts_with("RETRY_SCHEDULE must be 1 to 20 delays") && error.contains(step),
                 "{error}"
             );
         }
@@ -192,14 +194,14 @@ mod tests {
             }
             let error = receiver_ca(text).unwrap_err();
             assert!(
-                error.starts_with("RECEIVER_CA is a PEM file") && error.contains(expected),
+                error.starts_with("RECEIVER_CA must be a PEM file") && error.contains(expected),
                 "{error}"
             );
         }
         assert!(
             receiver_ca("")
                 .unwrap_err()
-                .starts_with("RECEIVER_CA is a PEM file")
+                .starts_with("RECEIVER_CA must be a PEM file")
         );
         fs::write(&file, "-----BEGIN CERTIFICATE-----\n").unwrap();
         assert!(receiver_ca(text).unwrap().is_absolute());
@@ -216,7 +218,7 @@ mod tests {
             let settings = parse(&["--smtp-url", wrong]);
             let error = settings.smtp_url().unwrap_err();
             assert!(
-                error.starts_with("SMTP_URL is a URL that begins with smtp://"),
+                error.starts_with("SMTP_URL must be a URL that begins with smtp://"),
                 "{error}"
             );
             assert!(!error.contains("s3cret"), "{error}");

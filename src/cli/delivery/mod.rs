@@ -1,4 +1,4 @@
-//! `stellage delivery …`: what was sent to a webhook, what was answered, and once more.
+//! `stellage delivery …`: list and show deliveries, and send them again.
 
 mod view;
 
@@ -30,15 +30,15 @@ use crate::{
     service::deliveries::{When, created_at, next_attempt, send_now, shown_phase},
 };
 
-/// List and show what was sent to webhooks, and send it again.
+/// List and show deliveries to webhooks, and send them again.
 ///
-/// Each command acts as you, with the rights that you have with kubectl.
+/// Each command uses your kubectl rights.
 #[derive(Debug, Subcommand)]
 pub enum DeliveryCommand {
     /// List the deliveries of a webhook, newest first
     #[command(visible_alias = "ls", after_help = LIST)]
     List(ListArgs),
-    /// Show one delivery: what is sent, and every attempt with its answer
+    /// Show one delivery: the request, and every attempt with its answer
     #[command(after_help = SHOW)]
     Show(ShowArgs),
     /// Send a delivery now, whatever its status
@@ -67,15 +67,15 @@ pub struct ListArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// Only those with this status
+    /// Only deliveries with this status
     #[arg(long, value_parser = phases())]
     status: Option<DeliveryPhase>,
 
-    /// Only those of events of this type
+    /// Only deliveries of this event type
     #[arg(long, value_name = "TYPE", value_enum)]
     event_type: Option<EventType>,
 
-    /// How the result is printed: text for a table, or json for the objects
+    /// Output format: text for a table, json for the objects
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -90,7 +90,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -108,7 +108,7 @@ pub struct RedeliverArgs {
     #[command(flatten)]
     waiting: Waiting,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -116,7 +116,9 @@ pub struct RedeliverArgs {
 fn phases() -> impl clap::builder::TypedValueParser<Value = DeliveryPhase> {
     PossibleValuesParser::new(DeliveryPhase::ALL.map(DeliveryPhase::as_str)).try_map(|text| {
         let mut phases = DeliveryPhase::ALL.into_iter();
-        phases.find(|phase| phase.as_str() == text).ok_or("is no status")
+        phases
+            .find(|phase| phase.as_str() == text)
+            .ok_or("is not a status")
     })
 }
 
@@ -147,7 +149,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     }
     if deliveries.is_empty() {
         output::note(&format!(
-            "There are no such deliveries to webhook {}.",
+            "There are no matching deliveries to webhook {}.",
             webhook.name_any()
         ));
         return Ok(());
@@ -156,7 +158,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Whether a delivery is to this webhook, and not to an earlier one that had its name.
+/// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
 fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     let mut owners = delivery.metadata.owner_references.iter().flatten();
     owners.all(|owner| owner.kind != "Webhook" || webhook.uid().as_ref() == Some(&owner.uid))
@@ -202,7 +204,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
     finish(cluster, delivery, args.waiting, args.output, &begun).await
 }
 
-/// Waits for the end of a delivery if that is wanted, and prints it. `begun` says what happens if it is not.
+/// With `--wait`, waits until a delivery is delivered; then prints it. Without, prints `begun`.
 pub(super) async fn finish(
     cluster: &Cluster,
     delivery: Delivery,
@@ -210,17 +212,17 @@ pub(super) async fn finish(
     output: Output,
     begun: &str,
 ) -> Result<(), CliError> {
-    let (delivery, told) = if waiting.wait {
+    let (delivery, text) = if waiting.wait {
         let delivery = wait::until_done(cluster, delivery, waiting.timeout, progress).await?;
-        let told = format!(
+        let text = format!(
             "delivery {} is delivered: {}",
             delivery.id(),
             last_attempt(&delivery)
         );
-        (delivery, told)
+        (delivery, text)
     } else {
         let look = format!(
-            "`{} delivery show {} -n {}` shows what comes of it",
+            "`{} delivery show {} -n {}` shows the result",
             program(),
             delivery.id(),
             delivery.namespace().unwrap_or_default()
@@ -230,28 +232,28 @@ pub(super) async fn finish(
     match output {
         Output::Json => objects::print(&delivery),
         Output::Text => {
-            output::line(&told);
+            output::line(&text);
             Ok(())
         }
     }
 }
 
-/// How far a delivery is.
+/// The progress of a delivery.
 fn progress(delivery: &Delivery) -> Progress {
     let attempts = delivery.status.as_ref().map_or(0, |status| status.attempt_count);
     match shown_phase(delivery) {
         DeliveryPhase::Delivered => Progress::Done,
         DeliveryPhase::Exhausted => Progress::Failed(format!(
-            "failed for good after {attempts} {}: {}",
+            "has failed after {attempts} {}: {}",
             if attempts == 1 { "attempt" } else { "attempts" },
             last_attempt(delivery)
         )),
-        DeliveryPhase::Held if delivery.is_attempt_requested() => Progress::UnderWay("being sent".to_owned()),
+        DeliveryPhase::Held if delivery.is_attempt_requested() => Progress::Pending("being sent".to_owned()),
         DeliveryPhase::Held => Progress::Failed(format!(
-            "is held: webhook {} cannot be sent to for now",
+            "is held: nothing can be sent to webhook {} at the moment",
             delivery.spec.webhook
         )),
-        DeliveryPhase::Pending => Progress::UnderWay(match next_attempt(delivery) {
+        DeliveryPhase::Pending => Progress::Pending(match next_attempt(delivery) {
             Some(next) if attempts > 0 => {
                 format!("{}; next attempt at {next:.0}", last_attempt(delivery))
             }
@@ -260,7 +262,7 @@ fn progress(delivery: &Delivery) -> Progress {
     }
 }
 
-/// What came of the last attempt, in a line.
+/// The outcome of the last attempt, in one line.
 fn last_attempt(delivery: &Delivery) -> String {
     let attempt = delivery.status.as_ref().and_then(|status| status.attempts.last());
     let Some(attempt) = attempt else {
@@ -308,23 +310,23 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_a_2xx_or_for_good() {
+    fn waiting_ends_once_a_delivery_is_delivered_exhausted_or_held() {
         let ok = json!({ "at": "2026-11-21T10:00:00Z", "durationMs": 7, "statusCode": 204 });
         let delivered = delivery("Delivered", true, Some(ok));
         assert_eq!(progress(&delivered), Progress::Done);
         assert_eq!(last_attempt(&delivered), "answered 204 in 7 ms");
         assert_eq!(
             progress(&delivery("Exhausted", true, Some(failed()))),
-            Progress::Failed("failed for good after 1 attempt: the receiver answered 500".to_owned())
+            Progress::Failed("has failed after 1 attempt: the receiver answered 500".to_owned())
         );
-        // Its label was just taken away.
+        // Its label has just been removed: it is being sent again.
         assert!(matches!(
             progress(&delivery("Exhausted", false, Some(failed()))),
-            Progress::UnderWay(_)
+            Progress::Pending(_)
         ));
         assert_eq!(
             progress(&delivery("Pending", false, Some(failed()))),
-            Progress::UnderWay("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
+            Progress::Pending("the receiver answered 500; next attempt at 2026-11-21T10:01:00Z".to_owned())
         );
         assert!(matches!(
             progress(&delivery("Held", false, None)),
@@ -337,7 +339,7 @@ mod tests {
         let mut held = delivery("Held", false, Some(failed()));
         let annotations = held.metadata.annotations.get_or_insert_default();
         annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), "now".to_owned());
-        assert!(matches!(progress(&held), Progress::UnderWay(_)));
+        assert!(matches!(progress(&held), Progress::Pending(_)));
         held.status.as_mut().unwrap().attempt_requested_at = Some("now".to_owned());
         assert!(matches!(progress(&held), Progress::Failed(_)));
     }

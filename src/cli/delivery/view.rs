@@ -1,4 +1,4 @@
-//! How deliveries are shown to people.
+//! Deliveries as text.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ fn row(delivery: &Delivery, now: Timestamp) -> [String; 9] {
     ]
 }
 
-/// One delivery in full: what is sent, and every attempt with its answer.
+/// One delivery in full: the request, and every attempt with its answer.
 pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
     let spec = &delivery.spec;
@@ -77,7 +77,7 @@ pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
         ),
     ];
     if spec.test {
-        fields.push(("Test", "an example, sent once".to_owned()));
+        fields.push(("Test", "sent without retries".to_owned()));
     }
     let mut text = output::description(&fields);
     text.push_str("\nRequest:\n");
@@ -102,7 +102,7 @@ pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
     text
 }
 
-/// The headers of the last attempt, or of the first if there was none; but for the signatures, which take the secret.
+/// The headers of the last attempt, or of the first if there was none, without the signatures, which need the secret.
 fn request(delivery: &Delivery, last: Option<&Attempt>) -> Vec<String> {
     let spec = &delivery.spec;
     let headers = signature::headers(
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_description_has_the_request_and_every_answer_and_no_signature() {
         let now = "2026-11-21T10:05:00Z".parse().unwrap();
-        let shown = description(&delivery(), now);
+        let text = description(&delivery(), now);
         for line in [
             "ID:            dlv_abcdefgh01234567",
             "Event:         instance.created evt_1",
@@ -183,7 +183,7 @@ mod tests {
             "  2026-11-21T10:00:01.000Z   12 ms   the receiver answered 503",
             "    try \\u{1b}[2Jlater",
         ] {
-            assert!(shown.lines().any(|shown| shown == line), "{line}\n{shown}");
+            assert!(text.lines().any(|text| text == line), "{line}\n{text}");
         }
     }
 

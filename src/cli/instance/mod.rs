@@ -1,4 +1,4 @@
-//! `stellage instance …`: what REST offers for instances, for people with kubectl.
+//! `stellage instance …`: the operations that REST offers on instances, for kubectl users.
 
 mod operate;
 mod view;
@@ -22,31 +22,31 @@ use crate::{
 
 /// List, show and operate instances.
 ///
-/// Each command acts as you, with the rights that you have with kubectl, and asks for an operation in the instance's spec.
+/// Each command uses your kubectl rights, and requests an operation by changing the instance's spec.
 #[derive(Debug, Subcommand)]
 pub enum InstanceCommand {
     /// List instances
     #[command(visible_alias = "ls", after_help = LIST)]
     List(ListArgs),
-    /// Show one instance: its state and why, plan, addresses
+    /// Show one instance: its state and the reason, plan and addresses
     #[command(after_help = SHOW)]
     Show(ShowArgs),
     /// Power an instance on; allowed from stopped and error
     #[command(after_help = START)]
     Start(OperateArgs),
-    /// Shut an instance down, forcibly if its guest does not follow in time; allowed from running
+    /// Shut an instance down, by force if its guest does not do so in time; allowed from running
     #[command(after_help = STOP)]
     Stop(OperateArgs),
     /// Cut the power of an instance; allowed from running, stopping, starting, rebooting and error
     #[command(after_help = POWEROFF)]
     Poweroff(OperateArgs),
-    /// Reboot an instance, which puts a pending plan into effect; allowed from running and error
+    /// Reboot an instance, which also applies a pending plan; allowed from running and error
     #[command(after_help = REBOOT)]
     Reboot(OperateArgs),
-    /// Change to another plan, with a reboot if the server is on; allowed from running and stopped
+    /// Change to another plan, with a reboot if the server is running; allowed from running and stopped
     #[command(after_help = RESIZE)]
     Resize(ResizeArgs),
-    /// Reinstall an instance from an image: what is on its disk is lost; allowed from running, stopped and error
+    /// Reinstall an instance from an image, which erases its disk; allowed from running, stopped and error
     #[command(after_help = REBUILD)]
     Rebuild(RebuildArgs),
 }
@@ -85,7 +85,7 @@ pub struct ListArgs {
     #[command(flatten)]
     place: InNamespaces,
 
-    /// How the result is printed: text for a table, or json for the objects
+    /// Output format: text for a table, json for the objects
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -100,12 +100,12 @@ pub struct ShowArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
 
-/// Have something done with an instance.
+/// Operate an instance.
 #[derive(Args, Debug)]
 pub struct OperateArgs {
     /// Name or id of the instance
@@ -118,7 +118,7 @@ pub struct OperateArgs {
     #[command(flatten)]
     waiting: Waiting,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -129,11 +129,11 @@ pub struct ResizeArgs {
     #[command(flatten)]
     operate: OperateArgs,
 
-    /// The plan
+    /// The new plan
     #[arg(long, value_parser = plans())]
     plan: Plan,
 
-    /// Leave a server that is on as it is: the plan takes effect with its next reboot, or stop and start
+    /// Do not reboot a running server: the plan takes effect with the next reboot, or stop and start
     #[arg(long)]
     on_reboot: bool,
 }
@@ -151,7 +151,7 @@ pub struct RebuildArgs {
 
 fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
     PossibleValuesParser::new(Plan::ALL.map(Plan::as_str))
-        .try_map(|text| text.parse::<Plan>().map_err(|()| "is no plan"))
+        .try_map(|text| text.parse::<Plan>().map_err(|()| "is not a plan"))
 }
 
 fn image(text: &str) -> Result<String, &'static str> {

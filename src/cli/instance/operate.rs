@@ -1,4 +1,4 @@
-//! The operations: one guarded patch of the spec, as REST does it.
+//! The operations: each is one guarded patch of the spec, as in REST.
 
 use std::sync::Arc;
 
@@ -28,30 +28,30 @@ use crate::{
     },
 };
 
-/// What is to be done.
+/// An operation on an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Start, stop, poweroff or reboot.
     Power(Action),
-    /// Another plan, now or with the next reboot.
+    /// A change of the plan, now or with the next reboot.
     Resize {
         /// The plan.
         plan: Plan,
-        /// Whether a server that is on is left alone.
+        /// Whether a running server is not rebooted.
         on_reboot: bool,
     },
-    /// Another installation.
+    /// A reinstallation.
     Rebuild {
-        /// The image that is installed.
+        /// The image to install.
         image: String,
     },
 }
 
 /// How an operation ended.
 pub(super) struct Ended {
-    /// The instance as it is then.
+    /// The instance after the operation.
     pub(super) instance: Instance,
-    /// In words.
+    /// The result in words.
     pub(super) message: String,
 }
 
@@ -64,7 +64,7 @@ impl Operation {
         }
     }
 
-    /// The operation as commands spell it.
+    /// The name of the operation's command.
     const fn word(&self) -> &'static str {
         match self {
             Self::Resize { .. } => "resize",
@@ -72,7 +72,8 @@ impl Operation {
         }
     }
 
-    /// What asks for it, if the instance is not as wanted already; an error if it is in no state for it.
+    /// The patch that requests the operation; `None` if there is nothing to change, an error if the instance's state does not
+    /// allow it.
     fn patch(&self, instance: &Instance, now: Timestamp) -> Result<Option<Value>, CliError> {
         let indexed = IndexedInstance::of(Arc::new(instance.clone()));
         let spec = self.spec(&indexed, now)?;
@@ -103,7 +104,7 @@ impl Operation {
         Ok(spec)
     }
 
-    /// What happens now.
+    /// The message for an operation that has been requested.
     fn begun(&self, instance: &Instance) -> String {
         let name = instance.name_any();
         match self {
@@ -119,7 +120,7 @@ impl Operation {
         }
     }
 
-    /// What is, once nothing goes on any more.
+    /// The message for an operation that is done.
     fn done(&self, instance: &Instance) -> String {
         match self {
             Self::Resize { plan, .. } => settled(instance, *plan),
@@ -132,7 +133,7 @@ impl Operation {
     }
 }
 
-/// What is, or will be, once a plan change is over or needs nothing more.
+/// The message for a plan change that is done, or waits for a reboot.
 fn settled(instance: &Instance, plan: Plan) -> String {
     let name = instance.name_any();
     let in_effect = instance.status.as_ref().and_then(|status| status.plan);
@@ -146,7 +147,7 @@ fn settled(instance: &Instance, plan: Plan) -> String {
     }
 }
 
-/// Has an operation done, and waits for its end if that is wanted.
+/// Requests an operation, and with `--wait` waits until it is done.
 pub(super) async fn operate(
     cluster: &Cluster,
     namespace: &str,
@@ -165,29 +166,29 @@ pub(super) async fn operate(
     Ok(Ended { instance, message })
 }
 
-/// How far the instance is on its way to what its spec asks for.
+/// How far the operator has come with the instance's spec.
 fn progress(instance: &Instance) -> Progress {
     if instance.is_deleting() {
         return Progress::Failed("is being deleted".to_owned());
     }
     let status = instance.status.as_ref().filter(|status| {
-        // Any other describes an earlier spec.
+        // Ignore a status of an earlier spec.
         status.observed_generation == instance.metadata.generation
     });
     let Some(ready) = status.and_then(|status| conditions::find(&status.conditions, READY)) else {
-        return Progress::UnderWay("waiting for the operator".to_owned());
+        return Progress::Pending("waiting for the operator".to_owned());
     };
     let state = view::state(instance).map_or_else(String::new, |state| format!("{state}, "));
-    let told = format!("{state}{}: {}", ready.reason, ready.message);
+    let seen = format!("{state}{}: {}", ready.reason, ready.message);
     let is_stalled = status.is_some_and(|status| conditions::is_true(&status.conditions, STALLED));
     match ready.status.as_str() {
         "True" => Progress::Done,
-        _ if is_stalled => Progress::Failed(format!("is not as asked for: {told}")),
-        _ => Progress::UnderWay(told),
+        _ if is_stalled => Progress::Failed(format!("has not reached the requested state: {seen}")),
+        _ => Progress::Pending(seen),
     }
 }
 
-/// The instance is in no state for the operation: which it is in, which are needed, and what to do.
+/// The error if the instance's state does not allow the operation: the state, the allowed ones, and the fix.
 fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
     let (name, namespace) = (instance.name_any(), instance.namespace().unwrap_or_default());
     let what = format!("instance {name}");
@@ -196,8 +197,8 @@ fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
         let (_, message) = view::why(instance).unwrap_or_default();
         return CliError::WrongState {
             what,
-            why: format!("is not looked after: {message}"),
-            fix: "It goes on by itself once that is mended.".to_owned(),
+            why: format!("is not managed: {message}"),
+            fix: "The operator will manage it once that is fixed.".to_owned(),
         };
     };
     let allowed: Vec<_> = operation
@@ -212,12 +213,12 @@ fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
         allowed.join(", ")
     );
     let fix = match (operation.action(), state) {
-        (_, InstanceState::Deleting) => "It is being deleted, which nothing stops.".to_owned(),
+        (_, InstanceState::Deleting) => "A deletion cannot be stopped.".to_owned(),
         (Action::Start, InstanceState::Running)
         | (Action::Stop, InstanceState::Stopped | InstanceState::Stopping) => {
             "There is nothing to do.".to_owned()
         }
-        (Action::PowerOff, InstanceState::Stopped) => "Its power is off already.".to_owned(),
+        (Action::PowerOff, InstanceState::Stopped) => "Its power is already off.".to_owned(),
         (Action::Reboot, InstanceState::Stopped) => {
             format!(
                 "Start it instead: {} instance start {name} -n {namespace}",
@@ -227,7 +228,7 @@ fn wrong_state(operation: &Operation, instance: &Instance) -> CliError {
         (_, InstanceState::Error) => {
             format!("`{look}` shows why; start, poweroff, reboot and rebuild are allowed.")
         }
-        _ => format!("Wait until what goes on is done; `{look}` shows how far it is."),
+        _ => format!("Wait until the present operation is done; `{look}` shows its progress."),
     };
     CliError::WrongState { what, why, fix }
 }
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_to_type_a_time_and_none_is_used_twice() {
+    fn patches_have_a_new_nonce_each_time() {
         let nonce = "2026-11-21T10:05:00.000001Z";
         let (on, off) = (instance("running", "Running"), instance("stopped", "Stopped"));
         for (operation, instance, expected) in [
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsuitable_state_is_refused_with_those_that_are_allowed() {
+    fn an_unsuitable_state_is_refused_with_the_allowed_ones() {
         let refusal = |operation: Operation, state: &str, power: &str| {
             let error = operation.patch(&instance(state, power), now()).unwrap_err();
             assert!(matches!(error, CliError::WrongState { .. }));
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_with_the_spec_that_was_written_and_not_with_an_earlier_one() {
+    fn waiting_ends_with_a_status_of_the_current_spec_only() {
         let with = |observed: i64, ready: &str, stalled: &str| {
             let mut instance = instance("running", "Running");
             let status = instance.status.as_mut().unwrap();
@@ -363,16 +364,16 @@ mod tests {
             progress(&instance)
         };
         assert_eq!(with(3, "True", "False"), Progress::Done);
-        assert!(matches!(with(2, "True", "False"), Progress::UnderWay(_)));
+        assert!(matches!(with(2, "True", "False"), Progress::Pending(_)));
         assert_eq!(
             with(3, "False", "False"),
-            Progress::UnderWay("running, Reason: m".to_owned())
+            Progress::Pending("running, Reason: m".to_owned())
         );
         assert_eq!(
             with(3, "False", "True"),
-            Progress::Failed("is not as asked for: running, Reason: m".to_owned())
+            Progress::Failed("has not reached the requested state: running, Reason: m".to_owned())
         );
-        // The provider cannot be reached: nobody can tell.
-        assert!(matches!(with(3, "Unknown", "False"), Progress::UnderWay(_)));
+        // The provider cannot be reached.
+        assert!(matches!(with(3, "Unknown", "False"), Progress::Pending(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! How instances are shown to people.
+//! Instances as text.
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -8,15 +8,15 @@ use crate::{
         duration,
         output::{self, or_dash},
     },
-    lifecycle::project,
+    lifecycle::current,
     resources::{
         Instance, InstanceState, Plan,
         conditions::{self, READY},
     },
 };
 
-/// The state that REST shows too: what was just asked for shows at once. `None` for one that nobody looks after, since its
-/// namespace belongs to no account.
+/// The state as in REST, which reflects a new request at once. `None` if the instance is not managed, because its namespace
+/// belongs to no account.
 pub(super) fn state(instance: &Instance) -> Option<InstanceState> {
     let is_orphan = instance
         .status
@@ -25,8 +25,7 @@ pub(super) fn state(instance: &Instance) -> Option<InstanceState> {
     if is_orphan {
         return None;
     }
-    // The time goes into the operation that begins only.
-    project(instance, Timestamp::UNIX_EPOCH).state
+    current(instance).state
 }
 
 /// Reason and message of the Ready condition.
@@ -70,7 +69,7 @@ fn row(instance: &Instance, now: Timestamp) -> Vec<String> {
 /// One instance in full.
 pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
     let spec = &instance.spec;
-    let status = project(instance, Timestamp::UNIX_EPOCH);
+    let status = current(instance);
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
     let in_effect = status.plan.unwrap_or(spec.plan);
     let mut fields = vec![("Name", instance.name_any())];
@@ -84,7 +83,7 @@ pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
         (
             "Why",
             why(instance).map_or_else(
-                || "the operator has not looked at it yet".to_owned(),
+                || "the operator has not processed it yet".to_owned(),
                 |(reason, message)| format!("{reason}: {}", output::printable(message)),
             ),
         ),
@@ -119,7 +118,7 @@ pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
         ("Deletion protection", on_off(spec.deletion_protection)),
         ("Created", ago(instance.created_at())),
         (
-            "On since",
+            "Running since",
             match (status.power, status.started_at) {
                 (Some(crate::resources::PowerState::Running), Some(at)) => ago(at),
                 _ => "-".to_owned(),
@@ -133,7 +132,7 @@ pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
     {
         let kind = operation.kind.as_str().to_lowercase();
         fields.push((
-            "Under way",
+            "Operation",
             format!("{kind}, since {}", ago(operation.started_at)),
         ));
     }
@@ -222,14 +221,15 @@ mod tests {
              ada         web    running   starter   fr-par-1   198.18.0.7   True    5m    Running"
         );
         let fresh = [instance(&json!({}), Value::Null)];
-        let shown = table(&fresh, false, now());
-        assert!(shown.contains("web    provisioning   starter"), "{shown}");
+        let text = table(&fresh, false, now());
+        assert!(text.contains("web    provisioning   starter"), "{text}");
     }
 
     #[test]
-    fn what_was_asked_for_shows_before_the_controller_has_seen_it() {
-        let asked = instance(&json!({ "powerState": "Stopped" }), running());
-        assert_eq!(state(&asked), Some(InstanceState::Stopping));
+    fn a_request_shows_before_the_controller_has_seen_it() {
+        let mut stopping = instance(&json!({ "powerState": "Stopped" }), running());
+        stopping.metadata.generation = Some(3);
+        assert_eq!(state(&stopping), Some(InstanceState::Stopping));
     }
 
     #[test]
@@ -240,20 +240,20 @@ mod tests {
         }]});
         let orphan = instance(&json!({}), status);
         assert_eq!(state(&orphan), None);
-        let shown = description(&orphan, now());
+        let text = description(&orphan, now());
         assert!(
-            shown.contains("Why:                  NoAccount: namespace ada belongs to no Account"),
-            "{shown}"
+            text.contains("Why:                  NoAccount: namespace ada belongs to no Account"),
+            "{text}"
         );
     }
 
     #[test]
-    fn a_description_tells_what_is_and_what_is_awaited() {
+    fn a_description_shows_the_current_and_the_pending_plan() {
         let pending = instance(
             &json!({ "plan": "business", "planChange": "OnReboot", "name": "Web-1" }),
             running(),
         );
-        let shown = description(&pending, now());
+        let text = description(&pending, now());
         for line in [
             "Display name:         Web-1",
             "State:                running",
@@ -262,10 +262,10 @@ mod tests {
             "Pending plan:         business (2 vCPU, 4 GB of memory), with the next reboot, or stop and start",
             "IPv4:                 198.18.0.7",
             "IPv6:                 -",
-            "On since:             2026-11-21T10:03:00Z (2m ago)",
+            "Running since:        2026-11-21T10:03:00Z (2m ago)",
             "  Ready   True     Running   2m",
         ] {
-            assert!(shown.lines().any(|shown| shown == line), "{line}\n{shown}");
+            assert!(text.lines().any(|text| text == line), "{line}\n{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Passes events on as deliveries would: the same bytes, the same headers. Once, though.
+//! Forwards events with the bodies and headers of deliveries, but without retries.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -20,26 +20,25 @@ use crate::{
 };
 
 /// How long a receiver may take, as for a delivery (specification, section 8).
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Most requests under way at once: a laptop's receiver is one process.
-const MAX_SENDING: usize = 16;
-/// Most events that wait for their turn.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of concurrent requests; a receiver on a laptop is one process.
+const MAX_IN_FLIGHT: usize = 16;
+/// Maximum number of queued events.
 const MAX_WAITING: usize = 1_000;
 
-/// Sends events to one URL. Those of one instance go one after the other, in their order; those of others do not wait for
-/// them.
+/// Sends events to one URL: those of one instance one after the other, in order, and those of different instances concurrently.
 pub(super) struct Forwarder {
     http: Client,
     url: Url,
     keys: SigningKeys,
     waiting: VecDeque<Recorded>,
-    /// UIDs of the objects that an event is being sent of.
-    busy: HashSet<String>,
+    /// UIDs of the objects of the events in flight.
+    in_flight_objects: HashSet<String>,
     sending: FuturesUnordered<BoxFuture<'static, (String, String)>>,
 }
 
 impl Forwarder {
-    /// Sends to `url`, signed with `secret`. Certificates are checked against the roots of this machine.
+    /// A forwarder to `url` that signs with `secret` and trusts the system's root certificates.
     pub(super) fn new(url: Url, secret: &str) -> Result<Self, CliError> {
         let roots = if url.scheme() == "https" {
             system_roots()?
@@ -53,11 +52,11 @@ impl Forwarder {
             .with_no_client_auth();
         let http = Client::builder()
             .tls_backend_preconfigured(tls)
-            // As a delivery: straight to the receiver, and no further.
+            // Like a delivery: directly to the receiver, without following redirects.
             .no_proxy()
             .redirect(redirect::Policy::none())
-            .timeout(PATIENCE)
-            // Who writes a receiver restarts it all the time: a kept connection would be a dead one.
+            .timeout(TIMEOUT)
+            // No keep-alive: a receiver under development restarts often.
             .pool_max_idle_per_host(0)
             .build()
             .map_err(|error| CliError::HttpClient(innermost(&error)))?;
@@ -66,12 +65,12 @@ impl Forwarder {
             url,
             keys: SigningKeys::new(secret, None),
             waiting: VecDeque::new(),
-            busy: HashSet::new(),
+            in_flight_objects: HashSet::new(),
             sending: FuturesUnordered::new(),
         })
     }
 
-    /// Sends an event as soon as it is its turn; false if too many wait already.
+    /// Queues an event; returns `false` if the queue is full.
     pub(super) fn push(&mut self, event: Recorded) -> bool {
         let room = self.waiting.len() < MAX_WAITING;
         if room {
@@ -81,19 +80,19 @@ impl Forwarder {
         room
     }
 
-    /// What became of the next event that was sent, in words. Never returns while nothing is being sent.
+    /// The outcome of the next event that was sent, in words. Never returns while nothing is being sent.
     pub(super) async fn next(&mut self) -> String {
         let Some((object, outcome)) = self.sending.next().await else {
             return std::future::pending().await;
         };
-        self.busy.remove(&object);
+        self.in_flight_objects.remove(&object);
         self.start();
         outcome
     }
 
     fn start(&mut self) {
-        while self.sending.len() < MAX_SENDING {
-            let free = |event: &Recorded| !self.busy.contains(&event.object);
+        while self.sending.len() < MAX_IN_FLIGHT {
+            let free = |event: &Recorded| !self.in_flight_objects.contains(&event.object);
             let Some(event) = self
                 .waiting
                 .iter()
@@ -102,14 +101,14 @@ impl Forwarder {
             else {
                 return;
             };
-            self.busy.insert(event.object.clone());
+            self.in_flight_objects.insert(event.object.clone());
             let sent = send(self.http.clone(), self.url.clone(), self.keys.clone(), event);
             self.sending.push(sent.boxed());
         }
     }
 }
 
-/// Sends one event; returns the UID of its object, and what became of it.
+/// Sends one event. Returns the UID of its object, and the outcome.
 async fn send(http: Client, url: Url, keys: SigningKeys, event: Recorded) -> (String, String) {
     let Recorded { object, entry } = event;
     let headers = signature::headers(
@@ -123,13 +122,13 @@ async fn send(http: Client, url: Url, keys: SigningKeys, event: Recorded) -> (St
     let began = Instant::now();
     let outcome = match http.post(url).headers(headers).body(entry.body).send().await {
         Ok(answer) => format!("{} in {} ms", answer.status(), began.elapsed().as_millis()),
-        Err(error) if error.is_timeout() => format!("no answer within {} s", PATIENCE.as_secs()),
+        Err(error) if error.is_timeout() => format!("no answer within {} s", TIMEOUT.as_secs()),
         Err(error) => format!("not delivered: {}", innermost(&error)),
     };
     (object, format!("{}: {outcome}", entry.id))
 }
 
-/// The roots that this machine trusts, or those of `SSL_CERT_FILE`.
+/// The system's root certificates, or those in `SSL_CERT_FILE`.
 fn system_roots() -> Result<RootCertStore, CliError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -137,7 +136,7 @@ fn system_roots() -> Result<RootCertStore, CliError> {
     if roots.is_empty() {
         let errors: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
         return Err(CliError::Certificates(if errors.is_empty() {
-            "this machine has none".to_owned()
+            "there are none".to_owned()
         } else {
             errors.join("; ")
         }));
@@ -145,7 +144,7 @@ fn system_roots() -> Result<RootCertStore, CliError> {
     Ok(roots)
 }
 
-/// A URL that events can be passed on to.
+/// Parses a URL to forward events to.
 pub(super) fn target(text: &str) -> Result<Url, String> {
     let example = "such as http://localhost:8080/hook";
     let url = Url::parse(text).map_err(|error| format!("{error}; must be a URL, {example}"))?;
@@ -153,7 +152,7 @@ pub(super) fn target(text: &str) -> Result<Url, String> {
         return Err(format!("must begin with http:// or https://, {example}"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("must not have a user name or password: what is passed on is signed".to_owned());
+        return Err("must not have a user name or password; forwarded events are signed instead".to_owned());
     }
     Ok(url)
 }

@@ -44,18 +44,17 @@ Examples:
   stellage listen --account ada --events instance.started,instance.stopped --output json
   stellage listen --account ada --forward http://localhost:8080/hook --secret whsec_…
 
-Each event is passed on once, whatever the answer is: unlike deliveries to a webhook, nothing is sent again.
+Each event is forwarded once, whatever the answer is; unlike deliveries to a webhook, it is never retried.
 
-Events that were recorded before the start are not shown, nor those that come and go while the API server is out of reach \
-for long.
+Events recorded before the start are not shown, nor events that are cleared while the API server is unreachable.
 
-The certificate of an https receiver is checked against the system's roots, or those in the file that SSL_CERT_FILE names.";
+The certificate of an https receiver is checked against the system's root certificates, or those in SSL_CERT_FILE.";
 
 /// Print the events of an account as they happen.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ListenArgs {
-    /// Account whose events these are
+    /// Account whose events to print
     #[arg(long)]
     account: String,
 
@@ -63,11 +62,11 @@ pub struct ListenArgs {
     #[arg(long, value_name = "TYPE,…", value_enum, value_delimiter = ',')]
     events: Vec<EventType>,
 
-    /// Where each event is POSTed to, with the body and the headers of a delivery
+    /// URL to POST each event to, with the body and the headers of a delivery
     #[arg(long, value_name = "URL", value_parser = forward::target)]
     forward: Option<Url>,
 
-    /// Secret that signs what is passed on [default: a new one, printed at the start]
+    /// Secret to sign forwarded events with [default: a new one, printed at the start]
     #[arg(
         long,
         env = "STELLAGE_WEBHOOK_SECRET",
@@ -76,7 +75,7 @@ pub struct ListenArgs {
     )]
     secret: Option<String>,
 
-    /// How events are printed: text, or json for their bodies as they are delivered
+    /// Output format: text, or json for the bodies as they are delivered
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -93,7 +92,7 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
         ),
     })?;
     let instances = Api::<DeserializeGuard<Instance>>::namespaced(cluster.client.clone(), namespace);
-    // A watch tries again whatever the error is; what is wrong from the start is told here.
+    // A watch retries after any error, so report errors that exist from the start here.
     cluster
         .call(
             &format!("list instances in namespace {namespace}"),
@@ -103,12 +102,12 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
 
     let given = args.secret.is_some();
     let secret = args.secret.unwrap_or_else(signature::new_secret);
-    let passed_on = args.forward.as_ref().map_or_else(String::new, |url| {
-        let which = if given { "that was given" } else { &secret };
-        format!("\nEach is passed on to {url}, signed with the secret {which}")
+    let forwarding = args.forward.as_ref().map_or_else(String::new, |url| {
+        let which = if given { "given" } else { &secret };
+        format!("\nEach is forwarded to {url}, signed with the secret {which}")
     });
     let welcome = format!(
-        "Listening to the events of account {} in namespace {namespace}.{passed_on}",
+        "Listening to the events of account {} in namespace {namespace}.{forwarding}",
         args.account
     );
     let mut listener = Listener {
@@ -126,21 +125,21 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What `stellage listen` does with events.
+/// The state of `stellage listen`.
 struct Listener {
-    /// The types that are wanted; all if it is empty.
+    /// The event types to show; all if empty.
     types: Vec<EventType>,
     output: Output,
     forwarder: Option<Forwarder>,
-    /// Printed once nothing is missed any more.
+    /// Printed once the watch has started, so that no event is missed after it.
     welcome: Option<String>,
     outboxes: Outboxes,
-    /// Whether the last thing that the watch told is an error: each outage is told of once.
+    /// Whether the watch is failing, so that each outage is reported once.
     is_failing: bool,
 }
 
 impl Listener {
-    /// Until nobody reads any more, as in `| head`.
+    /// Prints events until stdout is closed, as with `| head`.
     async fn listen(&mut self, instances: Api<DeserializeGuard<Instance>>) {
         let backoff = ExponentialBuilder::new()
             .with_min_delay(watch::MIN_BACKOFF)
@@ -165,7 +164,7 @@ impl Listener {
         }
     }
 
-    /// Takes note of what the watch tells.
+    /// Handles a change from the watch.
     fn changed(
         &mut self,
         change: watcher::Result<watcher::Event<DeserializeGuard<Instance>>>,
@@ -175,14 +174,14 @@ impl Listener {
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     output::note(&format!(
-                        "the watch failed, and is tried again until it works: {}",
+                        "lost the connection to the API server; reconnecting: {}",
                         innermost(&error)
                     ));
                 }
                 return Ok(());
             }
         };
-        // A list that begins says nothing yet.
+        // The beginning of a list does not prove that the API server works again.
         self.is_failing &= matches!(change, watcher::Event::Init);
         for event in self.outboxes.changed(change) {
             if self.types.is_empty() || self.types.contains(&event.entry.event_type) {
@@ -207,14 +206,14 @@ impl Listener {
             && !forwarder.push(event)
         {
             output::note(&format!(
-                "{id}: not passed on: too many events wait for the receiver"
+                "{id}: not forwarded: too many events are waiting for the receiver"
             ));
         }
         Ok(())
     }
 }
 
-/// What became of the next event that was passed on. Never returns if none is.
+/// The outcome of the next forwarded event. Never returns if none is being forwarded.
 async fn outcome(forwarder: &mut Option<Forwarder>) -> String {
     match forwarder {
         Some(forwarder) => forwarder.next().await,
@@ -222,7 +221,7 @@ async fn outcome(forwarder: &mut Option<Forwarder>) -> String {
     }
 }
 
-/// An event as a line for people: when, what, its id, and the instance's name and status.
+/// An event as a line for people: its time, type and id, and the instance's name and status.
 fn describe(entry: &OutboxEntry) -> String {
     let body: Value = serde_json::from_str(&entry.body).unwrap_or_default();
     let instance = |key: &str| body["data"]["instance"][key].as_str().unwrap_or("-");
@@ -241,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_when_what_and_of_which_instance() {
+    fn a_line_has_the_time_type_id_and_instance_of_an_event() {
         let mut entry = OutboxEntry {
             id: "evt_1".into(),
             event_type: EventType::InstanceStarted,

@@ -1,4 +1,4 @@
-//! Which events are new.
+//! Finds new events in the outboxes of instances.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,30 +9,30 @@ use crate::{events::OutboxEntry, resources::Instance};
 /// An event that was just recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// UID of the object that it is about.
+    /// UID of the instance.
     pub(super) object: String,
     /// The event.
     pub(super) entry: OutboxEntry,
 }
 
-/// What was in the outboxes when they were last seen. A watch shows every version of an object in turn, so what was not in
-/// the last one is new; and it takes no more memory than the outboxes themselves.
+/// The events in the outboxes as last seen. A watch shows the versions of an object in order, so an event that was not in the
+/// last version is new. Memory use is bounded by the size of the outboxes.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     seen: HashMap<String, HashSet<String>>,
-    /// While objects are listed: those that are still there.
+    /// The outboxes of the list being received.
     listed: HashMap<String, HashSet<String>>,
-    /// Whether they were all listed once. What the first list shows was recorded before.
+    /// Whether the first list is complete. Its events were recorded before the start, so they are not new.
     started: bool,
 }
 
 impl Outboxes {
-    /// Whether everything that was there at the start is known.
+    /// Whether the first list is complete.
     pub(super) const fn has_started(&self) -> bool {
         self.started
     }
 
-    /// The events that are new with this change.
+    /// Applies a change and returns the new events.
     pub(super) fn changed(&mut self, change: Event<DeserializeGuard<Instance>>) -> Vec<Recorded> {
         match change {
             Event::Init => {
@@ -44,7 +44,7 @@ impl Outboxes {
                 if !self.started {
                     return Vec::new();
                 }
-                // Remembered at once: the list may break off and begin again.
+                // Remember them at once: the list may fail and start again.
                 let new = self.unseen(&instance);
                 remember(&mut self.seen, &instance);
                 new
@@ -64,7 +64,7 @@ impl Outboxes {
                 self.seen.remove(&instance.uid().unwrap_or_default());
                 new
             }
-            // What does not parse is left alone by the operator too, until it does.
+            // The operator, too, ignores objects that do not match their schema.
             Event::InitApply(_) | Event::Apply(_) | Event::Delete(_) => Vec::new(),
         }
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_that_is_recorded_after_the_start_is_new_once() {
+    fn each_event_recorded_after_the_start_is_new_once() {
         let mut outboxes = started(&[("a", &["old"])]);
         assert_eq!(
             new_in(&mut outboxes, Event::Apply(instance("a", &["old", "1", "2"]))),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_new_list_only_what_came_meanwhile_is_new() {
+    fn after_a_new_list_only_events_recorded_since_are_new() {
         let mut outboxes = started(&[("a", &["old"]), ("gone", &["x"])]);
         new_in(&mut outboxes, Event::Apply(instance("a", &["old", "1"])));
         new_in(&mut outboxes, Event::Init);
@@ -173,7 +173,7 @@ mod tests {
             ),
             ["meanwhile"]
         );
-        // The list breaks off and begins again.
+        // The list fails and starts again.
         new_in(&mut outboxes, Event::Init);
         let again = Event::InitApply(instance("a", &["old", "1", "meanwhile"]));
         assert!(new_in(&mut outboxes, again).is_empty());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn outboxes_that_are_empty_or_gone_take_no_memory() {
+    fn empty_and_deleted_outboxes_take_no_memory() {
         let mut outboxes = started(&[("a", &["1"]), ("b", &["2"]), ("c", &["3"])]);
         new_in(&mut outboxes, Event::Apply(instance("a", &[])));
         new_in(&mut outboxes, Event::Delete(instance("b", &["2"])));

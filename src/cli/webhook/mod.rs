@@ -1,4 +1,4 @@
-//! `stellage webhook …`: see how webhooks fare, try them out, enable them again, rotate their secrets.
+//! `stellage webhook …`: show the health of webhooks, test and enable them, rotate their secrets.
 
 mod rotate;
 mod view;
@@ -40,22 +40,22 @@ use crate::{
 
 /// List, show, test and enable webhooks, and rotate their secrets.
 ///
-/// Each command acts as you, with the rights that you have with kubectl.
+/// Each command uses your kubectl rights.
 #[derive(Debug, Subcommand)]
 pub enum WebhookCommand {
     /// List webhooks
     #[command(visible_alias = "ls", after_help = LIST)]
     List(ListArgs),
-    /// Show one webhook: its health and why, its last success and failure, what waits; never its secret
+    /// Show one webhook: its health and the reason, last success and failure, and counters; not its secret
     #[command(after_help = SHOW)]
     Show(ShowArgs),
-    /// Send an example of an event, once; also to a webhook that is disabled
+    /// Send a test event, once; also works on a disabled webhook
     #[command(after_help = TEST)]
     Test(TestArgs),
-    /// Enable a webhook again that was disabled or is not active
+    /// Enable a webhook that was disabled or is not active
     #[command(after_help = ENABLE)]
     Enable(EnableArgs),
-    /// Replace the signing secret and print the new one, this once and never again
+    /// Replace the signing secret and print the new one; it is shown only once
     #[command(after_help = rotate::EXAMPLES)]
     RotateSecret(RotateArgs),
 }
@@ -81,7 +81,7 @@ pub struct ListArgs {
     #[command(flatten)]
     place: InNamespaces,
 
-    /// How the result is printed: text for a table, or json for the objects
+    /// Output format: text for a table, json for the objects
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -96,12 +96,12 @@ pub struct ShowArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
 
-/// Send an example of an event.
+/// Send a test event.
 #[derive(Args, Debug)]
 pub struct TestArgs {
     /// Name or id of the webhook
@@ -111,19 +111,19 @@ pub struct TestArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// Type of the event, one of the webhook's [default: its first]
+    /// Type of the event, one of the webhook's types [default: its first]
     #[arg(long = "type", value_name = "TYPE", value_enum)]
     event_type: Option<EventType>,
 
     #[command(flatten)]
     waiting: Waiting,
 
-    /// How the result is printed: text, or json for the delivery
+    /// Output format: text, or json for the delivery
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
 
-/// Enable a webhook again.
+/// Enable a webhook.
 #[derive(Args, Debug)]
 pub struct EnableArgs {
     /// Name or id of the webhook
@@ -136,7 +136,7 @@ pub struct EnableArgs {
     #[command(flatten)]
     waiting: Waiting,
 
-    /// How the result is printed: text, or json for the object
+    /// Output format: text, or json for the object
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -190,19 +190,22 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let sent = cluster
         .call(&doing, api.create(&PostParams::default(), &example))
         .await?;
-    let begun = format!("an example of {event_type} is being sent to {}", webhook.spec.url);
+    let begun = format!(
+        "a test event of type {event_type} is being sent to {}",
+        webhook.spec.url
+    );
     delivery::finish(cluster, sent, args.waiting, args.output, &begun).await
 }
 
-/// Why nothing can be tried out, and what to do.
+/// The error if a webhook cannot be tested: the reason and the fix.
 fn unsuitable_test(webhook: &Webhook, namespace: &str) -> CliError {
     let name = webhook.name_any();
     if webhook.spec.active {
         let types: Vec<_> = webhook.spec.events.iter().map(|event| event.as_str()).collect();
         return CliError::WrongState {
             what: format!("webhook {name}"),
-            why: "is sent no events of this type".to_owned(),
-            fix: format!("--type must be one of its own: {}.", types.join(", ")),
+            why: "does not subscribe to this event type".to_owned(),
+            fix: format!("--type must be one of its types: {}.", types.join(", ")),
         };
     }
     CliError::WrongState {
@@ -231,7 +234,7 @@ async fn enable(cluster: &Cluster, args: &EnableArgs) -> Result<(), CliError> {
     }
 }
 
-/// What enables a webhook; `None` for one that is enabled already.
+/// The patch that enables a webhook; `None` if it is enabled already.
 fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
     let on = WebhookChange {
         active: Some(true),
@@ -241,23 +244,23 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
     merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, None)
 }
 
-/// How far a webhook is on its way to be sent to.
+/// How far the operator has come with enabling a webhook.
 fn enabled(webhook: &Webhook) -> Progress {
     if webhook.is_deleting() {
         return Progress::Failed("is being deleted".to_owned());
     }
     let status = webhook.status.as_ref().filter(|status| {
-        // Any other describes an earlier spec.
+        // Ignore a status of an earlier spec.
         status.observed_generation == webhook.metadata.generation
     });
     let Some(ready) = status.and_then(|status| find(&status.conditions, READY)) else {
-        return Progress::UnderWay("waiting for the operator".to_owned());
+        return Progress::Pending("waiting for the operator".to_owned());
     };
-    let told = format!("{}: {}", ready.reason, ready.message);
+    let seen = format!("{}: {}", ready.reason, ready.message);
     match ready.status.as_str() {
         "True" => Progress::Done,
-        "False" => Progress::Failed(format!("is enabled, but cannot be sent to: {told}")),
-        _ => Progress::UnderWay(told),
+        "False" => Progress::Failed(format!("is enabled, but nothing can be sent to it: {seen}")),
+        _ => Progress::Pending(seen),
     }
 }
 
@@ -280,22 +283,22 @@ mod tests {
     }
 
     #[test]
-    fn a_webhook_is_enabled_once_its_status_says_so_of_the_present_spec() {
+    fn a_webhook_is_enabled_once_the_status_of_the_current_spec_says_so() {
         assert_eq!(enabled(&webhook(3, "True")), Progress::Done);
-        assert!(matches!(enabled(&webhook(2, "True")), Progress::UnderWay(_)));
-        assert!(matches!(enabled(&webhook(3, "Unknown")), Progress::UnderWay(_)));
+        assert!(matches!(enabled(&webhook(2, "True")), Progress::Pending(_)));
+        assert!(matches!(enabled(&webhook(3, "Unknown")), Progress::Pending(_)));
         assert_eq!(
             enabled(&webhook(3, "False")),
-            Progress::Failed("is enabled, but cannot be sent to: Reason: m".to_owned())
+            Progress::Failed("is enabled, but nothing can be sent to it: Reason: m".to_owned())
         );
     }
 
     #[test]
-    fn a_test_that_cannot_be_sent_says_what_to_do() {
+    fn a_test_that_cannot_be_sent_names_the_fix() {
         let mut webhook = webhook(3, "True");
         let error = unsuitable_test(&webhook, "ada").to_string();
         assert!(
-            error.contains("--type must be one of its own: instance.created"),
+            error.contains("--type must be one of its types: instance.created"),
             "{error}"
         );
         webhook.spec.active = false;

@@ -1,4 +1,4 @@
-//! `stellage webhook rotate-secret`: one guarded write of the Secret, as REST does it.
+//! `stellage webhook rotate-secret`: one guarded write of the Secret, as in REST.
 
 use std::{io::Read as _, path::PathBuf, time::Duration};
 
@@ -25,9 +25,9 @@ use crate::{
     service::webhooks::{SecretChange, random_secret},
 };
 
-/// Reads and writes of one Secret before a command gives way to whoever else changes it.
+/// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// Longest overlap, as through REST: a week.
+/// Longest overlap, as in REST: a week.
 const MAX_OVERLAP: Duration = Duration::from_secs(604_800);
 
 pub(super) const EXAMPLES: &str = "\
@@ -36,7 +36,8 @@ Examples:
   stellage webhook rotate-secret orders -n ada --overlap 0s --output json
   openssl rand -hex 32 | stellage webhook rotate-secret orders -n ada --secret-file -";
 
-/// Replace the signing secret. It alone goes to stdout; while the overlap lasts, deliveries are signed with the old one too.
+/// Replace the signing secret. Only the new secret goes to stdout. During the overlap, deliveries are also signed with the old
+/// one.
 #[derive(Args, Debug)]
 pub struct RotateArgs {
     /// Name or id of the webhook
@@ -46,19 +47,19 @@ pub struct RotateArgs {
     #[command(flatten)]
     place: InNamespace,
 
-    /// The new secret, 1 to 255 characters; others on this machine may see it in the list of processes [default: a random one]
+    /// The new secret, 1 to 255 characters; visible to other users in the process list [default: random]
     #[arg(long, value_parser = secret::parse)]
     secret: Option<String>,
 
-    /// File with the new secret, without the line break at its end; - for stdin
+    /// File with the new secret; - for stdin. A line break at the end is removed
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
 
-    /// How long webhook-signature lists the signature of the old secret too: 0s to 7d
+    /// How long webhook-signature also lists the old secret's signature: 0s to 7d
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = overlap)]
     overlap: Duration,
 
-    /// How the result is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -72,7 +73,7 @@ fn overlap(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A rotation as JSON shows it.
+/// The JSON form of a rotation.
 #[derive(Serialize)]
 struct Rotated<'a> {
     name: &'a str,
@@ -105,16 +106,16 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
     }
     output::line(&secret);
     let until = previous_until.map_or_else(
-        || "the old one signs nothing any more".to_owned(),
-        |until| format!("until {until} webhook-signature lists the old one's signature too"),
+        || "the old one no longer signs".to_owned(),
+        |until| format!("webhook-signature also lists the old one's signature until {until}"),
     );
     output::note(&format!(
-        "This is the new signing secret of webhook {name}; {until}. Keep it now: it is never shown again."
+        "This is the new signing secret of webhook {name}; {until}. Store it now; it will not be shown again."
     ));
     let others = others_with(cluster, &webhook, namespace).await?;
     if !others.is_empty() {
         output::note(&format!(
-            "It also signs for the webhooks that name the same Secret {}: {}.",
+            "The Secret {} is shared: the new secret also signs for webhooks {}.",
             webhook.spec.secret_ref.name,
             others.join(", ")
         ));
@@ -122,7 +123,7 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
     Ok(())
 }
 
-/// Up to when the old secret signs too, in whole seconds; `None` without an overlap.
+/// Until when the old secret also signs, in whole seconds; `None` without an overlap.
 fn expiry(overlap: Duration, now: Timestamp) -> Option<Timestamp> {
     let overlap = SignedDuration::try_from(overlap)
         .ok()
@@ -147,12 +148,12 @@ fn read_secret(path: &PathBuf) -> Result<String, CliError> {
     let text = text.strip_suffix('\n').unwrap_or(&text);
     secret::parse(text.strip_suffix('\r').unwrap_or(text)).map_err(|why| CliError::Value {
         flag: "--secret-file",
-        why: format!("what is in it {why}"),
+        why: format!("its content {why}"),
     })
 }
 
-/// Writes the Secret, for the version that was read: a secret that somebody else made meanwhile is never lost unseen. Returns
-/// whether there was an old one that signs too.
+/// Writes the Secret, guarded by the version that was read, so that a concurrent rotation is never overwritten. Returns whether
+/// an old secret also signs.
 async fn write(
     cluster: &Cluster,
     webhook: &Webhook,
@@ -177,7 +178,7 @@ async fn write(
                 return Err(CliError::WrongState {
                     what: format!("Secret {name}"),
                     why: "is immutable, so its secret cannot be rotated".to_owned(),
-                    fix: "Make another Secret, and name it in the webhook's spec.secretRef.".to_owned(),
+                    fix: "Create another Secret, and refer to it in the webhook's spec.secretRef.".to_owned(),
                 });
             }
             Some(before) => {
@@ -204,7 +205,7 @@ async fn write(
     Err(CliError::Contended(format!("Secret {name}")))
 }
 
-/// Has the operator read the Secret at once. Who may not change the webhook waits for up to ten seconds.
+/// Makes the operator read the Secret at once, by annotating the webhook. If that fails, it reads the Secret within ten seconds.
 async fn announce(cluster: &Cluster, webhook: &Webhook, namespace: &str, secret: &Secret) {
     let api = Api::<Webhook>::namespaced(cluster.client.clone(), namespace);
     let patch = json!({ "metadata": {
@@ -214,13 +215,11 @@ async fn announce(cluster: &Cluster, webhook: &Webhook, namespace: &str, secret:
     let (name, params, patch) = (webhook.name_any(), PatchParams::default(), Patch::Merge(&patch));
     let announced = cluster.call("announce the new secret", api.patch(&name, &params, &patch));
     if announced.await.is_err() {
-        output::note(
-            "The operator could not be told at once: it signs with the new secret in some ten seconds.",
-        );
+        output::note("Cannot notify the operator; it will sign with the new secret in about ten seconds.");
     }
 }
 
-/// Names of the other webhooks that take their secret from the same place.
+/// Names of the other webhooks that use the same secret.
 async fn others_with(cluster: &Cluster, webhook: &Webhook, namespace: &str) -> Result<Vec<String>, CliError> {
     let all: Vec<Webhook> = objects::list(cluster, Some(namespace), &ListParams::default()).await?;
     let others = all.iter().filter(|other| {
@@ -234,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_overlap_is_a_week_at_most_and_none_is_no_overlap() {
+    fn an_overlap_is_at_most_a_week_and_zero_means_none() {
         assert_eq!(overlap("7d"), Ok(MAX_OVERLAP));
         assert!(overlap("8d").is_err() && overlap("1y").is_err());
         let now: Timestamp = "2026-11-21T10:00:00.5Z".parse().unwrap();
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_from_a_file_loses_its_line_break_and_nothing_else() {
+    fn a_secret_from_a_file_loses_only_its_final_line_break() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_owned();
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! How webhooks are shown to people.
+//! Webhooks as text.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -67,20 +67,26 @@ fn row(webhook: &Webhook, now: Timestamp) -> Vec<String> {
     ]
 }
 
-/// Its health in a word, and why. Beside what REST says: `inactive`, and `unknown` until the operator has looked.
+/// The health in a word, and the reason. In addition to the values of REST: `inactive`, and `unknown` until the operator has
+/// processed the webhook.
 fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
-    let (health, why) = health(webhook);
+    let (health, complaint) = health(webhook);
     let ready = condition(webhook, READY);
     if health == Health::Healthy && !webhook.spec.active {
-        let why = "nothing is recorded or sent, since it is not active";
+        let why = "it is not active, so no events are recorded or sent";
         return ("inactive", why.to_owned());
     }
     if health == Health::Healthy && ready.is_none_or(|ready| ready.status != "True") {
-        let why = ready.map_or("the operator has not looked at it yet", |ready| &ready.message);
+        let why = ready.map_or("the operator has not processed it yet", |ready| &ready.message);
         return ("unknown", why.to_owned());
     }
-    let why = why.or_else(|| condition(webhook, HEALTHY).map(|healthy| healthy.message.as_str()));
-    (health.as_str(), why.unwrap_or_default().to_owned())
+    let why = match complaint {
+        Some(complaint) => format!("{}: {}", complaint.reason, complaint.message),
+        None => condition(webhook, HEALTHY).map_or_else(String::new, |healthy| {
+            format!("{}: {}", healthy.reason, healthy.message)
+        }),
+    };
+    (health.as_str(), why)
 }
 
 /// One webhook in full, without its secret.
@@ -104,8 +110,8 @@ pub(super) fn description(webhook: &Webhook, now: Timestamp) -> String {
     ];
     if let Some(disabled) = webhook.disabled() {
         let stellage = program();
-        let told = match (disabled.notified_at, &disabled.notification_error) {
-            (Some(at), _) => format!("by e-mail at {at:.0}"),
+        let notified = match (disabled.notified_at, &disabled.notification_error) {
+            (Some(at), _) => format!("{at:.0}"),
             (None, Some(error)) => format!("not yet: {error}"),
             (None, None) => "not yet".to_owned(),
         };
@@ -115,11 +121,11 @@ pub(super) fn description(webhook: &Webhook, now: Timestamp) -> String {
                 "Disabled by",
                 format!("delivery {}", ids::delivery_id(&disabled.delivery)),
             ),
-            ("Account told", output::printable(&told)),
+            ("E-mail sent", output::printable(&notified)),
             (
                 "To do",
                 format!(
-                    "mend the receiver, try it: {stellage} webhook test {name} -n {namespace} --wait\n\
+                    "fix the receiver and test it: {stellage} webhook test {name} -n {namespace} --wait\n\
                      then: {stellage} webhook enable {name} -n {namespace}"
                 ),
             ),
@@ -144,7 +150,7 @@ pub(super) fn description(webhook: &Webhook, now: Timestamp) -> String {
         ),
     ]);
     if let Some(until) = status.previous_secret_expires_at.filter(|until| *until > now) {
-        fields.push(("Old secret", format!("signs too until {until:.0}")));
+        fields.push(("Old secret", format!("also signs until {until:.0}")));
     }
     fields.push(("Created", ago(webhook.created_at())));
     output::description(&fields)
@@ -179,7 +185,7 @@ mod tests {
         let condition = |type_: &str, (status, reason): (&str, &str)| {
             json!({
                 "type": type_, "status": status, "reason": reason, "message": "m",
-                "lastTransitionTime": "2026-11-21T10:00:00Z",
+                "lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 3,
             })
         };
         json!([condition("Ready", ready), condition("Healthy", healthy)])
@@ -230,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn a_description_says_why_and_what_to_do_and_no_secret() {
+    fn a_description_shows_the_reason_and_the_fix_but_no_secret() {
         let status = json!({
             "disabled": disabled(), "pending": 1, "held": 7, "dropped": 2, "lastSuccessAt": "2026-11-21T10:03:00Z",
             "lastFailureAt": "2026-11-21T10:04:00Z", "lastFailure": "answered \u{1b}[31m410",
             "previousSecretExpiresAt": "2026-11-22T10:00:00Z",
         });
-        let shown = description(&webhook(true, &status), now());
+        let text = description(&webhook(true, &status), now());
         for line in [
             "Health:           disabled",
             "Why:              Gone: the receiver answered 410",
@@ -246,17 +252,17 @@ mod tests {
             "Last error:       answered \\u{1b}[31m410",
             "Held:             7",
             "Dropped:          2",
-            "Old secret:       signs too until 2026-11-22T10:00:00Z",
+            "Old secret:       also signs until 2026-11-22T10:00:00Z",
         ] {
-            assert!(shown.lines().any(|shown| shown == line), "{line}\n{shown}");
+            assert!(text.lines().any(|text| text == line), "{line}\n{text}");
         }
     }
 
     #[test]
     fn a_list_has_the_columns_of_kubectl_and_the_reason() {
         let status = json!({ "conditions": conditions(("True", "Active"), ("True", "NotTried")) });
-        let shown = table(&[webhook(true, &status)], false, now());
-        let row = shown.lines().nth(1).unwrap();
+        let text = table(&[webhook(true, &status)], false, now());
+        let row = text.lines().nth(1).unwrap();
         let cells: Vec<_> = row.split_whitespace().collect();
         assert_eq!(
             cells,

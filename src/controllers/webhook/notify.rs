@@ -87,7 +87,7 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
             if let Some(cached) = cached.filter(|cached| cached.tells_of(&disabled)) {
                 cached.notification = Some(Notification {
                     disabled_at: disabled.at,
-                    result: result.map(|()| now.wall).map_err(|error| error.told()),
+                    result: result.map(|()| now.wall).map_err(|error| error.public_message()),
                 });
                 state.dirty.insert(key.clone());
             }

@@ -39,14 +39,14 @@ pub struct CreateKey {
 }
 
 impl CreateKey {
-    /// Reads a request; 422 names every invalid field.
-    fn read(mut fields: Fields, now: Timestamp) -> Result<Self, ApiError> {
+    /// Reads a request; 422 naming everything that is wrong. Without `now` any time will do: a repeated request may come after it.
+    fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<Self, ApiError> {
         let scope = fields.string("scope", &|text| match text {
             "read" | "write" => Ok(()),
             _ => Err("must be read or write"),
         });
         let expires_at = fields.string("expires_at", &|text| match text.parse::<Timestamp>() {
-            Ok(time) if time > now => Ok(()),
+            Ok(time) if now.is_none_or(|now| time > now) => Ok(()),
             Ok(_) => Err("must be in the future"),
             Err(_) => Err("must be an RFC 3339 time such as 2027-02-21T10:00:00Z"),
         });
@@ -117,7 +117,8 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_optional_body(request).await?;
-    let body = CreateKey::read(post.fields, app.service.now())?;
+    let now = post.idempotent.is_none().then(|| app.service.now());
+    let body = CreateKey::read(post.fields, now)?;
     let created = app
         .service
         .create_key(
@@ -190,7 +191,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<CreateKey, ApiError> {
         let now = "2026-11-22T10:00:00Z".parse().unwrap();
-        CreateKey::read(fields(&body.to_string())?, now)
+        CreateKey::read(fields(&body.to_string())?, Some(now))
     }
 
     #[test]

@@ -147,7 +147,17 @@ impl ChangeWebhook {
             active: fields.boolean("active"),
             secret: read_secret(&mut fields),
         };
-        for field in ["id", "created_at"] {
+        for field in [
+            "id",
+            "created_at",
+            "health",
+            "health_message",
+            "last_success_at",
+            "last_failure_at",
+            "pending",
+            "held",
+            "dropped",
+        ] {
             fields.immutable(field, "cannot be set by clients");
         }
         fields.immutable(

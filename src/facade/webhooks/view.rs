@@ -1,5 +1,7 @@
 //! Webhooks as answers show them (specification, section 2.4; decisions, section 6).
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
@@ -45,7 +47,7 @@ pub struct WebhookView<'a> {
         nullable = false,
         example = "the last attempt failed: the receiver answered 503"
     )]
-    health_message: Option<&'a str>,
+    health_message: Option<Cow<'a, str>>,
     /// When a delivery last succeeded; `null` if none has.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:02:31Z")]
     last_success_at: Option<Seconds>,
@@ -111,15 +113,14 @@ impl<'a> WebhookView<'a> {
     pub fn of(item: &'a IndexedWebhook) -> Self {
         let webhook = &*item.webhook;
         let status = webhook.status.as_ref();
-        let (health, health_message) = health(webhook);
-        let health = health.as_str();
+        let (health, complaint) = health(webhook);
         Self {
             id: item.id,
             url: &webhook.spec.url,
             events: &webhook.spec.events,
             active: webhook.is_active(),
-            health,
-            health_message,
+            health: health.as_str(),
+            health_message: complaint.map(|complaint| complaint.for_api()),
             last_success_at: status.and_then(|status| status.last_success_at).map(Seconds),
             last_failure_at: status.and_then(|status| status.last_failure_at).map(Seconds),
             pending: status.map_or(0, |status| status.pending),
@@ -188,7 +189,7 @@ fn webhook_id() -> RefOr<Schema> {
 fn webhook_health() -> RefOr<Schema> {
     schema(&json!({
         "type": "string", "enum": Health::ALL.map(Health::as_str),
-        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed; it will be retried. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410.",
+        "description": "`healthy`: the last attempt succeeded, or nothing was sent yet. `failing`: the last attempt failed. `blocked`: nothing can be sent because of a problem with the URL or the Secret. `disabled`: all retries failed, or the receiver answered 410.",
     }))
 }
 

@@ -317,7 +317,7 @@ mod tests {
             }
             if let Some((status, reason)) = ready {
                 webhook["status"]["conditions"] = json!([{
-                    "type": "Ready", "status": status, "reason": reason, "message": "",
+                    "type": "Ready", "status": status, "reason": reason, "message": "", "observedGeneration": 1,
                     "lastTransitionTime": "2026-11-22T10:00:00Z",
                 }]);
             }

@@ -8,11 +8,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use parking_lot::RwLock;
 
 use crate::{
-    lifecycle::project,
+    lifecycle::current,
     resources::{Instance, InstanceSpec, InstanceState, Plan},
     service::{
         id::{InstanceId, PublicId as _},
@@ -57,8 +56,7 @@ impl Indexed for IndexedInstance {
     const WORD: &'static str = "instance";
 
     fn of(instance: Arc<Instance>) -> Self {
-        // The time only matters for an operation that begins now, which is not part of the answers.
-        let status = project(&instance, Timestamp::UNIX_EPOCH);
+        let status = current(&instance);
         Self {
             id: InstanceId::of(&instance),
             state: status.state.unwrap_or(InstanceState::Provisioning),
@@ -182,11 +180,19 @@ impl InstanceIndex {
             .unwrap_or(usize::MAX)
             .saturating_mul(limit);
         if filter.scans() {
-            // Scans only the account's own instances, so its quota bounds the cost.
-            let matching = list.iter().rev().filter_map(|slot| namespace.at(*slot));
-            let mut matching = matching.filter(|item| filter.has_name_and_tag(&item.instance));
+            let candidates: Vec<_> = list
+                .iter()
+                .rev()
+                .filter_map(|slot| namespace.at(*slot))
+                .cloned()
+                .collect();
+            // Comparing takes longer than copying, and everybody waits for this lock.
+            drop(namespaces);
+            let mut matching = candidates
+                .into_iter()
+                .filter(|item| filter.has_name_and_tag(&item.instance));
             let before = matching.by_ref().take(skip).count();
-            let page: Vec<_> = matching.by_ref().take(limit).cloned().collect();
+            let page: Vec<_> = matching.by_ref().take(limit).collect();
             let total = before + page.len() + matching.count();
             return (page, total);
         }

@@ -17,10 +17,10 @@ use serde_json::Value;
 pub use self::{
     calls::ApiCalls,
     create::{Created, KeyedCreate},
+    locks::KeyedLocks,
     modify::{Verdict, contended, merge_patch, pause},
 };
 
-use self::locks::KeyedLocks;
 use super::index::{Index, Indexed, Object as _, ObjectOf};
 use crate::runtime::{client::CallError, watch};
 

@@ -1,5 +1,7 @@
 //! The health of a webhook's deliveries.
 
+use std::borrow::Cow;
+
 use crate::resources::{
     Webhook,
     conditions::{self, READY},
@@ -11,7 +13,7 @@ use crate::resources::{
 pub enum Health {
     /// The last attempt succeeded, or nothing was sent yet.
     Healthy,
-    /// The last attempt failed; it will be retried.
+    /// The last attempt failed.
     Failing,
     /// Nothing can be sent because of a problem with the URL or the Secret.
     Blocked,
@@ -35,25 +37,67 @@ impl Health {
 }
 
 /// The health of a webhook's deliveries, and the reason if they are not healthy.
-pub fn health(webhook: &Webhook) -> (Health, Option<&str>) {
+/// Why a webhook is not healthy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Complaint<'a> {
+    /// The reason in the conditions.
+    pub reason: &'a str,
+    /// For people who use `kubectl`.
+    pub message: &'a str,
+}
+
+impl<'a> Complaint<'a> {
+    /// The same for people who use the API: without the fields of the object, and with what the API can do about it.
+    pub fn for_api(&self) -> Cow<'a, str> {
+        match self.reason {
+            "SecretMissing" | "SecretUnusable" => {
+                Cow::Borrowed("the signing secret is missing or cannot be used; rotate it to get a new one")
+            }
+            _ if self.message.contains("spec.") => Cow::Owned(self.message.replace("spec.", "")),
+            _ => Cow::Borrowed(self.message),
+        }
+    }
+}
+
+/// The health of a webhook, and why it is not healthy. It follows from the status, as far as that is about the present spec.
+pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
     if let Some(disabled) = webhook.disabled() {
-        return (Health::Disabled, Some(&disabled.message));
+        let complaint = Complaint {
+            reason: disabled.reason.as_str(),
+            message: &disabled.message,
+        };
+        return (Health::Disabled, Some(complaint));
     }
-    let conditions = webhook.status.as_ref().map(|status| status.conditions.as_slice());
-    let complaint = |type_| {
-        conditions::find(conditions.unwrap_or_default(), type_)
-            .filter(|found| found.status == "False")
-            // Ignore a disablement that the spec has ended already, but the status still shows.
-            .filter(|found| found.reason != "Disabled")
-            .map(|found| found.message.as_str())
+    let Some(status) = &webhook.status else {
+        return (Health::Healthy, None);
     };
-    if let Some(obstacle) = complaint(READY) {
-        (Health::Blocked, Some(obstacle))
-    } else if let Some(failure) = complaint(HEALTHY) {
-        (Health::Failing, Some(failure))
-    } else {
-        (Health::Healthy, None)
+    let obstacle = conditions::find(&status.conditions, READY)
+        .filter(|ready| ready.status == "False" && ready.reason != "Disabled")
+        .filter(|ready| ready.observed_generation == webhook.metadata.generation);
+    if let Some(obstacle) = obstacle {
+        let complaint = Complaint {
+            reason: &obstacle.reason,
+            message: &obstacle.message,
+        };
+        return (Health::Blocked, Some(complaint));
     }
+    let healthy = conditions::find(&status.conditions, HEALTHY).filter(|healthy| healthy.status == "False");
+    let failure = match healthy {
+        // The disablement has been ended, and the status does not say so yet.
+        Some(healthy) if healthy.reason == "Disabled" => status
+            .last_failure
+            .as_deref()
+            .filter(|_| status.last_failure_at > status.last_success_at),
+        healthy => healthy.map(|healthy| healthy.message.as_str()),
+    };
+    if let Some(message) = failure {
+        let complaint = Complaint {
+            reason: "Failing",
+            message,
+        };
+        return (Health::Failing, Some(complaint));
+    }
+    (Health::Healthy, None)
 }
 
 #[cfg(test)]
@@ -62,48 +106,77 @@ mod tests {
 
     use super::*;
 
+    fn condition(type_: &str, status: &str, reason: &str) -> Value {
+        json!({
+            "type": type_, "status": status, "reason": reason, "message": format!("spec.{reason}"),
+            "lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 3,
+        })
+    }
+
+    fn told(status: &Value) -> (Health, Option<String>) {
+        let webhook: Webhook = serde_json::from_value(json!({
+            "metadata": { "name": "orders", "generation": 3 },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+            "status": status,
+        }))
+        .unwrap();
+        let (health, complaint) = health(&webhook);
+        (
+            health,
+            complaint.map(|complaint| complaint.for_api().into_owned()),
+        )
+    }
+
     #[test]
-    fn health_follows_the_conditions_unless_the_spec_has_ended_the_disablement() {
-        let condition = |type_: &str, status: &str, reason: &str| {
-            json!({
-                "type": type_, "status": status, "reason": reason, "message": reason,
-                "lastTransitionTime": "2026-11-21T10:00:00Z",
-            })
-        };
-        let of = |conditions: Vec<Value>| {
-            let webhook: Webhook = serde_json::from_value(json!({
-                "metadata": { "name": "orders", "generation": 3 },
-                "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
-                "status": { "conditions": conditions },
-            }))
-            .unwrap();
-            let (health, message) = health(&webhook);
-            (health, message.map(str::to_owned))
-        };
+    fn health_follows_from_the_status() {
+        let failed = "2026-11-21T10:00:00Z";
         let good = [
             condition("Ready", "True", "Active"),
             condition("Healthy", "True", "NotTried"),
         ];
-        assert_eq!(of(good.to_vec()), (Health::Healthy, None));
-        assert_eq!(of(vec![]), (Health::Healthy, None));
-        let blocked = condition("Ready", "False", "InvalidURL");
-        let failing = condition("Healthy", "False", "Failing");
+        assert_eq!(told(&json!({ "conditions": good })), (Health::Healthy, None));
+        assert_eq!(told(&json!({})), (Health::Healthy, None));
+        let blocked = [
+            condition("Ready", "False", "InvalidURL"),
+            condition("Healthy", "False", "Failing"),
+        ];
         assert_eq!(
-            of(vec![blocked, failing.clone()]),
+            told(&json!({ "conditions": blocked, "lastFailureAt": failed })),
             (Health::Blocked, Some("InvalidURL".to_owned()))
         );
+        let failing = [
+            condition("Ready", "True", "Active"),
+            condition("Healthy", "False", "Failing"),
+        ];
         assert_eq!(
-            of(vec![good[0].clone(), failing]),
+            told(&json!({ "conditions": failing, "lastFailureAt": failed })),
             (Health::Failing, Some("Failing".to_owned()))
         );
+    }
+
+    #[test]
+    fn what_the_status_says_of_an_earlier_spec_does_not_count() {
+        let mut blocked = condition("Ready", "False", "InvalidURL");
+        blocked["observedGeneration"] = json!(2);
+        assert_eq!(told(&json!({ "conditions": [blocked] })), (Health::Healthy, None));
         let ended = [
             condition("Ready", "False", "Disabled"),
             condition("Healthy", "False", "Disabled"),
         ];
+        let status = json!({
+            "conditions": ended, "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "the receiver answered 500",
+        });
         assert_eq!(
-            of(ended.to_vec()),
-            (Health::Healthy, None),
-            "the disablement was ended"
+            told(&status),
+            (Health::Failing, Some("the receiver answered 500".to_owned())),
+            "the disablement was ended, and nothing has succeeded since"
         );
+    }
+
+    #[test]
+    fn a_secret_that_is_missing_can_be_rotated_through_the_api() {
+        let missing = [condition("Ready", "False", "SecretMissing")];
+        let (health, message) = told(&json!({ "conditions": missing }));
+        assert!(health == Health::Blocked && message.unwrap().contains("rotate"));
     }
 }

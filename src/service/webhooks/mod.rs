@@ -19,7 +19,7 @@ use jiff::Timestamp;
 
 pub use self::{
     example::{example, example_type, not_active},
-    health::{Health, health},
+    health::{Complaint, Health, health},
     secret::{Rotated, SecretChange, random_secret},
     spec::{NewWebhook, WebhookChange},
 };
