@@ -18,8 +18,6 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The outcome of one attempt to deliver an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// When it began.
-    pub started_at: Timestamp,
     /// How long it took, including connecting and reading the response.
     pub duration: Duration,
     /// Status code of the response, if there was one.

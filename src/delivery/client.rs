@@ -35,7 +35,6 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioTimer},
 };
-use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
     client::Resumption,
@@ -172,13 +171,11 @@ impl ReceiverClient {
 
     /// Makes one attempt. It always ends within the total timeout, and sends the request at most once.
     pub async fn post(&self, url: &str, headers: HeaderMap, body: Bytes) -> AttemptOutcome {
-        let started_at = Timestamp::now();
         let begun = Instant::now();
         let outcome = |result: Result<Answer, AttemptError>| {
             let duration = begun.elapsed();
             match result {
                 Ok(answer) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: Some(answer.status),
                     response: answer.response,
@@ -186,7 +183,6 @@ impl ReceiverClient {
                     error: answer.error,
                 },
                 Err(error) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: None,
                     response: String::new(),
