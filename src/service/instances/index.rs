@@ -186,7 +186,7 @@ impl InstanceIndex {
                 .filter_map(|slot| namespace.at(*slot))
                 .cloned()
                 .collect();
-            // Comparing takes longer than copying, and everybody waits for this lock.
+            // Compare after releasing the lock, because comparing takes longer than copying and all requests share the lock.
             drop(namespaces);
             let mut matching = candidates
                 .into_iter()
