@@ -158,6 +158,6 @@ async fn a_server_that_cannot_start_is_reported_with_the_end_of_its_log() {
         .await
         .unwrap_err()
         .to_string();
-    assert!(error.starts_with("kube-apiserver has ended"), "{error}");
+    assert!(error.starts_with("kube-apiserver exited"), "{error}");
     assert!(error.contains("unknown flag: --no-such-flag"), "{error}");
 }

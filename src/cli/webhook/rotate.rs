@@ -91,6 +91,15 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
         (None, None) => random_secret(),
     };
     let webhook: Webhook = objects::find(cluster, namespace, &args.name).await?;
+    // Before anything is written: these webhooks get the new secret as well.
+    let others = others_with(cluster, &webhook, namespace).await?;
+    if !others.is_empty() {
+        output::note(&format!(
+            "The Secret {} is shared: the new secret also signs for webhooks {}.",
+            webhook.spec.secret_ref.name,
+            others.join(", ")
+        ));
+    }
     let previous_until = expiry(args.overlap, Timestamp::now());
     let overlaps = write(cluster, &webhook, namespace, &secret, previous_until).await?;
     let previous_until = previous_until.filter(|_| overlaps);
@@ -112,14 +121,6 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
     output::note(&format!(
         "This is the new signing secret of webhook {name}; {until}. Store it now; it will not be shown again."
     ));
-    let others = others_with(cluster, &webhook, namespace).await?;
-    if !others.is_empty() {
-        output::note(&format!(
-            "The Secret {} is shared: the new secret also signs for webhooks {}.",
-            webhook.spec.secret_ref.name,
-            others.join(", ")
-        ));
-    }
     Ok(())
 }
 
