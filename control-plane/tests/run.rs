@@ -273,7 +273,7 @@ fn what_is_killed_is_started_again_at_the_same_place() {
         kill_9(&before);
         run.until(&format!("{name} to be told of"), || {
             run.read("stderr").contains(&format!(
-                "{name} had ended (signal: 9 (SIGKILL)): it was started again.\n"
+                "{name} exited (signal: 9 (SIGKILL)) and was restarted.\n"
             ))
         });
         let after = run.pid(name);
@@ -301,7 +301,7 @@ fn what_ends_by_itself_at_its_start_ends_the_run_with_its_name_and_log() {
     assert_eq!(run.wait().code(), Some(1));
     let message = run.read("stderr");
     assert!(
-        message.contains("stellage has ended (exit status: 3); the end of"),
+        message.contains("stellage exited (exit status: 3); the end of"),
         "{message}"
     );
     run.assert_gone(&pids);
@@ -330,15 +330,15 @@ fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
     let taken = taken.local_addr().unwrap().port().to_string();
     fs::write(folder.path().join("stellage"), "").unwrap();
     for (variable, value, expected) in [
-        ("PORT", "http", "PORT is a number from 0 to 65535"),
+        ("PORT", "http", "PORT must be a number from 0 to 65535"),
         (
             "PROVISIONING",
             "150s",
-            "PROVISIONING is a whole number of seconds",
+            "PROVISIONING must be a whole number of seconds",
         ),
-        ("RETRY_SCHEDULE", "1m,5", "\"5\" is not such a delay"),
-        ("RECEIVER_CA", "nowhere.pem", "RECEIVER_CA is a PEM file"),
-        ("SMTP_URL", "mail:s3cret@host", "SMTP_URL is a URL that begins"),
+        ("RETRY_SCHEDULE", "1m,5", "\"5\" is not a valid delay"),
+        ("RECEIVER_CA", "nowhere.pem", "RECEIVER_CA must be a PEM file"),
+        ("SMTP_URL", "mail:s3cret@host", "SMTP_URL must be a URL that begins"),
         (
             "PORT",
             taken.as_str(),

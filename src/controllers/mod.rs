@@ -1,9 +1,9 @@
-//! The controllers: one folder a kind, with the pure decision apart from the calls that act on it. They know nothing of each
-//! other but whose namespace is whose; what else passes between them, they are given.
+//! The controllers: one folder per kind, with pure decisions separate from I/O. The only code that they share is the directory
+//! of namespaces and Accounts; everything else that connects them is passed to their constructors.
 //!
-//! - [`account`]: gives each Account its namespace, quota and rights;
-//! - [`instance`]: carries instances on, one provider step at a time, and records their events;
-//! - [`webhook`]: has these events delivered, and keeps the records.
+//! - [`account`]: gives each Account its namespace, quota and RoleBinding;
+//! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
+//! - [`webhook`]: delivers these events, and keeps the records.
 
 pub mod account;
 pub mod instance;

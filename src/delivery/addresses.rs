@@ -1,7 +1,8 @@
-//! The addresses that no receiver may have, whoever owns the webhook (decisions, section 5: SSRF).
+//! The addresses that are forbidden for receivers unless the administrator allows them (decisions, section 5: SSRF).
 //!
-//! IPv4: the special-purpose registry of IANA (RFC 6890), multicast, what is reserved, and Azure's metadata address.
-//! IPv6: all that is not global unicast (2000::/3), and in it what is special or only wraps an IPv4 address.
+//! IPv4: IANA's special-purpose registry (RFC 6890), multicast, reserved addresses, and Azure's metadata address.
+//! IPv6: everything outside global unicast (2000::/3), and within it special-purpose ranges and those that embed an IPv4
+//! address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,13 +16,13 @@ const fn v6(a: u16, b: u16, c: u16, length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), length)
 }
 
-/// Wraps an IPv4 address in its last four bytes (RFC 4291, section 2.5.5.2).
+/// IPv4-mapped: the last four bytes are an IPv4 address (RFC 4291, section 2.5.5.2).
 const MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
-/// Wraps an IPv4 address in its last four bytes (RFC 6052, section 2.1).
+/// NAT64: the last four bytes are an IPv4 address (RFC 6052, section 2.1).
 const NAT64: Ipv6Net = v6(0x64, 0xff9b, 0, 96);
-/// Wraps an IPv4 address behind its first two bytes (RFC 3056, section 2).
+/// 6to4: the four bytes after the first two are an IPv4 address (RFC 3056, section 2).
 const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 16);
-/// All that is given out for use on the Internet (RFC 4291, section 2.4).
+/// The addresses assigned for use on the Internet (RFC 4291, section 2.4).
 const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 3);
 
 /// Forbidden IPv4 ranges. The first that matches gives the reason.
@@ -83,7 +84,7 @@ const IPV6: &[(Ipv6Net, &str)] = &[
     (v6(0x3fff, 0, 0, 20), "an address for documentation"),
 ];
 
-/// What makes the address one that no receiver may have, as in "a loopback address". None: it is open to all.
+/// What kind of forbidden address this is, such as "a loopback address"; `None` if it is public.
 pub(super) fn special(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(address) => IPV4
@@ -98,7 +99,7 @@ pub(super) fn special(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// The IPv4 address that a mapped one stands for: the kernel dials that.
+/// The IPv4 address in an IPv4-mapped one, which is what the kernel dials.
 pub(super) fn mapped(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V6(address) => address.to_ipv4_mapped(),
@@ -106,7 +107,7 @@ pub(super) fn mapped(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// The IPv4 address that a gateway would dial for this one: NAT64's with the well-known prefix, and 6to4's.
+/// The IPv4 address that a gateway would dial for a NAT64 address with the well-known prefix, or for a 6to4 address.
 pub(super) fn translated(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else {
         return None;

@@ -1,4 +1,4 @@
-//! What came of an attempt, in words for the account holder: never with an address that the deliverer looked up.
+//! The outcome of an attempt, with messages for the account holder. They never contain an address that was looked up.
 
 use std::time::Duration;
 
@@ -8,32 +8,30 @@ use thiserror::Error;
 
 use super::{UrlError, connect_error::ConnectError};
 
-/// Most of an answer's body that is kept, in bytes (decisions, section 5).
+/// How much of a response body is kept, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
-/// Longest text of a receiver's that an error quotes, in characters.
+/// Longest text from a receiver that an error quotes, in characters.
 const MAX_TEXT: usize = 200;
-/// Longest `Retry-After` that is told apart from for ever.
+/// Cap of `Retry-After`.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// What came of one attempt to deliver.
+/// The outcome of one attempt to deliver an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// When it began.
-    pub started_at: Timestamp,
-    /// How long it took, connecting and reading the answer included.
+    /// How long it took, including connecting and reading the response.
     pub duration: Duration,
-    /// Status code of the answer, if one came.
+    /// Status code of the response, if there was one.
     pub status: Option<u16>,
-    /// The first 4 KiB of the answer's body, undecoded; what is not UTF-8 is replaced. Less if it did not come in time.
+    /// The first 4 KiB of the response body that arrived in time, not decompressed; bytes that are not UTF-8 are replaced.
     pub response: String,
-    /// When the receiver wants the next attempt, if it failed with a status and said so.
+    /// `Retry-After` of a response whose status is an error.
     pub retry_after: Option<RetryAfter>,
-    /// Why it failed. None: it is a success.
+    /// Why the attempt failed; `None` if it succeeded.
     pub error: Option<AttemptError>,
 }
 
 impl AttemptOutcome {
-    /// Whether the event is delivered: a 2xx status line came in time.
+    /// Whether the event was delivered: a 2xx status line arrived in time.
     pub fn is_success(&self) -> bool {
         self.error.is_none()
     }
@@ -47,14 +45,14 @@ impl AttemptOutcome {
 /// The value of a `Retry-After` header (RFC 9110, section 10.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// So long after the answer, at most a year.
+    /// This long after the response, at most a year.
     Delay(Duration),
     /// At this time.
     At(Timestamp),
 }
 
 impl RetryAfter {
-    /// Reads a header's value. None: it is neither a number of seconds nor an HTTP date.
+    /// Parses a header value. Returns `None` if it is neither a number of seconds nor an HTTP date.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         let text = value.to_str().ok()?.trim();
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
@@ -65,7 +63,7 @@ impl RetryAfter {
         Timestamp::try_from(time).ok().map(Self::At)
     }
 
-    /// How long that is from `now`, the time of the answer. Zero if it is in the past.
+    /// The delay from `now`, the time of the response; zero if the time is in the past.
     pub fn delay(self, now: Timestamp) -> Duration {
         match self {
             Self::Delay(delay) => delay,
@@ -78,57 +76,57 @@ impl RetryAfter {
 /// Why an attempt failed. `Display` is for the account holder.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum AttemptError {
-    /// The URL is not one that receivers may have, or no longer.
+    /// The URL is not allowed, or no longer.
     #[error("the URL {0}")]
     Url(#[from] UrlError),
-    /// The name leads to forbidden addresses alone.
-    #[error("the URL's name leads to no address that receivers may have; it must lead to a public one")]
+    /// All addresses of the host are forbidden.
+    #[error("the URL's host has no address that is allowed; it must have a public one")]
     ForbiddenAddress,
-    /// The name has no address.
-    #[error("the URL's name has no address in DNS")]
+    /// The host has no address.
+    #[error("the URL's host has no address in DNS")]
     NoAddress,
-    /// The name could not be looked up.
-    #[error("the URL's name could not be looked up in DNS")]
+    /// The DNS lookup failed.
+    #[error("the DNS lookup of the URL's host failed")]
     Dns,
-    /// No TCP connection, for the reason given.
-    #[error("no connection to the receiver: {0}")]
+    /// The TCP connection failed, for this reason.
+    #[error("cannot connect to the receiver: {0}")]
     Connect(&'static str),
-    /// No TCP connection in time.
+    /// The TCP connection timed out.
     #[error("no connection to the receiver within {} s", .0.as_secs_f64())]
     ConnectTimeout(Duration),
-    /// No TLS in time.
-    #[error("the receiver did not finish the TLS handshake within {} s of the attempt's begin", .0.as_secs_f64())]
+    /// The TLS handshake timed out.
+    #[error("the TLS handshake with the receiver did not finish within {} s", .0.as_secs_f64())]
     TlsTimeout(Duration),
     /// The certificate has expired, or is not valid yet.
     #[error("the receiver's certificate has expired or is not valid yet; renew it")]
     TlsExpired,
-    /// The certificate is not from an issuer that is trusted.
+    /// The issuer of the certificate is not trusted.
     #[error(
         "the receiver's certificate is self-signed or from an unknown issuer; use a public certificate authority and \
          send its intermediate certificates too"
     )]
     TlsUnknownIssuer,
-    /// The certificate is for other names.
+    /// The certificate is for another host.
     #[error("the receiver's certificate is not for the URL's host")]
     TlsWrongName,
     /// Any other failure of TLS.
     #[error("TLS with the receiver failed: {0}")]
     Tls(String),
-    /// No status line in time.
+    /// No response in time.
     #[error("the receiver did not answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
     /// The connection ended before the status line.
-    #[error("the receiver closed the connection before it had answered")]
+    #[error("the receiver closed the connection before it answered")]
     Reset,
-    /// What came is not an HTTP answer, or one out of all bounds.
-    #[error("the receiver's answer is not HTTP, or its head is larger than allowed")]
+    /// The response is not valid HTTP, or exceeds a limit.
+    #[error("the receiver's answer is not valid HTTP, or its headers are too large")]
     Protocol,
     /// A 3xx, which is never followed.
-    #[error("the receiver answered {status}, a redirect, which is never followed{}", .location.as_ref().map(|l| format!("; it leads to {l}")).unwrap_or_default())]
+    #[error("the receiver answered {status}, a redirect, which is never followed{}", .location.as_ref().map(|l| format!("; it points to {l}")).unwrap_or_default())]
     Redirect {
         /// The status code.
         status: u16,
-        /// Where it leads, cut to 200 characters.
+        /// The `Location` header, cut to 200 characters.
         location: Option<String>,
     },
     /// Any other status than 2xx.
@@ -158,7 +156,7 @@ impl AttemptError {
         }
     }
 
-    /// The error of an answer with this status, if it is one.
+    /// The error for a response with this status; `None` for 2xx.
     pub(super) fn of_status(status: u16, location: Option<&HeaderValue>) -> Option<Self> {
         match status {
             200..=299 => None,
@@ -198,30 +196,30 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
             | Certificate::ExpiredContext { .. }
             | Certificate::NotValidYet
             | Certificate::NotValidYetContext { .. } => AttemptError::TlsExpired,
-            // The latter: an issuer of a name that is known, with another key.
+            // `BadSignature`: the issuer has the name of a trusted one, but another key.
             Certificate::UnknownIssuer | Certificate::BadSignature => AttemptError::TlsUnknownIssuer,
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
                 AttemptError::TlsWrongName
             }
-            Certificate::InvalidPurpose | Certificate::InvalidPurposeContext { .. } => {
-                AttemptError::Tls("its certificate is not for servers; get one for serverAuth".to_owned())
-            }
+            Certificate::InvalidPurpose | Certificate::InvalidPurposeContext { .. } => AttemptError::Tls(
+                "its certificate is not valid for servers; get one for serverAuth".to_owned(),
+            ),
             other => AttemptError::Tls(cut(&format!("its certificate is not valid ({other:?})"))),
         },
         Error::InvalidMessage(_)
         | Error::InappropriateMessage { .. }
         | Error::InappropriateHandshakeMessage { .. } => {
-            AttemptError::Tls("what it sent is not TLS".to_owned())
+            AttemptError::Tls("it does not speak TLS on this port".to_owned())
         }
         Error::PeerIncompatible(_) => {
-            AttemptError::Tls("it offers nothing that is safe today; it needs TLS 1.2 or 1.3".to_owned())
+            AttemptError::Tls("it supports neither TLS 1.2 nor 1.3 with a secure cipher".to_owned())
         }
         Error::AlertReceived(alert) => AttemptError::Tls(format!("it answered with the alert {alert:?}")),
         other => AttemptError::Tls(cut(&other.to_string())),
     }
 }
 
-/// What a receiver presents can make a text of any length, and that of an error goes into objects.
+/// Cuts a text that a receiver can make arbitrarily long, because errors are stored in objects.
 fn cut(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_2xx_is_a_success_and_a_redirect_names_where_it_leads() {
+    fn only_2xx_is_a_success_and_a_redirect_names_its_location() {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(AttemptError::of_status(status, None), None);
         }
@@ -279,7 +277,7 @@ mod tests {
         assert_eq!(error.label(), "redirect");
         assert_eq!(
             error.to_string(),
-            "the receiver answered 302, a redirect, which is never followed; it leads to https://elsewhere.example/"
+            "the receiver answered 302, a redirect, which is never followed; it points to https://elsewhere.example/"
         );
         let long = HeaderValue::from_str(&"x".repeat(5000)).unwrap();
         assert!(

@@ -1,16 +1,16 @@
-//! The HTTP client of the deliveries: one attempt is one POST, whatever the receiver does.
+//! The HTTP client for deliveries: an attempt is one POST, whatever the receiver does.
 //!
-//! It is built on hyper-util's client rather than on reqwest, because a receiver may be hostile, and reqwest bounds neither
+//! It is built on hyper-util's client rather than on reqwest, because a receiver may be hostile, and reqwest limits neither
 //!
-//! - the head of an HTTP/1.1 answer: hyper buffers some 400 KiB of it unless told otherwise, and reqwest has no setting for that
-//!   (here: 32 KiB and 100 headers), nor
-//! - the bytes that come on a connection, since it has no place for a stream that counts them (here: an allowance for each
-//!   request, whatever they are: 1xx answers or HTTP/2 frames without end).
+//! - the head of an HTTP/1.1 response: hyper buffers some 400 KiB by default, and reqwest has no setting for it (here: 32 KiB
+//!   and 100 headers), nor
+//! - the bytes received on a connection, because it has no hook for a stream that counts them (here: an allowance per
+//!   request for all bytes, including endless 1xx responses or HTTP/2 frames).
 //!
-//! There are no redirects, proxies, cookies or decoding to switch off here, either.
+//! Besides, it has no redirects, proxies, cookies or decoding that would have to be switched off.
 //!
-//! What a receiver can cost, at most: one connection; some 150 KiB of buffers, the kernel's among them; the total deadline;
-//! and what it takes to read some 200 KiB.
+//! An attempt costs at most one connection, some 150 KiB of buffers including the kernel's, the total timeout, and reading
+//! some 200 KiB.
 
 use std::{
     error::Error as StdError,
@@ -35,7 +35,6 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioTimer},
 };
-use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,
     client::Resumption,
@@ -53,41 +52,41 @@ use super::{
     resolver::GuardedResolver,
 };
 
-/// Who calls, if the headers of the delivery do not say it.
+/// User-Agent, unless the headers of the delivery have one.
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("Stellage/", env!("CARGO_PKG_VERSION")));
-/// Largest head of an HTTP/1.1 answer, and so the most that is buffered of one, in bytes.
+/// Largest head of an HTTP/1.1 response, and so the largest buffer for one, in bytes.
 const MAX_HEAD: usize = 32 * 1024;
-/// Most headers of an HTTP/1.1 answer.
+/// Most headers of an HTTP/1.1 response.
 const MAX_HEADERS: usize = 100;
-/// Largest header list of an HTTP/2 answer, in bytes.
+/// Largest header list of an HTTP/2 response, in bytes.
 const MAX_HEADER_LIST: u32 = 16 * 1024;
-/// What an HTTP/2 receiver may send of an answer's body before it is read: four times what is kept.
+/// HTTP/2 flow-control window of a stream, in bytes: four times what is kept of a response body.
 const STREAM_WINDOW: u32 = 16 * 1024;
-/// The same for a connection: eight answers at once.
+/// HTTP/2 flow-control window of a connection, in bytes: eight responses at once.
 const CONNECTION_WINDOW: u32 = 128 * 1024;
-/// An HTTP/2 connection with a request under way is given up if a ping after this time finds no answer in as much again.
+/// Interval and timeout of HTTP/2 pings on a connection with a request in flight.
 const PING: Duration = Duration::from_secs(10);
-/// Idle connections kept to one receiver.
+/// Idle connections kept per receiver.
 const MAX_IDLE: usize = 32;
-/// Receivers whose TLS sessions are kept to be resumed: few, since their tickets can be large.
+/// Receivers whose TLS sessions are kept for resumption: few, because their tickets can be large.
 const SESSIONS: usize = 64;
 
-/// How receivers are called.
+/// Timeouts and other settings of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientSettings {
-    /// From the attempt's begin to the status line (specification, section 6.5: 30 s), and at the latest to its end.
+    /// Total timeout of an attempt, and of its status line (specification, section 6.5: 30 s).
     pub timeout: Duration,
-    /// From the attempt's begin to the end of the TLS handshake.
+    /// Timeout from the start of the attempt to the end of the TLS handshake.
     pub connect_timeout: Duration,
-    /// From the status line to the end of the first 4 KiB of the body: these only go into the log, and a body that never ends
-    /// shall not hold up the next delivery.
+    /// Timeout from the status line to the end of the first 4 KiB of the body. Short, because they are only logged, and an
+    /// endless body must not delay the next delivery.
     pub response_timeout: Duration,
-    /// How long a connection is kept for the next delivery. Shorter than the 5 s after which many servers close one, so that
-    /// seldom one is used at the very moment it is closed.
+    /// How long an idle connection is kept for the next delivery. Shorter than the 5 s after which many servers close idle
+    /// connections, so that a request rarely meets a connection that is being closed.
     pub idle_timeout: Duration,
-    /// PEM file with certificate authorities that are trusted beside the system's.
+    /// PEM file with certificate authorities to trust in addition to the system's.
     pub extra_ca: Option<PathBuf>,
-    /// Name servers to ask rather than the system's.
+    /// DNS servers to use instead of the system's.
     pub name_servers: Vec<SocketAddr>,
 }
 
@@ -104,18 +103,18 @@ impl Default for ClientSettings {
     }
 }
 
-/// Why there is no client.
+/// Why the client could not be built.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The file of certificate authorities cannot be read.
-    #[error("the certificate authorities for receivers in {} cannot be read: {reason}; give --receiver-ca a PEM file", path.display())]
+    #[error("cannot read the certificate authorities for receivers in {}: {reason}; give --receiver-ca a PEM file", path.display())]
     Ca {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// Nobody is trusted.
+    /// There are no certificate authorities.
     #[error(
         "the system has no certificate authorities, so no receiver could be trusted: install them (Debian: apt-get install \
          ca-certificates), name a PEM file in SSL_CERT_FILE, or give one with --receiver-ca{}",
@@ -123,10 +122,10 @@ pub enum ClientError {
     )]
     NoRoots(Option<String>),
     /// TLS cannot be set up.
-    #[error("TLS cannot be set up: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// The resolver cannot be set up.
-    #[error("the DNS resolver cannot be set up: {0}")]
+    #[error("cannot set up the DNS resolver: {0}")]
     Dns(#[from] hickory_resolver::net::NetError),
 }
 
@@ -140,7 +139,8 @@ pub struct ReceiverClient {
 }
 
 impl ReceiverClient {
-    /// A client that calls only whom the rules allow. Reads the system's certificate authorities, name servers and hosts file.
+    /// A client that calls only receivers that the rules allow. Reads the system's certificate authorities, DNS servers and
+    /// hosts file.
     pub fn new(settings: ClientSettings, rules: TargetRules) -> Result<Self, ClientError> {
         let rules = Arc::new(rules);
         let resolver = GuardedResolver::new(&settings.name_servers, rules.clone())?;
@@ -151,7 +151,7 @@ impl ReceiverClient {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(settings.idle_timeout)
             .pool_max_idle_per_host(MAX_IDLE)
-            // Only a request of which no byte was written, on a kept connection that turned out closed, goes to a new one.
+            // Retries only if no byte was written, because an idle connection turned out to be closed.
             .retry_canceled_requests(true)
             .http1_max_buf_size(MAX_HEAD)
             .http1_max_headers(MAX_HEADERS)
@@ -169,15 +169,13 @@ impl ReceiverClient {
         })
     }
 
-    /// Makes one attempt. It always ends within the total deadline, and the request is sent at most once.
+    /// Makes one attempt. It always ends within the total timeout, and sends the request at most once.
     pub async fn post(&self, url: &str, headers: HeaderMap, body: Bytes) -> AttemptOutcome {
-        let started_at = Timestamp::now();
         let begun = Instant::now();
         let outcome = |result: Result<Answer, AttemptError>| {
             let duration = begun.elapsed();
             match result {
                 Ok(answer) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: Some(answer.status),
                     response: answer.response,
@@ -185,7 +183,6 @@ impl ReceiverClient {
                     error: answer.error,
                 },
                 Err(error) => AttemptOutcome {
-                    started_at,
                     duration,
                     status: None,
                     response: String::new(),
@@ -212,7 +209,7 @@ impl ReceiverClient {
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
         let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
-            // An HTTP/2 connection outlives its requests, and the next one shall not wait on a dead one.
+            // An HTTP/2 connection outlives its requests; the next request must not use a dead one.
             if let Some(connection) = &*connection.connection_metadata() {
                 connection.poison();
             }
@@ -231,7 +228,7 @@ impl ReceiverClient {
     }
 }
 
-/// The head of the answer. The request adds to what its connection may receive.
+/// Sends the request and returns the response head. Grants the connection the byte allowance of one request.
 async fn head(
     http: &Client<Connector, Full<Bytes>>,
     request: Request<Full<Bytes>>,
@@ -261,7 +258,7 @@ struct Answer {
     response: String,
 }
 
-/// What comes of a body until the deadline, up to 4 KiB. Whatever comes behind is dropped with the connection.
+/// Reads the body until the deadline, up to 4 KiB. The rest is dropped with the connection.
 async fn beginning(mut body: Incoming, deadline: Instant) -> String {
     let mut kept = Vec::new();
     while kept.len() < MAX_RESPONSE {
@@ -275,18 +272,18 @@ async fn beginning(mut body: Incoming, deadline: Instant) -> String {
         }
     }
     let mut text = String::from_utf8_lossy(&kept).into_owned();
-    // What replaces a wrong byte is longer than it.
+    // The replacement for an invalid byte is longer than the byte.
     text.truncate(text.floor_char_boundary(MAX_RESPONSE));
     text
 }
 
-/// An error of the HTTP client, in our terms.
+/// Converts an error of the HTTP client.
 fn of_http(error: &HttpError) -> AttemptError {
     let error: &(dyn StdError + 'static) = error;
     if let Some(error) = find::<ConnectError>(error) {
         return error.into();
     }
-    // In TLS 1.3 a server may refuse after the handshake.
+    // In TLS 1.3 a server can refuse after the handshake.
     if let Some(error) = find::<rustls::Error>(error) {
         return AttemptError::from(&ConnectError::Tls(error.clone()));
     }
@@ -315,7 +312,7 @@ fn of_http(error: &HttpError) -> AttemptError {
     }
 }
 
-/// The system's certificate authorities, and the administrator's.
+/// The certificate authorities of the system and of the administrator.
 fn authorities(system: CertificateResult, extra: Option<&Path>) -> Result<RootCertStore, ClientError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system.certs);
@@ -330,7 +327,7 @@ fn authorities(system: CertificateResult, extra: Option<&Path>) -> Result<RootCe
             roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
         }
         if roots.len() == before {
-            return Err(wrong("there is no certificate in it".to_owned()));
+            return Err(wrong("it contains no certificate".to_owned()));
         }
     }
     if roots.is_empty() {

@@ -1,42 +1,42 @@
-//! Why there is no connection to a receiver, and how that is found again in what the HTTP client makes of it.
+//! Why a connection to a receiver failed, and how to find that in the errors of the HTTP client.
 
 use std::{error::Error as StdError, io, time::Duration};
 
 use thiserror::Error;
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Clone, Debug, Error)]
 pub enum ConnectError {
-    /// The name leads to forbidden addresses alone.
+    /// All addresses of the name are forbidden.
     #[error("no address of the name is allowed")]
     Forbidden,
     /// The name has no address.
     #[error("the name has no address")]
     NoAddress,
-    /// The name could not be looked up.
-    #[error("the name could not be looked up")]
+    /// The DNS lookup failed.
+    #[error("the DNS lookup failed")]
     Lookup,
-    /// No address could be dialled.
+    /// No address accepted a TCP connection.
     #[error("{0}")]
     Tcp(&'static str),
-    /// No address was reached in time.
-    #[error("no connection in time")]
+    /// No address accepted a TCP connection in time.
+    #[error("the TCP connection timed out")]
     TcpTimeout(Duration),
-    /// The handshake did not end in time.
-    #[error("no TLS in time")]
+    /// The TLS handshake did not finish in time.
+    #[error("the TLS handshake timed out")]
     TlsTimeout(Duration),
-    /// The handshake failed.
+    /// The TLS handshake failed.
     #[error(transparent)]
     Tls(rustls::Error),
-    /// The connection was closed as soon as it stood, or in the handshake.
+    /// The receiver closed the connection before the end of the TLS handshake.
     #[error("closed")]
     Closed,
-    /// The receiver sent more than it may.
-    #[error("more was sent than is allowed")]
+    /// The receiver sent more bytes than allowed.
+    #[error("more bytes received than allowed")]
     Flood,
 }
 
-/// The first error of type `E` in a chain of causes, looking into I/O errors too, which hide theirs.
+/// The first error of type `E` in a chain of causes. Also looks inside I/O errors, which are not part of the chain.
 pub(super) fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {

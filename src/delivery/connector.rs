@@ -1,4 +1,4 @@
-//! Connects to receivers: look-up, TCP and TLS under one deadline, and a stream that a receiver cannot flood.
+//! Connects to receivers: DNS lookup, TCP and TLS with one timeout, and a stream with a limit on received bytes.
 
 use std::{
     error::Error as StdError,
@@ -33,17 +33,17 @@ use super::{
     resolver::GuardedResolver,
 };
 
-/// What the kernel holds back for us on a connection, in bytes; all that is ever read at a time is smaller.
+/// The kernel's receive buffer of a connection, in bytes; larger than any single read.
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// What a receiver may send on a new connection, in bytes: the longest of handshakes, and the first answer.
+/// Bytes that a receiver may send on a new connection: enough for the longest handshake and the first response.
 const FIRST_ALLOWANCE: u64 = 128 * 1024;
-/// What it may send more for each request: more than is ever read of an answer, which is 32 KiB at most. What is sent without
-/// being asked for (1xx or HTTP/2 frames without end) ends here, long before the deadline.
+/// Additional bytes for each request: more than is ever read of a response, which is 32 KiB at most. It stops endless 1xx
+/// responses or HTTP/2 frames long before the timeout.
 const ALLOWANCE_PER_REQUEST: u64 = 64 * 1024;
-/// The most that it may have left, in bytes, after however many requests.
+/// Cap of a connection's unused allowance, in bytes.
 const LARGEST_ALLOWANCE: u64 = 2 * 1024 * 1024;
 
-/// Makes connections for the HTTP client. Cheap to clone.
+/// Opens connections for the HTTP client. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connector {
     tcp: HttpConnector<GuardedResolver>,
@@ -56,7 +56,7 @@ impl Connector {
         let mut tcp = HttpConnector::new_with_resolver(resolver);
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
-        // Divided among the addresses, so that a dead first one leaves time for the others.
+        // hyper divides this among the addresses, so that an unreachable first one leaves time for the others.
         tcp.set_connect_timeout(Some(timeout));
         tcp.set_recv_buffer_size(Some(RECEIVE_BUFFER));
         Self {
@@ -91,14 +91,14 @@ impl Connector {
         }
         match find::<io::Error>(error).map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => ConnectError::TcpTimeout(self.timeout),
-            Some(io::ErrorKind::ConnectionRefused) => ConnectError::Tcp("it was refused"),
+            Some(io::ErrorKind::ConnectionRefused) => ConnectError::Tcp("connection refused"),
             Some(io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted) => ConnectError::Closed,
             Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
-                ConnectError::Tcp("its address cannot be reached")
+                ConnectError::Tcp("its address is unreachable")
             }
             _ => {
-                tracing::debug!(error, "no connection to a receiver");
-                ConnectError::Tcp("its address cannot be dialled")
+                tracing::debug!(error, "cannot connect to a receiver");
+                ConnectError::Tcp("the connection failed")
             }
         }
     }
@@ -125,7 +125,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection to a receiver, as the HTTP client takes it.
+/// A connection to a receiver, for the HTTP client.
 pub(super) struct ReceiverStream(TokioIo<TlsStream<Metered<TcpStream>>>);
 
 impl Connection for ReceiverStream {
@@ -176,7 +176,7 @@ impl Write for ReceiverStream {
     }
 }
 
-/// What a receiver may still send on a connection, in bytes.
+/// The number of bytes that a receiver may still send on a connection.
 #[derive(Clone)]
 pub(super) struct Allowance(Arc<AtomicU64>);
 
@@ -185,25 +185,25 @@ impl Allowance {
         Self(Arc::new(AtomicU64::new(FIRST_ALLOWANCE)))
     }
 
-    /// One more request is sent.
+    /// Adds the allowance of one request.
     pub(super) fn grant(&self) {
         self.update(|left| Some(left.saturating_add(ALLOWANCE_PER_REQUEST).min(LARGEST_ALLOWANCE)));
     }
 
-    /// So many bytes came. False: more than was allowed.
+    /// Subtracts received bytes. Returns whether they were allowed.
     fn spend(&self, bytes: u64) -> bool {
         self.update(|left| left.checked_sub(bytes))
     }
 
     fn update(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
-        // Only a number is shared, so no order beside its own matters.
+        // Relaxed is enough: no other data depends on this number.
         self.0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, change)
             .is_ok()
     }
 }
 
-/// A stream that fails once more came than is allowed.
+/// A stream that fails once more bytes arrive than allowed.
 struct Metered<S> {
     inner: S,
     allowance: Allowance,

@@ -1,27 +1,28 @@
-//! Delivering events: what is sent when, signed, past every guard, and again until it arrives.
+//! Delivery of events to receivers: scheduling, signatures, retries, and a client that protects the cluster from hostile URLs
+//! and receivers.
 //!
-//! What is sent when, without I/O:
+//! Scheduling, without I/O:
 //!
 //! - [`dispatch`]: the scheduler, from an outbox to attempts and records;
-//! - [`schedule`]: the retry ladder;
-//! - [`signature`]: the headers of a delivery, signatures among them.
+//! - [`schedule`]: the retry schedule;
+//! - [`signature`]: the headers of a delivery, including its signatures.
 //!
-//! Whom it may go to:
+//! Allowed receivers:
 //!
-//! - [`target`]: what a receiver's URL may be;
-//! - [`rules`]: which addresses and names receivers may have; `addresses`: those that none may have.
+//! - [`target`]: checks the URL of a receiver;
+//! - [`rules`]: which addresses and names are allowed; `addresses`: those that are never public.
 //!
 //! The HTTP client:
 //!
-//! - [`client`]: one attempt is one POST, whatever the receiver does;
-//! - [`resolver`]: looks names up and passes on only allowed addresses; `connector`: dials exactly those, and meters what a
-//!   receiver sends; `connect_error`: why there is no connection;
-//! - [`attempt`]: what came of an attempt, in words for the account holder.
+//! - [`client`]: makes an attempt, which is one POST;
+//! - [`resolver`]: looks up names and returns only allowed addresses; `connector`: dials exactly those, and limits how much a
+//!   receiver may send; `connect_error`: why a connection failed;
+//! - [`attempt`]: the outcome of an attempt, with messages for the account holder.
 //!
-//! - [`settings`]: the flags of all of it.
+//! - [`settings`]: the flags for all of this.
 //!
-//! The client is built on hyper and not, as elsewhere, on reqwest, which bounds neither of two things that a hostile receiver
-//! decides: the head of an HTTP/1.1 answer, and the bytes that come on a connection.
+//! The client is built on hyper and not, as elsewhere, on reqwest, which limits neither of two things that a hostile receiver
+//! controls: the size of a response's HTTP/1.1 head, and the number of bytes on a connection.
 
 mod addresses;
 pub mod attempt;

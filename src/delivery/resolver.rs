@@ -1,8 +1,8 @@
-//! Looks names up for the connector, and passes on only addresses that receivers may have. The connector dials exactly those,
-//! so that between check and dial there is no second look-up which could be answered differently (DNS rebinding).
+//! Looks up names for the connector, and returns only allowed addresses. The connector dials exactly those, so there is no
+//! second lookup between check and dial that could have another result (DNS rebinding).
 //!
-//! Of mixed answers the forbidden ones are left out and the others dialled: what is dialled is allowed either way, and a
-//! public host with one stray address keeps working. If none is left, the attempt fails.
+//! If a name has both allowed and forbidden addresses, the forbidden ones are dropped: only allowed ones are ever dialled, and
+//! a public host with one stray address keeps working. If none is left, the attempt fails.
 
 use std::{
     future::Future,
@@ -25,19 +25,19 @@ use tower::Service;
 
 use super::{TargetRules, connect_error::ConnectError};
 
-/// How long a look-up may take, all its tries included. Within the connect deadline.
+/// Timeout of a lookup, including its retries. Shorter than the connect timeout, of which it is a part.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long one name server has to answer; then another is asked, or the same again.
+/// Timeout of one query; then another DNS server is asked, or the same one again.
 const TRY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Tries after the first.
+/// Retries of a query.
 const RETRIES: usize = 2;
-/// Longest that an answer is kept, whatever its TTL: receivers move.
+/// Cap of the TTL of cached addresses, because receivers move.
 const LONGEST_TTL: Duration = Duration::from_secs(300);
-/// Longest that it is kept that a name does not exist, so that a mended one works at the next retry.
+/// Cap of the TTL of cached failures, so that a fixed name works at the next retry.
 const LONGEST_NEGATIVE_TTL: Duration = Duration::from_secs(30);
-/// Answers kept: few, since whoever owns a name decides how long its answer is.
+/// Number of cached lookups: few, because the owner of a name decides how large its records are.
 const CACHE_SIZE: u64 = 512;
-/// Most addresses of a name that are tried.
+/// Most addresses of a name that are dialled.
 const MAX_ADDRESSES: usize = 8;
 
 /// Looks up names of receivers. Cheap to clone.
@@ -48,8 +48,10 @@ pub struct GuardedResolver {
 }
 
 impl GuardedResolver {
-    /// Asks `name_servers`, or those of the system if there are none. The hosts file comes first; search domains are never
-    /// tried. Errors are those of the resolver's configuration.
+    /// A resolver that asks `name_servers`, or those of the system if the list is empty. The hosts file takes precedence;
+    /// search domains are never used.
+    ///
+    /// Errors: an invalid resolver configuration.
     pub fn new(name_servers: &[SocketAddr], rules: Arc<TargetRules>) -> Result<Self, NetError> {
         let (config, mut options) = if name_servers.is_empty() {
             system()
@@ -65,7 +67,7 @@ impl GuardedResolver {
         options.cache_size = CACHE_SIZE;
         options.positive_max_ttl = Some(LONGEST_TTL);
         options.negative_max_ttl = Some(LONGEST_NEGATIVE_TTL);
-        // Search domains would make `kubernetes.default` of a name: none is kept, and names are asked for as absolute ones.
+        // A search domain could turn a name into a service of the cluster, so drop them all; names are looked up as absolute.
         let servers = config.name_servers().to_vec();
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
         let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
@@ -76,7 +78,7 @@ impl GuardedResolver {
         })
     }
 
-    /// The addresses of a name that receivers may have, at most eight, at least one.
+    /// The allowed addresses of a name, one to eight.
     pub(super) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, ConnectError> {
         if TargetRules::is_localhost(name) {
             let addresses: Vec<IpAddr> = self.rules.loopback().collect();
@@ -112,16 +114,13 @@ fn non_empty(addresses: Vec<IpAddr>, error: ConnectError) -> Result<Vec<IpAddr>,
     }
 }
 
-/// The system's name servers. Without any the one on this machine, as the C library does it.
+/// The system's DNS servers; if none are configured, the one on this machine, as in the C library.
 fn system() -> (ResolverConfig, ResolverOpts) {
     match hickory_resolver::system_conf::read_system_conf() {
         Ok((config, options)) if !config.name_servers().is_empty() => (config, options),
         read => {
             let error = read.err().map(|error| error.to_string());
-            tracing::warn!(
-                error,
-                "the system names no DNS servers; the one on this machine is asked, if there is one"
-            );
+            tracing::warn!(error, "no DNS servers are configured; using 127.0.0.1");
             let local = SocketAddr::from(([127, 0, 0, 1], 53));
             (
                 ResolverConfig::from_name_servers(vec![server(local)]),
@@ -153,7 +152,7 @@ impl Service<dns::Name> for GuardedResolver {
         let resolver = self.clone();
         Box::pin(async move {
             let addresses = resolver.addresses(name.as_str()).await?;
-            // The connector puts in the port.
+            // The connector sets the port.
             let addresses: Vec<_> = addresses
                 .into_iter()
                 .map(|address| SocketAddr::new(address, 0))

@@ -1,4 +1,4 @@
-//! Which addresses and names receivers may have: the built-in rules, and what the administrator changes of them.
+//! Which addresses and names receivers may have: built-in rules, and changes by the administrator.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use super::addresses;
 
-/// Names that lead into the network or the cluster that this runs in, with all below them (RFC 6762, RFC 8375, ICANN's
-/// reservation of `internal`, and Kubernetes' own). The cluster's domain comes on top.
+/// Suffixes of names in the local network or cluster (RFC 6762, RFC 8375, ICANN's reservation of `internal`, and those of
+/// Kubernetes). The cluster's domain is checked in addition.
 const INTERNAL_NAMES: &[&str] = &[
     "local",
     "internal",
@@ -18,26 +18,26 @@ const INTERNAL_NAMES: &[&str] = &[
     "kubernetes.default",
 ];
 
-/// Which addresses and names receivers may have, beyond the built-in rules. All of it is the administrator's.
+/// The administrator's changes to the built-in rules.
 ///
-/// Where an allowed and a denied range (or name) both match, the narrower one holds, and of equals the denial. So "private
-/// addresses, but not these" can be said, and "nothing but these".
+/// If an allowed and a denied range (or name) both match, the narrower one applies, and of equal ones the denial. So both
+/// "private addresses except these" and "only these" can be expressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRules {
-    /// Ranges that receivers may be in though the built-in rules forbid it.
+    /// Address ranges to allow although the built-in rules forbid them.
     pub allow: Vec<IpNet>,
-    /// Ranges that receivers may not be in.
+    /// Address ranges to deny.
     pub deny: Vec<IpNet>,
-    /// Names that receivers may have, with all below them, though they are internal ones. Their addresses need to be allowed too.
+    /// Internal names to allow, including their subdomains. Their addresses must be allowed too.
     pub allow_names: Vec<String>,
-    /// Names that receivers may not have, with all below them.
+    /// Names to deny, including their subdomains.
     pub deny_names: Vec<String>,
-    /// The DNS domain of the cluster, whose names no receiver may have.
+    /// The DNS domain of the cluster, whose names are internal.
     pub cluster_domain: String,
 }
 
 impl Default for TargetRules {
-    /// The built-in rules alone, in a cluster with the domain `cluster.local`.
+    /// Only the built-in rules, for a cluster with the domain `cluster.local`.
     fn default() -> Self {
         Self {
             allow: Vec::new(),
@@ -49,29 +49,30 @@ impl Default for TargetRules {
     }
 }
 
-/// An address that a receiver may not have.
+/// Why an address is forbidden.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Forbidden {
-    /// By the built-in rules.
+    /// The built-in rules forbid it.
     #[error("{0}")]
     BuiltIn(&'static str),
-    /// By a range that the administrator denied.
+    /// It is in a range that the administrator has denied.
     #[error("an address that the administrator has denied")]
     Denied,
 }
 
-/// Why a receiver may not have a name.
+/// Why a name is forbidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForbiddenName {
-    /// It is one of the machine, the cluster or the network that this runs in.
+    /// It belongs to the local machine, cluster or network.
     Internal,
     /// The administrator has denied it.
     Denied,
 }
 
 impl TargetRules {
-    /// Whether a receiver may have this address. An IPv4-mapped one is forbidden, unless the administrator allows it or the
-    /// IPv4 address in it; a NAT64 or 6to4 one needs to be allowed itself, and to hold an IPv4 address that is not forbidden.
+    /// Checks whether an address is allowed. An IPv4-mapped address is allowed only if the administrator allows it or the
+    /// IPv4 address in it. A NAT64 or 6to4 address is allowed only if the administrator allows it and the IPv4 address in it
+    /// is not forbidden.
     pub fn check_address(&self, address: IpAddr) -> Result<(), Forbidden> {
         match self.administrator_on(address) {
             Some(false) => Err(Forbidden::Denied),
@@ -83,22 +84,22 @@ impl TargetRules {
         }
     }
 
-    /// Whether a name is one of this machine: `localhost` and all below it (RFC 6761, section 6.3).
+    /// Whether a name is `localhost` or a subdomain of it (RFC 6761, section 6.3).
     pub fn is_localhost(name: &str) -> bool {
         depth_below(name, "localhost").is_some()
     }
 
-    /// What `localhost` stands for, as far as it is allowed.
+    /// The allowed addresses of `localhost`.
     pub fn loopback(&self) -> impl Iterator<Item = IpAddr> + '_ {
         [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
             .into_iter()
             .filter(|address| self.check_address(*address).is_ok())
     }
 
-    /// What the administrator's ranges say: allowed, denied, or nothing.
+    /// Whether the administrator's ranges allow the address; `None` if none of them matches.
     fn administrator_on(&self, address: IpAddr) -> Option<bool> {
         let inner = addresses::mapped(address).map(IpAddr::from);
-        // IPv4 lengths are counted from where they begin in a mapped address, to compare with IPv6 ones.
+        // The prefix lengths of IPv4 ranges are converted to those of mapped addresses, to compare them with IPv6 ones.
         let narrowest = |ranges: &[IpNet]| {
             ranges
                 .iter()
@@ -109,7 +110,7 @@ impl TargetRules {
         narrower(narrowest(&self.allow), narrowest(&self.deny))
     }
 
-    /// Whether a receiver may have this name: lower case, without the dot at its end.
+    /// Checks whether a name is allowed. `name` must be in lower case and without a final dot.
     pub(super) fn check_name(&self, name: &str) -> Result<(), ForbiddenName> {
         let longest = |suffixes: &[String]| {
             suffixes
@@ -138,7 +139,7 @@ impl TargetRules {
     }
 }
 
-/// Whether the narrower of two matches is the one that allows.
+/// Whether the narrower of two matches is the allowing one; `None` without any match.
 fn narrower<T: Ord>(allowed: Option<T>, denied: Option<T>) -> Option<bool> {
     match (&allowed, &denied) {
         (None, None) => None,
@@ -146,7 +147,8 @@ fn narrower<T: Ord>(allowed: Option<T>, denied: Option<T>) -> Option<bool> {
     }
 }
 
-/// The length of `suffix` if `name` is it or below it. Dots at its ends and a `*.` in front mean nothing.
+/// The length of `suffix` if `name` equals it or is a subdomain of it. Ignores a leading `*.` and dots at both ends of
+/// `suffix`.
 fn depth_below(name: &str, suffix: &str) -> Option<usize> {
     let suffix = suffix.trim_start_matches('*').trim_matches('.');
     let start = name.len().checked_sub(suffix.len())?;
@@ -189,7 +191,7 @@ mod tests {
         assert_eq!(check("::ffff:10.96.0.1"), Err(Forbidden::Denied));
         assert_eq!(check("8.8.8.8"), Err(Forbidden::Denied));
         assert_eq!(check("203.0.113.7"), Err(Forbidden::Denied));
-        // A gateway's address is as good as the one behind it.
+        // A NAT64 or 6to4 address counts as the IPv4 address in it.
         assert_eq!(check("64:ff9b::10.1.2.3"), Ok(()));
         assert_eq!(check("64:ff9b::10.96.0.1"), Err(Forbidden::Denied));
         let gateway = allowing(&["64:ff9b::/96", "2002::/16"]);

@@ -1,4 +1,4 @@
-//! The retry ladder: how long to wait before each retry of a failed delivery.
+//! The retry schedule: how long to wait before each retry of a failed delivery.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -10,7 +10,7 @@ const DEFAULT_SECONDS: [u64; 5] = [60, 300, 1800, 7200, 21_600];
 const MOST_STEPS: usize = 20;
 /// Longest single delay: 30 days.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
-/// Units, the largest first, in milliseconds.
+/// Units in milliseconds, largest first.
 const UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
     ("h", 3_600_000),
@@ -19,14 +19,14 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-/// The delays before the retries of a delivery, each counted from the failure before it; 1 to 20 of them. The failure of
-/// the last retry disables the webhook.
+/// The delays before the retries of a delivery, each counted from the previous failure; 1 to 20 of them. If the last retry
+/// fails, the webhook is disabled.
 ///
-/// Reads and shows itself as `1m,5m,30m,2h,6h`: whole numbers with a unit, ms, s, m, h or d, from 1 ms to 30 days each.
+/// Written as `1m,5m,30m,2h,6h`: whole numbers with a unit (ms, s, m, h or d), from 1 ms to 30 days each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetrySchedule(Vec<Duration>);
 
-/// A retry schedule that cannot be read. The message names the step and says what to write.
+/// Why a retry schedule cannot be parsed. The message names the step and the fix.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// There is no step, or there are more than 20.
@@ -35,28 +35,28 @@ pub enum ScheduleError {
     /// A step is not a number with a unit.
     #[error("step {step} ({text:?}) must be a whole number with a unit, ms, s, m, h or d, such as 90s or 2h")]
     Step {
-        /// Which one, from 1.
+        /// Number of the step, from 1.
         step: usize,
-        /// What was written.
+        /// Text of the step.
         text: String,
     },
     /// A step is zero or longer than 30 days.
     #[error("step {step} ({text:?}) must be from 1ms to 30d")]
     Range {
-        /// Which one, from 1.
+        /// Number of the step, from 1.
         step: usize,
-        /// What was written.
+        /// Text of the step.
         text: String,
     },
 }
 
 impl RetrySchedule {
-    /// The delay before a retry, counted from 0; none once there are no more retries.
+    /// The delay before retry number `retry`, counted from 0; `None` if there are no more retries.
     pub fn delay(&self, retry: usize) -> Option<Duration> {
         self.0.get(retry).copied()
     }
 
-    /// How many retries there are. A delivery has one attempt more than that.
+    /// The number of retries. A delivery has one attempt more.
     #[expect(clippy::len_without_is_empty, reason = "it has at least one step")]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -96,7 +96,7 @@ fn delay(step: usize, text: &str) -> Result<Duration, ScheduleError> {
     let (Some((_, unit)), false) = (unit, number.is_empty()) else {
         return Err(ScheduleError::Step { step, text });
     };
-    // A number that does not even fit is out of range too.
+    // A number that overflows is out of range too.
     let milliseconds = number.parse::<u64>().ok().and_then(|n| n.checked_mul(*unit));
     milliseconds
         .map(Duration::from_millis)
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_the_ladder_of_the_specification() {
+    fn the_default_is_the_schedule_of_the_specification() {
         let schedule = RetrySchedule::default();
         assert_eq!(schedule.to_string(), "1m,5m,30m,2h,6h");
         assert_eq!(schedule.len(), 5);

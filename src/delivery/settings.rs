@@ -1,4 +1,4 @@
-//! Settings of the deliveries to receivers: flags and their environment variables.
+//! Settings of deliveries: flags and their environment variables.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,40 +10,40 @@ use super::{
     dispatch::{DeliveryLog, Limits},
 };
 
-/// How deliveries are made and kept.
+/// How events are delivered and recorded.
 #[derive(Args, Clone, Debug)]
 pub struct DeliverySettings {
     /// Delays before the retries of a failed delivery, 1 to 20; after the last one has failed the webhook is disabled
     #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
     pub retry_schedule: RetrySchedule,
 
-    /// What is written down of deliveries that succeed at once: each (`all`), or nothing (`failures`)
+    /// Which deliveries that succeed at the first attempt are recorded: each (`all`), or none (`failures`)
     #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
     pub delivery_log: DeliveryLog,
 
-    /// Attempts under way at the same time
+    /// Attempts at the same time
     #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(2..=16384))]
     pub delivery_concurrency: u16,
 
-    /// Attempts under way at the same time for one webhook
+    /// Attempts at the same time per webhook
     #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub delivery_concurrency_per_webhook: u16,
 
-    /// Deliveries held for one webhook that is disabled; the oldest are given up and counted
+    /// Deliveries held per disabled webhook; if there are more, the oldest are dropped and counted
     #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub held_deliveries: u32,
 
-    /// Hours that finished deliveries are kept
+    /// Hours to keep finished deliveries
     #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
     pub delivery_retention_hours: u32,
 
-    /// Finished deliveries of one webhook that are kept
+    /// Finished deliveries to keep per webhook
     #[arg(long, env = "STELLAGE_DELIVERY_RETENTION", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub delivery_retention: u32,
 }
 
 impl DeliverySettings {
-    /// The bounds that follow from it.
+    /// The limits of the scheduler.
     pub fn limits(&self) -> Limits {
         Limits {
             in_flight: self.delivery_concurrency.into(),
@@ -54,32 +54,32 @@ impl DeliverySettings {
     }
 }
 
-/// Whom webhooks may call, and how.
+/// Which receivers webhooks may call, and how.
 #[derive(Args, Clone, Debug)]
 pub struct ReceiverSettings {
-    /// PEM file with certificate authorities that receivers are trusted by, beside the system's
+    /// PEM file with certificate authorities to trust for receivers, in addition to the system's
     #[arg(long, env = "STELLAGE_RECEIVER_CA", value_name = "FILE")]
     pub receiver_ca: Option<PathBuf>,
 
-    /// Address ranges that receivers may be in though these are not public, such as 10.20.0.0/16; may be given more than once
-    /// or as a comma-separated list. Where a denied range matches too, the narrower one holds
+    /// Address ranges to allow for receivers although they are not public, such as 10.20.0.0/16; may be given more than once
+    /// or as a comma-separated list. If a denied range matches too, the narrower one applies
     #[arg(long = "receiver-allow", env = "STELLAGE_RECEIVER_ALLOW", value_name = "CIDR", value_delimiter = ',', value_parser = range)]
     pub receiver_allow: Vec<IpNet>,
 
-    /// Address ranges that receivers may not be in, such as those of the cluster's pods, services and nodes if they are public
+    /// Address ranges to deny for receivers, such as those of the cluster's pods, services and nodes if they are public
     #[arg(long = "receiver-deny", env = "STELLAGE_RECEIVER_DENY", value_name = "CIDR", value_delimiter = ',', value_parser = range)]
     pub receiver_deny: Vec<IpNet>,
 
-    /// Names that receivers may have, with all below them, though they are internal, such as hooks.svc.cluster.local; their
-    /// addresses need --receiver-allow too
+    /// Internal names to allow for receivers, including their subdomains, such as hooks.svc.cluster.local; their addresses
+    /// must be allowed too, with --receiver-allow
     #[arg(long = "receiver-allow-name", env = "STELLAGE_RECEIVER_ALLOW_NAME", value_name = "SUFFIX", value_delimiter = ',', value_parser = suffix)]
     pub receiver_allow_name: Vec<String>,
 
-    /// Names that receivers may not have, with all below them, such as corp.example.com
+    /// Names to deny for receivers, including their subdomains, such as corp.example.com
     #[arg(long = "receiver-deny-name", env = "STELLAGE_RECEIVER_DENY_NAME", value_name = "SUFFIX", value_delimiter = ',', value_parser = suffix)]
     pub receiver_deny_name: Vec<String>,
 
-    /// Name servers that receivers are looked up with; default: the system's
+    /// DNS servers for looking up receivers; default: the system's
     #[arg(
         long = "receiver-name-server",
         env = "STELLAGE_RECEIVER_NAME_SERVER",
@@ -88,21 +88,21 @@ pub struct ReceiverSettings {
     )]
     pub receiver_name_server: Vec<SocketAddr>,
 
-    /// DNS domain of the cluster: no receiver may have a name in it
+    /// DNS domain of the cluster, whose names are denied for receivers
     #[arg(long, env = "STELLAGE_CLUSTER_DOMAIN", value_name = "NAME", default_value = "cluster.local", value_parser = suffix)]
     pub cluster_domain: String,
 
-    /// Seconds that a receiver has to answer an attempt with a status, connecting included
+    /// Seconds until a receiver must have answered an attempt, including the connection
     #[arg(long, env = "STELLAGE_RECEIVER_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub receiver_timeout_seconds: u64,
 
-    /// Seconds of these that looking up, connecting and the TLS handshake may take
+    /// Seconds that the DNS lookup, TCP connection and TLS handshake of an attempt may take together
     #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub receiver_connect_timeout_seconds: u64,
 }
 
 impl ReceiverSettings {
-    /// Whom webhooks may call.
+    /// The rules for receivers' addresses and names.
     pub fn rules(&self) -> TargetRules {
         TargetRules {
             allow: self.receiver_allow.clone(),
@@ -113,7 +113,7 @@ impl ReceiverSettings {
         }
     }
 
-    /// How they are called.
+    /// The settings of the HTTP client.
     pub fn client(&self) -> ClientSettings {
         ClientSettings {
             timeout: Duration::from_secs(self.receiver_timeout_seconds),
@@ -125,7 +125,7 @@ impl ReceiverSettings {
     }
 }
 
-/// A range, or a single address.
+/// Parses an address range or a single address.
 fn range(text: &str) -> Result<IpNet, &'static str> {
     let text = text.trim();
     text.parse()
@@ -133,7 +133,7 @@ fn range(text: &str) -> Result<IpNet, &'static str> {
         .map_err(|_| "must be an address range such as 10.20.0.0/16 or 2001:db8::/32")
 }
 
-/// A name, with or without a `*.` in front.
+/// Parses a DNS name, with or without a leading `*.`.
 fn suffix(text: &str) -> Result<String, &'static str> {
     let name = text.trim().trim_start_matches("*.").trim_matches('.');
     let known = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';

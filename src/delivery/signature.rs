@@ -1,8 +1,8 @@
-//! What makes a delivery verifiable: its headers (specification, sections 6.3 and 6.4; decisions, section 5).
+//! The headers of a delivery, including its signatures (specification, sections 6.3 and 6.4; decisions, section 5).
 //!
-//! There are two signatures. `X-Service-Signature` is the specification's: over the body alone, keyed with the characters
-//! of the secret. `webhook-signature` is the one of Standard Webhooks, for whose libraries receivers need no code of their
-//! own: over `id.timestamp.body`, so that an old delivery cannot be replayed as a new one.
+//! There are two signatures. `X-Service-Signature` is that of the specification: over the body alone, keyed with the
+//! characters of the secret. `webhook-signature` is that of Standard Webhooks, which has libraries for receivers: over
+//! `id.timestamp.body`, so that an old delivery cannot be replayed as a new one.
 
 use std::fmt;
 
@@ -24,18 +24,18 @@ pub const SERVICE_EVENT_ID: HeaderName = HeaderName::from_static("x-service-even
 pub const SERVICE_EVENT_TYPE: HeaderName = HeaderName::from_static("x-service-event-type");
 /// UNIX time of the event in seconds, the same on every attempt (specification, section 6.3).
 pub const SERVICE_TIMESTAMP: HeaderName = HeaderName::from_static("x-service-timestamp");
-/// Identifier of the event, as Standard Webhooks names it.
+/// Identifier of the event (Standard Webhooks).
 pub const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 /// UNIX time of the attempt in seconds (Standard Webhooks).
 pub const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 /// `v1,<base64>` for each key, separated by spaces (Standard Webhooks).
 pub const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
-/// What the secrets begin with whose rest is a key in base64 (Standard Webhooks).
+/// Prefix of secrets that are a key in base64 (Standard Webhooks).
 const SECRET_PREFIX: &str = "whsec_";
-/// Bytes of a secret that is made here (decisions, section 5).
+/// Number of random bytes of a generated secret (decisions, section 5).
 const SECRET_BYTES: usize = 32;
-/// Who sends.
+/// User-Agent of deliveries.
 const AGENT: &str = concat!("Stellage/", env!("CARGO_PKG_VERSION"));
 
 /// A new signing secret: `whsec_` and 32 random bytes in base64 (decisions, section 5).
@@ -44,19 +44,19 @@ pub fn new_secret() -> String {
     format!("{SECRET_PREFIX}{}", BASE64_STANDARD.encode(key))
 }
 
-/// The keys of one webhook, ready to sign with: the secrets are parsed once, not for every delivery.
+/// The signing keys of one webhook. Secrets are parsed once, not for every delivery.
 #[derive(Clone)]
 pub struct SigningKeys {
-    /// Keyed for `X-Service-Signature`.
+    /// Key of `X-Service-Signature`.
     service: Hmac<Sha256>,
-    /// Keyed for the first signature of `webhook-signature`.
+    /// Key of the first signature in `webhook-signature`.
     current: Hmac<Sha256>,
-    /// Keyed for the second, while a rotation overlaps.
+    /// Key of the second signature in `webhook-signature`, after a rotation.
     previous: Option<Hmac<Sha256>>,
 }
 
 impl SigningKeys {
-    /// The keys of these secrets; `previous` is the one before the last rotation, as long as it signs too.
+    /// The keys for these secrets; `previous` is the secret before the last rotation, if deliveries are signed with it too.
     pub fn new(current: &str, previous: Option<&str>) -> Self {
         Self {
             service: keyed(current.as_bytes()),
@@ -66,7 +66,7 @@ impl SigningKeys {
     }
 }
 
-/// Shows whether there is a previous key, and nothing of the keys.
+/// Shows whether there is a previous key, but no key.
 impl fmt::Debug for SigningKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SigningKeys")
@@ -75,10 +75,10 @@ impl fmt::Debug for SigningKeys {
     }
 }
 
-/// All headers of one attempt to deliver `body`, but `Host` and `Content-Length`.
+/// All headers of one attempt to deliver `body`, except `Host` and `Content-Length`.
 ///
-/// `event_at` is when the event happened, `attempt_at` when this attempt is made. An id or type that cannot be a header's
-/// value leaves that header empty: none that is made here is such.
+/// `event_at` is when the event happened, `attempt_at` when this attempt is made. If an id or type is not a valid header
+/// value, the header is empty; those generated here are always valid.
 pub fn headers(
     keys: &SigningKeys,
     event_id: &str,
@@ -123,8 +123,8 @@ fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// The key of `webhook-signature`: what follows `whsec_`, decoded, or else the secret's own bytes. So it is for a secret
-/// that decodes to nothing: anybody could sign with an empty key.
+/// The key of `webhook-signature`: the base64 after `whsec_`, decoded, or else the bytes of the secret. Also the bytes if the
+/// key would be empty, because anybody could sign with an empty key.
 fn standard_key(secret: &str) -> Vec<u8> {
     secret
         .strip_prefix(SECRET_PREFIX)
@@ -167,7 +167,7 @@ mod tests {
         headers[name].to_str().unwrap()
     }
 
-    /// The digest by the definition (RFC 2104, section 2), not by the crate that the code uses.
+    /// The digest computed by the definition (RFC 2104, section 2), not with the crate that the code uses.
     fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
         use sha2::Digest as _;
         let mut block = [0; 64];

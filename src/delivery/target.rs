@@ -1,7 +1,7 @@
-//! What a receiver's URL may be: pure rules, asked when a webhook is written down, and again before each attempt.
+//! Checks the URL of a receiver, when a webhook is written and again before each attempt. No I/O.
 //!
-//! Names are checked here by what they are called; where they lead is checked when they are looked up
-//! ([`super::resolver`]), by the same [`TargetRules::check_address`].
+//! Of a name, this module checks only the text. Its addresses are checked when it is looked up ([`super::resolver`]), with
+//! the same [`TargetRules::check_address`].
 
 use std::net::IpAddr;
 
@@ -11,26 +11,26 @@ use url::{Host, Url};
 
 use super::{Forbidden, TargetRules, rules::ForbiddenName};
 
-/// Longest URL, in characters: what is sure to work everywhere.
+/// Longest URL, in characters; this length works everywhere.
 pub const MAX_URL: usize = 2048;
 /// Longest name and longest label of a name, in bytes (RFC 1035, section 2.3.4).
 const MAX_HOST: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// Why a URL cannot be a receiver's. `Display` says what it must be instead.
+/// Why a URL is refused. `Display` says what it must be instead.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum UrlError {
     /// Longer than [`MAX_URL`].
     #[error("must be at most {MAX_URL} characters long")]
     TooLong,
-    /// Characters that parsers drop or read differently.
+    /// Characters that parsers drop or interpret differently.
     #[error("must have no spaces, control characters or backslashes; percent-encode them")]
     Characters,
     /// Another scheme, or none.
     #[error("must begin with https://")]
     Scheme,
     /// A user name or password.
-    #[error("must have no user name or password; a receiver knows a delivery by its signature")]
+    #[error("must have no user name or password; receivers authenticate deliveries by their signature")]
     UserInfo,
     /// A fragment.
     #[error("must have no fragment, the part from # on; it would never be sent")]
@@ -41,25 +41,25 @@ pub enum UrlError {
     /// Port 0.
     #[error("must have a port from 1 to 65535, or none for 443")]
     Port,
-    /// No URL, for the reason given.
+    /// Not a URL, for this reason.
     #[error("must be a URL such as https://hooks.example.com/stellage ({0})")]
     Malformed(String),
-    /// No name that DNS could hold.
-    #[error("must name a host in full, such as hooks.example.com: \"{0}\" is no such name")]
+    /// Not a valid DNS name.
+    #[error("must have a fully qualified host name such as hooks.example.com; \"{0}\" is not one")]
     Host(String),
-    /// A forbidden address, written as such.
-    #[error("must lead to a public address: {address} is {reason}; only an administrator can allow it")]
+    /// A forbidden address.
+    #[error("must point to a public address: {address} is {reason}; only an administrator can allow it")]
     Address {
         /// The address, in its usual form.
         address: IpAddr,
-        /// Why not.
+        /// Why it is forbidden.
         reason: Forbidden,
     },
-    /// A name of the machine, the cluster or the network that this runs in.
-    #[error("must lead to a public host: {0} is an internal name; only an administrator can allow it")]
+    /// A name of the local machine, cluster or network.
+    #[error("must point to a public host: {0} is an internal name; only an administrator can allow it")]
     InternalName(String),
-    /// A name that the administrator denied.
-    #[error("must lead to another host: the administrator has denied {0}")]
+    /// A name that the administrator has denied.
+    #[error("must point to another host: the administrator has denied {0}")]
     DeniedName(String),
 }
 
@@ -74,8 +74,8 @@ impl UrlError {
     }
 }
 
-/// A URL that a receiver may have, in its normal form: host in lower case and punycode, addresses in their usual form, no dot
-/// at the end of a name.
+/// An allowed URL of a receiver, normalised: host in lower case and punycode, addresses in their usual form, no final dot in a
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiverUrl {
     url: Url,
@@ -83,12 +83,12 @@ pub struct ReceiverUrl {
 }
 
 impl ReceiverUrl {
-    /// Reads a URL and checks it against the rules, all without looking a name up.
+    /// Parses a URL and checks it against the rules, without looking up its name.
     pub fn parse(text: &str, rules: &TargetRules) -> Result<Self, UrlError> {
         if text.chars().count() > MAX_URL {
             return Err(UrlError::TooLong);
         }
-        // Parsers drop or turn these; what is checked should be what was written.
+        // Parsers drop or convert these characters, so the URL would not be the one that was written.
         if text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '\\') {
             return Err(UrlError::Characters);
         }
@@ -100,7 +100,7 @@ impl ReceiverUrl {
         }
         let rest = &text[8..];
         let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-        // An empty one too, which the parser would drop.
+        // Also an empty user name, which the parser would drop.
         if authority.contains('@') {
             return Err(UrlError::UserInfo);
         }
@@ -132,7 +132,7 @@ impl ReceiverUrl {
             }
             None => return Err(UrlError::Malformed("empty host".to_owned())),
         }
-        // The two parsers have to agree on who is called.
+        // The two parsers must agree on the host.
         let uri: Uri = url
             .as_str()
             .parse()
@@ -143,12 +143,12 @@ impl ReceiverUrl {
         Ok(Self { url, uri })
     }
 
-    /// The URL in its normal form.
+    /// The normalised URL.
     pub fn as_str(&self) -> &str {
         self.url.as_str()
     }
 
-    /// The same, as the HTTP client takes it.
+    /// The normalised URL, for the HTTP client.
     pub fn uri(&self) -> &Uri {
         &self.uri
     }
@@ -160,7 +160,7 @@ fn check_literal(rules: &TargetRules, address: IpAddr) -> Result<(), UrlError> {
         .map_err(|reason| UrlError::Address { address, reason })
 }
 
-/// A name that DNS could hold. Underscores occur, though not in the names of hosts by the book.
+/// Checks the form of a DNS name. Underscores are allowed because they occur, although RFC 952 forbids them in host names.
 fn check_form(name: &str) -> Result<(), UrlError> {
     let label = |label: &str| {
         (1..=MAX_LABEL).contains(&label.len())
@@ -325,7 +325,7 @@ mod tests {
             let error = parse(&format!("https://{host}/"), &TargetRules::default()).unwrap_err();
             assert_eq!(error.label(), "forbidden_address", "{host}: {error}");
             assert!(
-                error.to_string().starts_with("must lead to a public address: "),
+                error.to_string().starts_with("must point to a public address: "),
                 "{error}"
             );
         }
@@ -462,11 +462,14 @@ mod tests {
             ("https://example.com/\n", "must have no spaces"),
             ("https://exam\tple.com/", "must have no spaces"),
             ("https://example.com\\@127.0.0.1/", "must have no spaces"),
-            ("https://example..com/", "must name a host"),
-            ("https://example.com../", "must name a host"),
-            ("https://.example.com/", "must name a host"),
-            ("https://a!b.example.com/", "must name a host"),
-            ("https://*.example.com/", "must name a host"),
+            ("https://example..com/", "must have a fully qualified host name"),
+            ("https://example.com../", "must have a fully qualified host name"),
+            ("https://.example.com/", "must have a fully qualified host name"),
+            (
+                "https://a!b.example.com/",
+                "must have a fully qualified host name",
+            ),
+            ("https://*.example.com/", "must have a fully qualified host name"),
         ] {
             let error = parse(url, &TargetRules::default()).unwrap_err();
             assert!(error.to_string().starts_with(message), "{url:?}: {error}");

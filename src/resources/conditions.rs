@@ -101,7 +101,7 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
                 "type": { "type": "string", "maxLength": 316, "description": "Which aspect, in CamelCase." },
                 "status": { "type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds." },
                 "reason": { "type": "string", "minLength": 1, "maxLength": 1024, "description": "Why, as one CamelCase word for programs." },
-                "message": { "type": "string", "maxLength": 32768, "description": "Why, in words for people." },
+                "message": { "type": "string", "maxLength": 32768, "description": "Why, as a message for people." },
                 "observedGeneration": { "type": "integer", "format": "int64", "minimum": 0, "description": "The metadata.generation that this condition describes." },
                 "lastTransitionTime": { "type": "string", "format": "date-time", "description": "When the status last changed." }
             }

@@ -20,6 +20,12 @@ pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
 pub const FINISHED_LABEL: &str = "stellage.dev/finished";
 /// Annotation with the time at which a delivery was delivered or exhausted. Its retention starts then.
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
+/// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
+/// the request: a value that differs from [`DeliveryStatus::attempt_requested_at`] is a new request.
+pub const ATTEMPT_REQUESTED_AT_ANNOTATION: &str = "stellage.dev/attempt-requested-at";
+
+/// Most characters of a nonce that are looked at and echoed.
+const MAX_NONCE_CHARS: usize = 64;
 
 /// Most attempts kept in a Delivery: as many as the longest schedule has. After that the oldest are dropped.
 pub const MAX_ATTEMPTS_KEPT: usize = 21;
@@ -101,7 +107,7 @@ pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     namespaced,
     status = "DeliveryStatus",
     derive = "PartialEq",
-    doc = "One event for one webhook: the exact bytes to send, and every attempt. Created by the operator. To send a finished one again, remove its label: kubectl label delivery NAME stellage.dev/finished-",
+    doc = "One event for one webhook: the exact bytes to send, and every attempt. Created by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, remove its label: kubectl label delivery NAME stellage.dev/finished-",
     printcolumn(name = "Event", type_ = "string", json_path = ".spec.eventType"),
     printcolumn(name = "Webhook", type_ = "string", json_path = ".spec.webhook"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -162,7 +168,8 @@ pub struct DeliveryStatus {
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
     pub attempt_count: i32,
-    /// Number of retries in the current run of the retry schedule. A redelivery starts again at 0.
+    /// Number of retries in the current run of the retry schedule. An attempt that was requested before the next retry was due
+    /// does not count. A redelivery of a finished delivery starts again at 0.
     #[serde(default)]
     #[schemars(extend("format" = "int32"))]
     pub retries: i32,
@@ -170,6 +177,10 @@ pub struct DeliveryStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub next_attempt_at: Option<Timestamp>,
+    /// The value of the annotation stellage.dev/attempt-requested-at that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub attempt_requested_at: Option<String>,
     /// Status code of the last response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int32"))]
@@ -192,6 +203,7 @@ impl DeliveryStatus {
             attempt_count: 0,
             retries: 0,
             next_attempt_at,
+            attempt_requested_at: None,
             last_status_code: None,
             last_error: None,
             attempts: Vec::new(),
@@ -200,6 +212,23 @@ impl DeliveryStatus {
 }
 
 impl Delivery {
+    /// The nonce of the last request to send this delivery now, answered or not.
+    pub fn requested_attempt(&self) -> Option<&str> {
+        let annotations = self.metadata.annotations.as_ref()?;
+        let nonce = annotations.get(ATTEMPT_REQUESTED_AT_ANNOTATION)?;
+        // Anybody may write this text, and the echo has to fit into the status.
+        let end = nonce.char_indices().nth(MAX_NONCE_CHARS);
+        Some(end.map_or(nonce, |(end, _)| &nonce[..end]))
+    }
+
+    /// Whether an attempt is requested that has not been recorded yet.
+    pub fn is_attempt_requested(&self) -> bool {
+        let status = self.status.as_ref();
+        let answered = status.and_then(|status| status.attempt_requested_at.as_deref());
+        self.requested_attempt()
+            .is_some_and(|nonce| answered != Some(nonce))
+    }
+
     /// The public id, `dlv_…`, a pure function of the name.
     pub fn id(&self) -> String {
         ids::delivery_id(self.metadata.name.as_deref().unwrap_or_default())

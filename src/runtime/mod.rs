@@ -10,7 +10,7 @@
 //! - [`metrics`]: all metrics of the program;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile;
-//! - [`telemetry`]: logging;
+//! - [`telemetry`]: set-up of logging;
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;

@@ -132,7 +132,7 @@ impl Watches {
                 }
                 Some(Ok(event)) => event,
             };
-            let mut tell = |change: Change<K>| {
+            let mut notify = |change: Change<K>| {
                 for listener in &mut listeners {
                     listener.changed(&change);
                 }
@@ -155,10 +155,10 @@ impl Watches {
                 Event::InitApply(DeserializeGuard(Err(object))) => unreadable.push(set_aside(object)),
                 Event::InitDone => {
                     writer.apply_watcher_event(&Event::InitDone);
-                    tell(Change::Replaced(reader.state()));
+                    notify(Change::Replaced(reader.state()));
                     unreadable
                         .drain(..)
-                        .for_each(|object| tell(Change::Unreadable(object)));
+                        .for_each(|object| notify(Change::Unreadable(object)));
                     self.health.ready(&format!("watch {kind}"));
                 }
                 Event::Apply(DeserializeGuard(Ok(mut object))) => {
@@ -166,19 +166,19 @@ impl Watches {
                     let key = ObjectRef::from_obj(&object);
                     writer.apply_watcher_event(&Event::Apply(object));
                     if let Some(object) = reader.get(&key) {
-                        tell(Change::Applied(object));
+                        notify(Change::Applied(object));
                     }
                 }
                 Event::Delete(DeserializeGuard(Ok(object))) => {
                     writer.apply_watcher_event(&Event::Delete(object.clone()));
-                    tell(Change::Deleted(Arc::new(object)));
+                    notify(Change::Deleted(Arc::new(object)));
                 }
                 Event::Apply(DeserializeGuard(Err(object))) => {
-                    forget(&reader, &mut writer, &object.metadata, &mut tell);
-                    tell(Change::Unreadable(set_aside(object)));
+                    forget(&reader, &mut writer, &object.metadata, &mut notify);
+                    notify(Change::Unreadable(set_aside(object)));
                 }
                 Event::Delete(DeserializeGuard(Err(object))) => {
-                    forget(&reader, &mut writer, &object.metadata, &mut tell);
+                    forget(&reader, &mut writer, &object.metadata, &mut notify);
                 }
             }
             objects.set(i64::try_from(reader.len()).unwrap_or(i64::MAX));
@@ -191,7 +191,7 @@ fn forget<K>(
     reader: &Store<K>,
     writer: &mut kube::runtime::reflector::store::Writer<K>,
     metadata: &ObjectMeta,
-    tell: &mut impl FnMut(Change<K>),
+    notify: &mut impl FnMut(Change<K>),
 ) where
     K: Resource + Clone + 'static,
     K::DynamicType: Default + Eq + Hash + Clone,
@@ -202,7 +202,7 @@ fn forget<K>(
     }
     if let Some(last) = reader.get(&key) {
         writer.apply_watcher_event(&Event::Delete((*last).clone()));
-        tell(Change::Deleted(last));
+        notify(Change::Deleted(last));
     }
 }
 

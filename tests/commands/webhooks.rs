@@ -247,16 +247,15 @@ async fn a_webhook_that_cannot_be_sent_to_is_not_waited_for_and_what_is_held_goe
     let held = tenant
         .wait_for_deliveries("hook", "it to be held", all_in(1, DeliveryPhase::Held))
         .await;
-    let refused = run(
-        "cmd-blocked",
-        &format!("delivery redeliver {}", held[0].name_any()),
-    )
-    .await;
+    let redeliver = format!("delivery redeliver {}", held[0].name_any());
+    let later = "will be sent as soon as its webhook is no longer blocked";
+    let asked = run("cmd-blocked", &redeliver).await;
+    assert!(asked.text().contains(later), "{asked:?}");
+    let waited = run("cmd-blocked", &format!("{redeliver} --wait")).await;
+    assert!(waited.error().contains(later), "{waited:?}");
     assert!(
-        refused
-            .error()
-            .contains("is held; redeliver is allowed from delivered, exhausted"),
-        "{refused:?}"
+        waited.error().contains("webhook show hook -n cmd-blocked"),
+        "{waited:?}"
     );
 }
 

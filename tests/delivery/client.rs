@@ -282,7 +282,7 @@ async fn where_nobody_listens_the_outcome_says_so() {
     assert_eq!(outcome.label(), "connect");
     assert_eq!(
         outcome.error.unwrap().to_string(),
-        "no connection to the receiver: it was refused"
+        "cannot connect to the receiver: connection refused"
     );
 }
 

@@ -185,8 +185,20 @@ async fn the_log_is_filtered_ordered_and_paged() {
                 "at": "2026-11-21T10:00:00.250Z", "duration_ms": 42, "status_code": 503, "error": "answered 503",
                 "response": "later",
             }],
+            "request": {
+                "url": "https://hooks.example.com/in",
+                "headers": {
+                    "Content-Type": "application/json",
+                    "X-Service-Event-ID": "evt_3", "X-Service-Event-Type": "instance.created",
+                    "X-Service-Timestamp": "1795255203",
+                    "webhook-id": "evt_3", "webhook-timestamp": "1795255200",
+                },
+                "body": "{}",
+            },
         })
     );
+    let lists_requests = |one: &Value| one.get("request").is_some();
+    assert!(!all["data"].as_array().unwrap().iter().any(lists_requests));
     for unknown in [
         of_other.as_str(),
         "dlv_zzzzzzzzzzzzzzzz",
@@ -197,8 +209,13 @@ async fn the_log_is_filtered_ordered_and_paged() {
     }
 }
 
+fn nonce(delivery: &Delivery) -> Option<String> {
+    let annotations = delivery.metadata.annotations.as_ref()?;
+    annotations.get("stellage.dev/attempt-requested-at").cloned()
+}
+
 #[tokio::test]
-async fn a_finished_delivery_is_sent_again_once_for_a_key() {
+async fn a_delivery_is_sent_now_once_for_a_key_wherever_it_is() {
     let tenant = Tenant::new("dlv-again").await;
     let hook = create(&tenant).await;
     let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
@@ -220,45 +237,31 @@ async fn a_finished_delivery_is_sent_again_once_for_a_key() {
     }
     let path = |id: &str| format!("{}/deliveries/{id}", url_of(&hook));
     let redeliver = |id: &str| format!("{}/redeliver", path(id));
-    let refused = expect(&tenant, 409, Method::POST, &redeliver(&ids[0]), None, &[]).await;
-    assert_eq!(
-        (code(&refused).as_str(), fields(&refused)),
-        ("invalid_state", vec!["status".to_owned()])
-    );
     let stale = [("If-Match", "\"x\"")];
     expect(&tenant, 412, Method::POST, &redeliver(&ids[2]), None, &stale).await;
-    let etag = expect(&tenant, 200, Method::GET, &path(&ids[2]), None, &[])
-        .await
-        .header("etag")
-        .to_owned();
-    for (id, headers) in [
-        (
-            &ids[2],
-            vec![("If-Match", etag.as_str()), ("Idempotency-Key", "again")],
-        ),
-        (&ids[3], vec![("Idempotency-Key", "again")]),
-    ] {
-        let name = id.replace('_', "-");
-        assert!(is_labelled(&deliveries(&tenant).get(&name).await.unwrap()));
+    let key = ("Idempotency-Key", "again");
+    for (id, status) in ids.iter().zip(["pending", "held", "pending", "pending"]) {
+        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[]).await;
+        let headers = [("If-Match", read.header("etag")), key];
         let sent = expect(&tenant, 202, Method::POST, &redeliver(id), None, &headers).await;
-        assert_eq!(sent.json()["data"]["status"], "pending");
-        assert!(!is_labelled(&deliveries(&tenant).get(&name).await.unwrap()));
-        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[])
-            .await
-            .json();
-        assert_eq!(read["data"]["status"], "pending", "what was told is what is read");
-        let again = expect(
-            &tenant,
-            202,
-            Method::POST,
-            &redeliver(id),
-            None,
-            &headers[headers.len() - 1..],
-        )
-        .await;
+        let message = format!("Delivery {id} is being sent now.");
+        assert_eq!(sent.json()["message"], message);
+        assert_eq!(sent.json()["data"]["status"], status);
+        assert_eq!(sent.json()["data"]["next_attempt_at"], json!(null));
+        let object = async || deliveries(&tenant).get(&id.replace('_', "-")).await.unwrap();
+        let first = object().await;
+        assert!(!is_labelled(&first) && nonce(&first).is_some());
+        let read = expect(&tenant, 200, Method::GET, &path(id), None, &[]).await;
+        assert_eq!(
+            read.json()["data"],
+            sent.json()["data"],
+            "what was told is what is read"
+        );
+        let again = expect(&tenant, 202, Method::POST, &redeliver(id), None, &[key]).await;
         assert_eq!(again.header("idempotency-replayed"), "true");
-        let unasked = expect(&tenant, 409, Method::POST, &redeliver(id), None, &[]).await;
-        assert_eq!(code(&unasked), "invalid_state");
+        assert_eq!(nonce(&object().await), nonce(&first));
+        expect(&tenant, 202, Method::POST, &redeliver(id), None, &[]).await;
+        assert_ne!(nonce(&object().await), nonce(&first), "another request");
     }
     let wrong = json!({ "force": true });
     let refused = expect(&tenant, 422, Method::POST, &redeliver(&ids[2]), Some(&wrong), &[]).await;
@@ -272,6 +275,66 @@ async fn a_finished_delivery_is_sent_again_once_for_a_key() {
             "{pending:#}"
         );
     }
+}
+
+#[tokio::test]
+async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
+    let tenant = Tenant::new("dlv-retry").await;
+    let hook = create(&tenant).await;
+    let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
+    for number in 0..24 {
+        let entry = Entry {
+            number,
+            phase: DeliveryPhase::ALL[number % 4],
+            event_type: EventType::InstanceStopped,
+        };
+        record(&tenant, &object, &entry).await;
+    }
+    let nonces = async || {
+        let all = deliveries(&tenant).list(&ListParams::default()).await.unwrap();
+        let of_pending = all.items.iter().filter(|delivery| {
+            let number: usize = delivery.spec.event_id["evt_".len()..].parse().unwrap();
+            let is_pending = DeliveryPhase::ALL[number % 4] == DeliveryPhase::Pending;
+            assert!(is_pending || nonce(delivery).is_none());
+            is_pending
+        });
+        of_pending.filter_map(nonce).collect::<Vec<_>>()
+    };
+    let path = format!("{}/deliveries/retry", url_of(&hook));
+    let stale = [("If-Match", "\"x\"")];
+    expect(&tenant, 412, Method::POST, &path, None, &stale).await;
+    assert!(nonces().await.is_empty());
+    let key = [("Idempotency-Key", "once")];
+    let first = expect(&tenant, 202, Method::POST, &path, None, &key).await;
+    assert_eq!(
+        first.json(),
+        json!({ "data": { "retried": 6 }, "message": "6 deliveries are being sent now." })
+    );
+    let asked = nonces().await;
+    assert_eq!(asked.len(), 6);
+    let again = expect(&tenant, 202, Method::POST, &path, None, &key).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.json(), first.json());
+    assert_eq!(nonces().await, asked);
+    let wrong = json!({ "since": "2026-11-21T11:00:15Z" });
+    let refused = expect(&tenant, 422, Method::POST, &path, Some(&wrong), &[]).await;
+    assert_eq!(fields(&refused), ["since"]);
+    let more = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    assert_eq!(more["data"]["retried"], 6);
+    assert!(nonces().await.iter().all(|nonce| !asked.contains(nonce)));
+
+    let off = json!({ "active": false });
+    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
+    let refused = expect(&tenant, 409, Method::POST, &path, None, &[]).await;
+    assert_eq!(
+        (code(&refused).as_str(), fields(&refused)),
+        ("invalid_state", vec!["active".to_owned()])
+    );
+    let replayed = expect(&tenant, 202, Method::POST, &path, None, &key).await;
+    assert_eq!(replayed.json(), first.json());
+    // No delivery has that for its id.
+    let wrong = tenant.call(Method::GET, &path, None).await;
+    assert_eq!((wrong.status.as_u16(), wrong.header("allow")), (405, "POST"));
 }
 
 #[tokio::test]

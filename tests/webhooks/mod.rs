@@ -11,6 +11,7 @@ mod late;
 mod ledger;
 mod overlap;
 mod proxy;
+mod requests;
 mod retention;
 mod secrets;
 mod targets;

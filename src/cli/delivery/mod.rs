@@ -2,7 +2,10 @@
 
 mod view;
 
-use std::cmp::Reverse;
+use std::{
+    cmp::Reverse,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use clap::{
     Args, Subcommand,
@@ -10,6 +13,7 @@ use clap::{
 };
 use jiff::Timestamp;
 use kube::{ResourceExt as _, api::ListParams};
+use serde_json::json;
 
 use super::{
     CliError,
@@ -23,7 +27,7 @@ use super::{
 use crate::{
     events::EventType,
     resources::{Delivery, DeliveryPhase, Webhook, delivery::WEBHOOK_LABEL},
-    service::deliveries::{check_finished, created_at, shown_phase, unlabel},
+    service::deliveries::{When, created_at, next_attempt, send_now, shown_phase},
 };
 
 /// List and show deliveries to webhooks, and send them again.
@@ -37,7 +41,7 @@ pub enum DeliveryCommand {
     /// Show one delivery: the request, and every attempt with its answer
     #[command(after_help = SHOW)]
     Show(ShowArgs),
-    /// Send a delivery again, with the full number of retries; allowed from delivered and exhausted
+    /// Send a delivery now, whatever its status
     #[command(after_help = REDELIVER)]
     Redeliver(RedeliverArgs),
 }
@@ -91,7 +95,7 @@ pub struct ShowArgs {
     output: Output,
 }
 
-/// Send a delivery again.
+/// Send a delivery now.
 #[derive(Args, Debug)]
 pub struct RedeliverArgs {
     /// Name or id of the delivery
@@ -173,35 +177,31 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
 
 async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
+    let was_unfinished = AtomicBool::new(false);
     let decide = |delivery: &Delivery| {
-        check_finished(shown_phase(delivery)).map_err(|_| not_finished(delivery, namespace))?;
-        Ok(Some(unlabel(delivery.metadata.resource_version.as_deref())))
+        let phase = shown_phase(delivery);
+        if was_unfinished.fetch_or(!phase.is_finished(), Ordering::Relaxed)
+            && phase == DeliveryPhase::Delivered
+        {
+            // An attempt that was under way has succeeded.
+            return Ok(None);
+        }
+        let mut patch = send_now(delivery, Timestamp::now());
+        patch["metadata"]["resourceVersion"] = json!(delivery.metadata.resource_version);
+        Ok(Some(patch))
     };
-    let delivery = change(cluster, namespace, &args.name, "send again", decide).await?;
-    let begun = format!("delivery {} is being sent again", delivery.id());
-    finish(cluster, delivery, args.waiting, args.output, &begun).await
-}
-
-/// The error if a delivery is still pending or held.
-fn not_finished(delivery: &Delivery, namespace: &str) -> CliError {
-    let webhook = &delivery.spec.webhook;
-    let phase = shown_phase(delivery);
-    let fix = if phase == DeliveryPhase::Held {
-        format!(
-            "It will be sent once webhook {webhook} works again; `{} webhook show {webhook} -n {namespace}` shows why it does not.",
-            program()
-        )
-    } else {
-        "It will be sent automatically.".to_owned()
-    };
-    CliError::WrongState {
-        what: format!("delivery {}", delivery.id()),
-        why: format!(
-            "is {}; redeliver is allowed from delivered, exhausted",
-            phase.as_str()
-        ),
-        fix,
+    let delivery = change(cluster, namespace, &args.name, "send", decide).await?;
+    let webhook: Webhook = objects::find(cluster, namespace, &delivery.spec.webhook).await?;
+    let when = When::of(&webhook);
+    if args.waiting.wait && !when.is_now() {
+        return Err(CliError::Failed {
+            what: format!("delivery {}", delivery.id()),
+            why: when.describe().to_owned(),
+            look: format!("{} webhook show {} -n {namespace}", program(), webhook.name_any()),
+        });
     }
+    let begun = format!("delivery {} {}", delivery.id(), when.describe());
+    finish(cluster, delivery, args.waiting, args.output, &begun).await
 }
 
 /// With `--wait`, waits until a delivery is delivered; then prints it. Without, prints `begun`.
@@ -248,19 +248,17 @@ fn progress(delivery: &Delivery) -> Progress {
             if attempts == 1 { "attempt" } else { "attempts" },
             last_attempt(delivery)
         )),
+        DeliveryPhase::Held if delivery.is_attempt_requested() => Progress::Pending("being sent".to_owned()),
         DeliveryPhase::Held => Progress::Failed(format!(
             "is held: nothing can be sent to webhook {} at the moment",
             delivery.spec.webhook
         )),
-        DeliveryPhase::Pending => {
-            let next = delivery.status.as_ref().and_then(|status| status.next_attempt_at);
-            Progress::Pending(match next {
-                Some(next) if attempts > 0 => {
-                    format!("{}; next attempt at {next:.0}", last_attempt(delivery))
-                }
-                _ => "being sent".to_owned(),
-            })
-        }
+        DeliveryPhase::Pending => Progress::Pending(match next_attempt(delivery) {
+            Some(next) if attempts > 0 => {
+                format!("{}; next attempt at {next:.0}", last_attempt(delivery))
+            }
+            _ => "being sent".to_owned(),
+        }),
     }
 }
 
@@ -279,9 +277,10 @@ fn last_attempt(delivery: &Delivery) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
+    use crate::resources::delivery::ATTEMPT_REQUESTED_AT_ANNOTATION;
 
     fn delivery(phase: &str, is_finished: bool, attempt: Option<Value>) -> Delivery {
         let labels = if is_finished {
@@ -336,12 +335,12 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_deliveries_are_not_sent_again() {
-        let held = not_finished(&delivery("Held", false, None), "ada").to_string();
-        assert!(
-            held.contains("is held; redeliver is allowed from delivered, exhausted"),
-            "{held}"
-        );
-        assert!(held.contains("webhook show orders -n ada"), "{held}");
+    fn a_held_delivery_is_waited_for_while_an_attempt_is_requested() {
+        let mut held = delivery("Held", false, Some(failed()));
+        let annotations = held.metadata.annotations.get_or_insert_default();
+        annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), "now".to_owned());
+        assert!(matches!(progress(&held), Progress::Pending(_)));
+        held.status.as_mut().unwrap().attempt_requested_at = Some("now".to_owned());
+        assert!(matches!(progress(&held), Progress::Failed(_)));
     }
 }

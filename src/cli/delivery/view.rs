@@ -11,8 +11,8 @@ use crate::{
         output::{self, cell, or_dash, printable},
     },
     delivery::signature::{self, SERVICE_SIGNATURE, SigningKeys, WEBHOOK_SIGNATURE},
-    resources::{Attempt, Delivery, DeliveryPhase},
-    service::deliveries::{created_at, shown_phase},
+    resources::{Attempt, Delivery},
+    service::deliveries::{created_at, next_attempt, shown_phase},
 };
 
 /// Longest error that a table shows in full.
@@ -49,14 +49,6 @@ fn row(delivery: &Delivery, now: Timestamp) -> [String; 9] {
         duration::age(created_at(delivery), now),
         or_dash(error.map(|error| cell(error, LONGEST_ERROR))),
     ]
-}
-
-/// When the next attempt is due, if that is known.
-fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
-    let status = delivery.status.as_ref()?;
-    status
-        .next_attempt_at
-        .filter(|_| status.phase == DeliveryPhase::Pending)
 }
 
 /// One delivery in full: the request, and every attempt with its answer.

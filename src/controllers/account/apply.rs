@@ -1,4 +1,4 @@
-//! The thin shell: looks, has it decided, acts, and writes down what came of it.
+//! The I/O: reads, calls `decide`, applies the result and writes the status.
 
 use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
@@ -27,17 +27,17 @@ use crate::{
     runtime::client::{CallError, bounded},
 };
 
-/// How soon to look again at what no watch tells: a namespace of somebody else's that may go away.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// How soon to look again at a namespace that is on its way out, which takes about 5 s, and whether Kubernetes knows the kinds
-/// to be counted, which takes up to 30 s.
-const LOOK_AGAIN_SOON: Duration = Duration::from_secs(3);
-/// How soon to look again whether Kubernetes has counted a new quota; it takes some tenths of a second.
+/// When to check again for something that no watch reports: the deletion of a foreign namespace.
+const CHECK_AGAIN: Duration = Duration::from_secs(30);
+/// When to check again whether a namespace is gone, which takes about 5 s, or whether Kubernetes can count webhooks, which
+/// takes up to 30 s.
+const CHECK_AGAIN_SOON: Duration = Duration::from_secs(3);
+/// When to check again whether Kubernetes has counted a new quota, which takes some tenths of a second.
 const QUOTA_POLL: Duration = Duration::from_millis(500);
-/// Objects listed at once.
+/// Objects on one page of a list.
 const PAGE: u32 = 500;
 
-/// Names what an API call was for.
+/// Runs an API call and adds what it was for to its error.
 trait Doing<T> {
     async fn doing(self, what: &'static str) -> Result<T, AccountError>;
 }
@@ -50,7 +50,7 @@ impl<T, F: Future<Output = kube::Result<T>>> Doing<T> for F {
     }
 }
 
-/// Not there is as good as deleted.
+/// Treats 404 as success.
 fn gone_is_fine<T>(outcome: Result<T, AccountError>) -> Result<(), AccountError> {
     match outcome {
         Err(AccountError::Call { source, .. }) if source.is_not_found() => Ok(()),
@@ -58,7 +58,7 @@ fn gone_is_fine<T>(outcome: Result<T, AccountError>) -> Result<(), AccountError>
     }
 }
 
-/// Brings one Account to what its spec says.
+/// Reconciles one Account.
 pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Action, AccountError> {
     let work = Work {
         shared,
@@ -72,14 +72,14 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Acti
     if account.metadata.deletion_timestamp.is_some() {
         return work.remove(account, namespace.as_ref(), view.as_ref()).await;
     }
-    shared.awaited.lock().remove(&work.namespace);
+    shared.draining.lock().remove(&work.namespace);
     let claimants = shared.claims.lock().of(&work.namespace);
     match decide::claim(account, &shared.deps.namespace, &claimants, view.as_ref()) {
         Claim::Refused(refusal) => {
-            let again = if refusal.passes {
-                LOOK_AGAIN_SOON
+            let again = if refusal.is_temporary {
+                CHECK_AGAIN_SOON
             } else {
-                LOOK_AGAIN
+                CHECK_AGAIN
             };
             let reason = refusal.reason;
             let message = refusal.message.clone();
@@ -96,13 +96,13 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Acti
         Claim::Own { adopted: true } => work.ensure(account, Start::Adopted).await,
         Claim::Own { adopted: false } => {
             let wanted = children::namespace(account);
-            // The annotation may name an earlier Account of the same name; that it is there is what counts.
+            // The annotation may name an earlier Account of the same name, so only its presence matters.
             let labelled = ObjectMeta {
                 annotations: None,
                 ..wanted.metadata
             };
             let intact = namespace.is_some_and(|is| children::metadata_matches(&is.metadata, &labelled));
-            let start = if intact { Start::Made } else { Start::Repair };
+            let start = if intact { Start::Created } else { Start::Repair };
             work.ensure(account, start).await
         }
     }
@@ -112,15 +112,15 @@ pub(super) async fn reconcile(shared: &Shared, account: &Account) -> Result<Acti
 enum Start {
     Create,
     Repair,
-    Made,
+    Created,
     Adopted,
 }
 
-/// Whether what the quota limits is counted. Until it is, the API server refuses it all.
+/// Whether Kubernetes has computed the quota. Until then, the API server refuses to create the objects that it limits.
 enum Quota {
     Counts,
     DoesNotCountYet,
-    /// It counts, but not the webhooks, which are not limited yet: Kubernetes does not know their kind for long enough.
+    /// It counts instances only. Webhooks are not limited yet, because Kubernetes cannot count a new kind at once.
     WithoutWebhooks,
 }
 
@@ -144,31 +144,31 @@ impl Work<'_> {
         Api::namespaced(self.shared.deps.client.clone(), &self.namespace)
     }
 
-    /// Makes everything that belongs to an Account, or only what is missing or has drifted.
+    /// Creates or repairs the namespace of an Account and the objects in it.
     async fn ensure(&self, account: &Account, start: Start) -> Result<Action, AccountError> {
-        // First of all, so that nothing is made that nobody would take away.
+        // Set the finalizer first, so that everything created later is cleaned up.
         let mut account = account.clone();
         if !account.finalizers().iter().any(|f| f == FINALIZER) {
             account = self.add_finalizer(&account).await?;
         }
-        let made = self.ensure_namespace(&account, start).await;
+        let namespace = self.ensure_namespace(&account, start).await;
         let adopted = start == Start::Adopted;
-        // What was its own stays so, even if a repair fails.
-        let owned = (made.is_ok() || start != Start::Create).then_some(adopted);
-        let children = match made {
+        // An owned namespace stays owned even if a repair fails.
+        let owned = (namespace.is_ok() || start != Start::Create).then_some(adopted);
+        let children = match namespace {
             Ok(()) => self.ensure_children(&account).await,
             Err(error) => Err(error),
         };
         let next = match children {
             Ok(Quota::DoesNotCountYet) => Action::requeue(QUOTA_POLL),
-            Ok(Quota::WithoutWebhooks) => Action::requeue(LOOK_AGAIN_SOON),
+            Ok(Quota::WithoutWebhooks) => Action::requeue(CHECK_AGAIN_SOON),
             _ => resync(),
         };
         let outcome = match children {
             Ok(Quota::Counts | Quota::WithoutWebhooks) => Outcome::Ready { adopted },
             Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
             Err(error) => {
-                // Worth telling only what the API server says itself; all else passes.
+                // Show only refusals by the API server in the status; other errors are temporary.
                 let AccountError::Call { doing, source } = &error;
                 if let Some(status) = source.status().filter(|_| !source.is_conflict()) {
                     let message = format!("cannot {doing}: {}", status.message);
@@ -191,8 +191,8 @@ impl Work<'_> {
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {
         let wanted = children::namespace(account);
         match start {
-            Start::Made | Start::Adopted => {}
-            // A plain create: an apply would take over what somebody made just now.
+            Start::Created | Start::Adopted => {}
+            // A plain create: an apply would take over a namespace that somebody else has just created.
             Start::Create => {
                 let parameters = PostParams {
                     field_manager: Some(CONTROLLER.to_owned()),
@@ -224,7 +224,7 @@ impl Work<'_> {
         if let Some(is) = &is
             && is.role_ref != wanted.role_ref
         {
-            // What a binding grants cannot be changed.
+            // The role of a binding is immutable.
             self.delete(
                 &bindings,
                 children::BINDING_NAME,
@@ -260,15 +260,15 @@ impl Work<'_> {
                 if children::quota_is_stuck(&is, &limits, now) {
                     tracing::info!(
                         namespace = self.namespace,
-                        "makes a quota anew that has never been counted"
+                        "recreating a quota that Kubernetes has never counted"
                     );
-                    self.remake_quota(quotas, &wanted).await?
+                    self.recreate_quota(quotas, &wanted).await?
                 } else {
                     is
                 }
             }
-            // Scopes cannot be changed, and other limits are not ours to merge with.
-            Some(is) if children::has_more(&is) => self.remake_quota(quotas, &wanted).await?,
+            // Scopes are immutable, and an apply would keep limits that others have set.
+            Some(is) if children::has_more(&is) => self.recreate_quota(quotas, &wanted).await?,
             _ => {
                 let applied = self
                     .apply(quotas.clone(), &wanted, "apply the ResourceQuota")
@@ -276,8 +276,8 @@ impl Work<'_> {
                 if children::limits_to(&applied, &limits) {
                     applied
                 } else {
-                    // A limit that the Account has no more is somebody else's too.
-                    self.remake_quota(quotas, &wanted).await?
+                    // A limit that the Account no longer has is still set, because another field manager owns it too.
+                    self.recreate_quota(quotas, &wanted).await?
                 }
             }
         };
@@ -288,7 +288,7 @@ impl Work<'_> {
         })
     }
 
-    /// Whether Kubernetes can count webhooks: from the first time on that it has, for this quota or for a probe.
+    /// Whether Kubernetes can count webhooks, which is known once it has done so, for this quota or for a probe.
     async fn webhooks_count(&self, quota: Option<&ResourceQuota>) -> Result<bool, AccountError> {
         let known = &self.shared.webhooks_count;
         if known.load(Ordering::Relaxed) {
@@ -299,7 +299,7 @@ impl Work<'_> {
         let (wanted, limits) = children::probe(&deps.namespace);
         let probe = quotas
             .get_opt(&wanted.name_any())
-            .doing("read the quota that probes")
+            .doing("read the probe quota")
             .await?;
         if [quota, probe.as_ref()]
             .into_iter()
@@ -308,7 +308,7 @@ impl Work<'_> {
         {
             known.store(true, Ordering::Relaxed);
             if probe.is_some() {
-                self.delete(&quotas, &wanted.name_any(), "delete the quota that probes")
+                self.delete(&quotas, &wanted.name_any(), "delete the probe quota")
                     .await?;
             }
             return Ok(true);
@@ -316,16 +316,16 @@ impl Work<'_> {
         match probe {
             Some(probe) if !children::quota_is_stuck(&probe, &limits, deps.clock.now()) => {}
             Some(_) => {
-                self.remake_quota(quotas, &wanted).await?;
+                self.recreate_quota(quotas, &wanted).await?;
             }
             None => {
-                self.apply(quotas, &wanted, "make the quota that probes").await?;
+                self.apply(quotas, &wanted, "create the probe quota").await?;
             }
         }
         Ok(false)
     }
 
-    async fn remake_quota(
+    async fn recreate_quota(
         &self,
         quotas: Api<ResourceQuota>,
         wanted: &ResourceQuota,
@@ -352,7 +352,7 @@ impl Work<'_> {
             .await
     }
 
-    /// Guarded by the resourceVersion, so that nobody else's finalizer is lost.
+    /// Replaces the finalizers, guarded by the resourceVersion, so that no other controller's finalizer is lost.
     async fn write_finalizers(
         &self,
         account: &Account,
@@ -373,7 +373,7 @@ impl Work<'_> {
             .await
     }
 
-    /// Lets an Account that is being deleted go, as soon as nothing is in the way.
+    /// Cleans up after a deleted Account and removes its finalizer, as soon as its namespace is empty.
     async fn remove(
         &self,
         account: &Account,
@@ -381,27 +381,27 @@ impl Work<'_> {
         view: Option<&NamespaceView>,
     ) -> Result<Action, AccountError> {
         if !account.finalizers().iter().any(|f| f == FINALIZER) {
-            // Somebody else's finalizer holds it.
+            // Another controller's finalizer holds it.
             return Ok(Action::await_change());
         }
         let removal = decide::removal(account, &self.shared.deps.namespace, view);
-        if let (Removal::Empty { made_by_operator }, Some(namespace)) = (removal, namespace) {
-            // Before the look, so that what goes away right after it is heard of.
-            self.shared.awaited.lock().insert(self.namespace.clone());
+        if let (Removal::Empty { created_by_operator }, Some(namespace)) = (removal, namespace) {
+            // Register before listing, so that a deletion right after the list is noticed.
+            self.shared.draining.lock().insert(self.namespace.clone());
             let contents = [self.contents::<Instance>(("instance", "instances")).await?];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
                 let outcome = Outcome::HeldBack {
-                    adopted: !made_by_operator,
+                    adopted: !created_by_operator,
                     in_the_way,
                 };
                 if self.write_status(account, &outcome).await? {
                     let events = &self.shared.events;
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
-                return Ok(Action::requeue(LOOK_AGAIN));
+                return Ok(Action::requeue(CHECK_AGAIN));
             }
-            self.clear(namespace, made_by_operator).await?;
+            self.clear(namespace, created_by_operator).await?;
         }
         let rest: Vec<String> = account
             .finalizers()
@@ -413,11 +413,12 @@ impl Work<'_> {
             self.write_finalizers(account, &rest, "remove the finalizer")
                 .await,
         )?;
-        self.shared.awaited.lock().remove(&self.namespace);
+        self.shared.draining.lock().remove(&self.namespace);
         Ok(Action::await_change())
     }
 
-    /// Asked of the API server itself: a watch may be behind, and a namespace takes along what is in it.
+    /// Lists what is in the namespace, straight from the API server: a watch may lag behind, and deleting the namespace
+    /// deletes everything in it.
     async fn contents<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -428,7 +429,7 @@ impl Work<'_> {
         let list = self
             .inside::<K>()
             .list_metadata(&ListParams::default().limit(PAGE))
-            .doing("look for what is in the namespace")
+            .doing("list the contents of the namespace")
             .await?;
         let more = list.metadata.remaining_item_count.unwrap_or(0);
         Ok(Contents {
@@ -442,8 +443,8 @@ impl Work<'_> {
         })
     }
 
-    /// Takes the keys away, and then either the namespace or our traces in it.
-    async fn clear(&self, namespace: &Namespace, made_by_operator: bool) -> Result<(), AccountError> {
+    /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted.
+    async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
         let keys = self.inside::<ApiKey>();
         let mut page = ListParams::default().limit(PAGE);
         loop {
@@ -456,7 +457,7 @@ impl Work<'_> {
                 None => break,
             }
         }
-        if made_by_operator {
+        if created_by_operator {
             let parameters = DeleteParams {
                 preconditions: Some(Preconditions {
                     uid: namespace.metadata.uid.clone(),
@@ -481,7 +482,7 @@ impl Work<'_> {
         let unlabelled = self
             .all::<Namespace>()
             .patch_metadata(&self.namespace, &PatchParams::default(), &Patch::Merge(unlabel))
-            .doing("take the label off the namespace")
+            .doing("remove the label from the namespace")
             .await;
         gone_is_fine(unlabelled)
     }
@@ -493,7 +494,8 @@ impl Work<'_> {
         gone_is_fine(api.delete(name, &DeleteParams::default()).doing(doing).await)
     }
 
-    /// Writes the status if it differs, with the resourceVersion that it was decided on. Returns whether it did.
+    /// Writes the status if it differs, guarded by the resourceVersion that it was decided on. Returns whether reason or
+    /// message of the Ready condition has changed.
     async fn write_status(&self, account: &Account, outcome: &Outcome) -> Result<bool, AccountError> {
         let status = decide::status(account, outcome, self.shared.deps.clock.now());
         if account.status.as_ref() == Some(&status) {

@@ -1,4 +1,4 @@
-//! What belongs into an account's namespace, and whether what is there is as it should be. No I/O.
+//! The objects in an account's namespace, and whether existing ones match them. No I/O.
 
 use std::collections::BTreeMap;
 
@@ -16,26 +16,26 @@ use crate::{
     runtime::watch,
 };
 
-/// Annotation on a namespace that the operator made: the UID of the Account that it was made for. Only such a namespace
-/// is ever deleted.
+/// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
+/// deletes only namespaces with this annotation.
 pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 
 /// Name of the ResourceQuota.
 pub(super) const QUOTA_NAME: &str = "stellage";
-/// Name of the quota that is there until Kubernetes can count webhooks.
+/// Name of the probe quota, which exists until Kubernetes can count webhooks.
 const PROBE_NAME: &str = "stellage-probe";
 /// Name of the RoleBinding.
 pub(super) const BINDING_NAME: &str = "stellage-operator";
-/// The ClusterRole that the RoleBinding grants: Secrets, in this one namespace.
+/// The ClusterRole that the RoleBinding grants: access to Secrets, in this namespace only.
 pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
-/// What the quota counts, if the Account limits it.
+/// The quota's resource for instances; used if the Account limits them.
 const INSTANCES: &str = "count/instances.stellage.dev";
-/// What the quota counts as soon as Kubernetes can.
+/// The quota's resource for webhooks; used as soon as Kubernetes can count them.
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 
-/// How many there may be of what the quota counts.
+/// The limit for each resource of the quota.
 pub(super) type Limits = BTreeMap<&'static str, i64>;
 
 /// The limits of an account.
@@ -48,7 +48,7 @@ pub(super) fn limits(account: &Account) -> Limits {
     instances.into_iter().chain([webhooks]).collect()
 }
 
-/// These limits without that of webhooks, for as long as Kubernetes cannot count them: it would refuse every one.
+/// The limits without that of webhooks. While Kubernetes cannot count webhooks, it would refuse to create any.
 pub(super) fn without_webhooks(mut limits: Limits) -> Limits {
     limits.remove(WEBHOOKS);
     limits
@@ -69,8 +69,8 @@ fn metadata(account: &Account, name: &str) -> ObjectMeta {
     }
 }
 
-/// A namespace that the operator makes. Label and annotation come with it in one request, so that there is no moment at
-/// which it could be taken for somebody else's.
+/// The namespace to create for an Account. Label and annotation are part of the same request, so that it is never without
+/// them.
 pub(super) fn namespace(account: &Account) -> Namespace {
     let uid = account.metadata.uid.clone().unwrap_or_default();
     Namespace {
@@ -103,7 +103,8 @@ fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
     }
 }
 
-/// A quota in the operator's own namespace that limits nothing there is: once Kubernetes counts it, it can count webhooks.
+/// A probe quota in the operator's namespace, to find out whether Kubernetes can count webhooks yet. It limits nothing,
+/// because there are no webhooks in that namespace.
 pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
     let limits = Limits::from([(WEBHOOKS, 0)]);
     let metadata = ObjectMeta {
@@ -123,7 +124,7 @@ pub(super) fn counts_webhooks(quota: &ResourceQuota) -> bool {
     used.is_some_and(|used| used.contains_key(WEBHOOKS))
 }
 
-/// What lets the operator touch Secrets in this namespace.
+/// The RoleBinding that lets the operator access Secrets in this namespace.
 pub(super) fn role_binding(
     account: &Account,
     operator_namespace: &str,
@@ -156,7 +157,7 @@ pub(super) fn metadata_matches(is: &ObjectMeta, wanted: &ObjectMeta) -> bool {
     has(&is.labels, &wanted.labels) && has(&is.annotations, &wanted.annotations)
 }
 
-/// Whether the quota has these limits, and says nothing else.
+/// Whether the quota has exactly these limits.
 pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
     let Some(spec) = &quota.spec else { return false };
     let hard: BTreeMap<&str, Option<i64>> = spec
@@ -165,14 +166,14 @@ pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
         .flatten()
         .map(|(what, limit)| (what.as_str(), count(limit)))
         .collect();
-    // A scope would take objects out of it.
+    // A scope would exclude objects from the quota.
     hard.into_iter()
         .eq(limits.iter().map(|(what, limit)| (*what, Some(*limit))))
         && spec.scopes.is_none()
         && spec.scope_selector.is_none()
 }
 
-/// Whether the quota says more than how many instances and webhooks there may be.
+/// Whether the quota has anything besides limits of instances and webhooks.
 pub(super) fn has_more(quota: &ResourceQuota) -> bool {
     quota.spec.as_ref().is_some_and(|spec| {
         spec.scopes.is_some()
@@ -185,7 +186,7 @@ pub(super) fn has_more(quota: &ResourceQuota) -> bool {
     })
 }
 
-/// Whether Kubernetes has counted what there is against the limits. Until then it refuses all that is not counted.
+/// Whether Kubernetes has counted the existing objects for these limits. Until then it refuses to create more.
 pub(super) fn quota_counts(quota: &ResourceQuota, limits: &Limits) -> bool {
     let Some(status) = &quota.status else { return false };
     let get = |map: &Option<BTreeMap<String, Quantity>>, what| map.as_ref()?.get(what).and_then(count);
@@ -194,7 +195,7 @@ pub(super) fn quota_counts(quota: &ResourceQuota, limits: &Limits) -> bool {
         .all(|(what, limit)| get(&status.hard, *what) == Some(*limit) && get(&status.used, *what).is_some())
 }
 
-/// A whole number as Kubernetes writes it: 1000 comes back as `1k`.
+/// Parses a whole number in Kubernetes' format, where 1000 is `1k`.
 fn count(quantity: &Quantity) -> Option<i64> {
     let text = quantity.0.as_str();
     let (digits, factor) = match text.char_indices().last()? {
@@ -206,11 +207,11 @@ fn count(quantity: &Quantity) -> Option<i64> {
     digits.parse::<i64>().ok()?.checked_mul(factor)
 }
 
-/// How long Kubernetes normally takes to count, with much room.
+/// How long Kubernetes normally takes to count, with a large margin.
 const COUNTED_WITHIN: SignedDuration = SignedDuration::from_secs(5);
 
-/// Whether something has never been counted although the quota has named it for long enough. kube-controller-manager learns
-/// of new kinds every 30 s, and looks again at a quota that it could not count only after 5 minutes, but at a new one at once.
+/// Whether Kubernetes should have counted the quota's resources by now, but has not. kube-controller-manager discovers new
+/// kinds every 30 s. It retries a quota that it could not count only after 5 minutes, but counts a new quota at once.
 pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timestamp) -> bool {
     let created = quota
         .metadata
@@ -225,12 +226,12 @@ pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timest
     never_counted && written.is_some_and(|written| now.duration_since(written) > COUNTED_WITHIN)
 }
 
-/// Whether the quota is as it should be.
+/// Whether the quota needs no change.
 pub(super) fn quota_matches(is: &ResourceQuota, wanted: &ResourceQuota, limits: &Limits) -> bool {
     metadata_matches(&is.metadata, &wanted.metadata) && limits_to(is, limits)
 }
 
-/// Whether the RoleBinding is as it should be.
+/// Whether the RoleBinding needs no change.
 pub(super) fn binding_matches(is: &RoleBinding, wanted: &RoleBinding) -> bool {
     metadata_matches(&is.metadata, &wanted.metadata)
         && is.role_ref == wanted.role_ref
@@ -303,7 +304,7 @@ mod tests {
         });
         assert!(
             stuck(&is, 111),
-            "a limit without a count is what a kind not yet known gives"
+            "a kind that is not yet known has a limit but no count"
         );
         is.status = Some(ResourceQuotaStatus {
             hard: counts("3", Some("20")),
@@ -320,7 +321,7 @@ mod tests {
         }]);
         assert!(
             !stuck(&changed, 111),
-            "what is asked for a second ago cannot be counted yet"
+            "a limit set a second ago cannot be counted yet"
         );
         is.status = Some(ResourceQuotaStatus {
             hard: counts("3", Some("20")),
@@ -330,7 +331,7 @@ mod tests {
         ada.spec.instance_quota = Some(4);
         assert!(
             !quota_counts(&is, &limits(&ada)) && !quota_is_stuck(&is, &limits(&ada), at(999)),
-            "a new limit is on its way"
+            "a new limit has not been counted yet"
         );
     }
 

@@ -1,4 +1,4 @@
-//! Which Accounts want which namespace. No I/O: fed by the watch.
+//! Which Accounts claim which namespace. No I/O: fed by the watch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::children::{self, Limits};
 use crate::{resources::Account, runtime::watch::Change};
 
-/// One Account's wish for a namespace. Ordered by age: the older first, then by UID.
+/// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claimant {
     pub(super) created: Timestamp,
@@ -31,7 +31,7 @@ impl Claimant {
     }
 }
 
-/// All wishes, by namespace.
+/// All claims, by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     by_namespace: HashMap<String, BTreeSet<Claimant>>,
@@ -39,8 +39,8 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Takes note of a change, and returns the names of the Accounts whose situation it may have changed: the one itself,
-    /// and those that want the same namespace.
+    /// Records a change, and returns the names of the Accounts that it may affect: the changed one, and those that claim the
+    /// same namespace.
     pub(super) fn changed(&mut self, change: &Change<Account>) -> BTreeSet<String> {
         match change {
             Change::Replaced(all) => {
@@ -75,7 +75,7 @@ impl Claims {
         }
     }
 
-    /// The Accounts that want `namespace`, the oldest first.
+    /// The Accounts that claim `namespace`, oldest first.
     pub(super) fn of(&self, namespace: &str) -> Vec<Claimant> {
         self.by_namespace
             .get(namespace)
@@ -85,13 +85,13 @@ impl Claims {
             .collect()
     }
 
-    /// The names of the Accounts that want `namespace`.
+    /// The names of the Accounts that claim `namespace`.
     pub(super) fn names(&self, namespace: &str) -> BTreeSet<String> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
         claimants.map(|claimant| claimant.name.clone()).collect()
     }
 
-    /// The limits that the Accounts that want `namespace` ask for there.
+    /// The limits of the Accounts that claim `namespace`.
     pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &Limits> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
         claimants.map(|claimant| &claimant.limits)
@@ -108,7 +108,7 @@ impl Claims {
             .insert(claimant.name.clone(), (namespace, claimant));
     }
 
-    /// Returns those that still want what the removed one wanted.
+    /// Removes a claim. Returns the names of the remaining claimants of its namespace.
     fn remove(&mut self, name: &str) -> BTreeSet<String> {
         let Some((namespace, claimant)) = self.by_account.remove(name) else {
             return BTreeSet::new();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_comes_first_and_its_end_wakes_the_other() {
+    fn the_older_comes_first_and_its_deletion_wakes_the_other() {
         let mut known = Claims::default();
         let (older, younger) = (
             Arc::new(account("z", "shop", 1)),

@@ -1,4 +1,4 @@
-//! What to do about one Account: a pure function of what it wants, who else wants it, and what is there.
+//! What to do about one Account: a pure function of its spec, the other claimants, and the existing namespace.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
@@ -11,14 +11,14 @@ use crate::resources::{
     ids,
 };
 
-/// What is known of the namespace that an Account wants.
+/// The relevant properties of the namespace that an Account claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NamespaceView {
     /// The Account that its label names.
     pub(super) account: Option<String>,
-    /// UID of the Account that the operator made it for; none if somebody else made it.
+    /// UID of the Account that the operator created it for; `None` if the operator did not create it.
     pub(super) made_for: Option<String>,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub(super) terminating: bool,
 }
 
@@ -40,36 +40,36 @@ impl NamespaceView {
 pub(super) struct Refusal {
     pub(super) reason: &'static str,
     pub(super) message: String,
-    /// It passes by itself; otherwise somebody has to change something.
-    pub(super) passes: bool,
+    /// Whether it resolves by itself; otherwise somebody must change something.
+    pub(super) is_temporary: bool,
 }
 
-/// What to do about the namespace of an Account that is to stay.
+/// What to do about the namespace of an Account that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Not to be had (now).
+    /// The Account cannot have it, or not yet.
     Refused(Refusal),
-    /// Not there: make it.
+    /// It does not exist: create it.
     Create,
-    /// Made for this Account, but somebody has taken the label off: put it back.
+    /// The operator created it for this Account, but its label was removed: restore the label.
     Relabel,
-    /// It is this Account's own; adopted, or else made by the operator.
+    /// It belongs to this Account; adopted, or else created by the operator.
     Own { adopted: bool },
 }
 
 /// What to do about an Account that is being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Removal {
-    /// It has nothing: let it go.
+    /// It owns no namespace: remove the finalizer.
     Release,
-    /// Its namespace is its own: what is in there decides.
-    Empty { made_by_operator: bool },
+    /// It owns its namespace: clean up once that is empty.
+    Empty { created_by_operator: bool },
 }
 
-/// Decides about an Account that is to stay. `claimants` are all Accounts that want the namespace, the oldest first.
+/// Decides about an Account that is not being deleted. `claimants` are all Accounts that claim the namespace, oldest first.
 ///
-/// The label on the namespace decides whose it is as long as that Account is there, since it is written with the
-/// namespace in one request or by an administrator; only where there is no namespace yet, age decides.
+/// The label on the namespace decides who owns it, as long as that Account exists: the label is written together with the
+/// namespace, or by an administrator. If there is no namespace yet, the oldest claimant gets it.
 pub(super) fn claim(
     account: &Account,
     operator_namespace: &str,
@@ -94,10 +94,10 @@ pub(super) fn claim(
         return Claim::Refused(Refusal {
             reason: "NamespaceTaken",
             message: format!(
-                "namespace {wanted} belongs to Account {holder}, which is older; this Account takes over by itself when that one is gone and the namespace is free, or delete this one and create another with a namespace of its own",
+                "namespace {wanted} belongs to Account {holder}; delete this Account and create one with another namespace, or wait: it takes over once {holder} and the namespace are gone",
                 holder = holder.name
             ),
-            passes: false,
+            is_temporary: false,
         });
     }
     let Some(namespace) = namespace else {
@@ -106,8 +106,8 @@ pub(super) fn claim(
     if namespace.terminating {
         return Claim::Refused(Refusal {
             reason: "NamespaceTerminating",
-            message: format!("namespace {wanted} is being deleted; it is made anew once it is gone"),
-            passes: true,
+            message: format!("namespace {wanted} is being deleted; it will be created again once it is gone"),
+            is_temporary: true,
         });
     }
     match labelled {
@@ -118,7 +118,7 @@ pub(super) fn claim(
         other => Claim::Refused(Refusal {
             reason: "NamespaceNotOwned",
             message: not_owned(wanted, me, other),
-            passes: false,
+            is_temporary: false,
         }),
     }
 }
@@ -132,24 +132,24 @@ fn not_owned(wanted: &str, me: &str, label: Option<&str>) -> String {
         ),
     };
     format!(
-        "namespace {wanted} is already there and {state}; to let this Account adopt it, a cluster administrator has to type: kubectl label namespace {wanted} {ACCOUNT_LABEL}={me}{overwrite}"
+        "namespace {wanted} already exists and {state}; to let this Account adopt it, a cluster administrator must run: kubectl label namespace {wanted} {ACCOUNT_LABEL}={me}{overwrite}"
     )
 }
 
 fn reserved(wanted: &str, operator_namespace: &str) -> Option<Refusal> {
-    let whose = if wanted.starts_with("kube-") {
+    let why = if wanted.starts_with("kube-") {
         "kube-* namespaces belong to Kubernetes"
     } else if wanted == operator_namespace {
-        "it is the operator's own"
+        "it belongs to the operator"
     } else {
         return None;
     };
     Some(Refusal {
         reason: "NamespaceReserved",
         message: format!(
-            "namespace {wanted} cannot be an account's: {whose}; delete this Account and create one with another namespace"
+            "an account cannot use namespace {wanted}: {why}; delete this Account and create one with another namespace"
         ),
-        passes: false,
+        is_temporary: false,
     })
 }
 
@@ -171,14 +171,14 @@ pub(super) fn removal(
         return Removal::Release;
     }
     Removal::Empty {
-        made_by_operator: namespace.made_for.is_some(),
+        created_by_operator: namespace.made_for.is_some(),
     }
 }
 
-/// Objects of one kind that hold an Account back.
+/// Objects of one kind that block the deletion of an Account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
-    /// The kind in words, one and many.
+    /// Singular and plural of the kind, in words.
     pub(super) words: (&'static str, &'static str),
     /// How many there are.
     pub(super) count: u64,
@@ -189,7 +189,7 @@ pub(super) struct Contents {
 /// Most names that a message lists.
 const MAX_NAMES: usize = 5;
 
-/// What is in the way of a deletion, such as `3 instances: a, b, c; delete them first`; none if nothing is.
+/// What blocks a deletion, such as `3 instances: a, b, c; delete them first`; `None` if nothing does.
 pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
     let parts: Vec<String> = contents
         .iter()
@@ -216,35 +216,35 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
 /// How a reconcile ended, for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All is as the spec says.
+    /// Everything matches the spec.
     Ready { adopted: bool },
-    /// All is there, but Kubernetes has not counted yet what the quota limits.
+    /// Everything exists, but Kubernetes has not computed the quota yet.
     QuotaPending { adopted: bool },
-    /// No namespace (now).
+    /// The Account does not get its namespace, or not yet.
     Refused(Refusal),
-    /// Something could not be made. `owned` if the namespace at least is the Account's: whether it was adopted.
+    /// The API server refused a call. `owned` says whether the namespace was adopted, if the Account owns it.
     Failed { owned: Option<bool>, message: String },
-    /// Being deleted, and held back by what is in the namespace.
+    /// The Account is being deleted, but its namespace is not empty.
     HeldBack { adopted: bool, in_the_way: String },
 }
 
-/// What an outcome means for the conditions.
+/// The content of the conditions for an outcome.
 struct Summary {
     ready: bool,
     reason: &'static str,
     message: String,
     next: Next,
-    /// Whether the namespace is the Account's, and whether it was adopted; `None`: as the summary says, it is not.
+    /// Whether the namespace was adopted, if the Account owns it; else `None`.
     owned: Option<bool>,
 }
 
-/// How it goes on.
+/// What happens next.
 enum Next {
-    /// Nothing to do.
+    /// Nothing: the Account is ready.
     Idle,
-    /// By itself.
+    /// The controller continues by itself.
     Works,
-    /// Not before somebody changes something.
+    /// Nothing, until somebody changes something.
     Stalled,
 }
 
@@ -261,7 +261,7 @@ impl Outcome {
             Self::QuotaPending { adopted } => Summary {
                 ready: false,
                 reason: "QuotaPending",
-                message: "Kubernetes has not counted yet what the quota limits, and refuses it until it has"
+                message: "waiting for Kubernetes to compute the quota; until then it refuses to create instances and webhooks"
                     .to_owned(),
                 next: Next::Works,
                 owned: Some(*adopted),
@@ -270,7 +270,7 @@ impl Outcome {
                 ready: false,
                 reason: refusal.reason,
                 message: refusal.message.clone(),
-                next: if refusal.passes {
+                next: if refusal.is_temporary {
                     Next::Works
                 } else {
                     Next::Stalled
@@ -289,14 +289,14 @@ impl Outcome {
                 reason: "DeletionHeldBack",
                 message: format!("cannot be deleted yet: {in_the_way}"),
                 next: Next::Stalled,
-                // What is in the namespace is still looked after.
+                // The objects in the namespace are still reconciled.
                 owned: Some(*adopted),
             },
         }
     }
 }
 
-/// The status that says so. Equal to the old one if nothing has changed.
+/// The status for an outcome. Equal to the old one if nothing has changed.
 pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> AccountStatus {
     let wanted = account.wanted_namespace();
     let generation = account.metadata.generation;
@@ -312,23 +312,23 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
     let (namespace_reason, namespace_message) = match owned {
         Some(true) => (
             "NamespaceAdopted",
-            format!("namespace {wanted} is this account's, adopted"),
+            format!("namespace {wanted} was adopted by this account"),
         ),
         Some(false) => (
             "NamespaceCreated",
-            format!("namespace {wanted} is this account's, made by the operator"),
+            format!("namespace {wanted} was created for this account"),
         ),
         None => (reason, message.clone()),
     };
     let all = [
         (READY, ready, reason, message.clone()),
-        (RECONCILING, works, reason, either(works, "nothing is under way")),
         (
-            STALLED,
-            stalled,
+            RECONCILING,
+            works,
             reason,
-            either(stalled, "nobody has to do anything"),
+            either(works, "nothing is in progress"),
         ),
+        (STALLED, stalled, reason, either(stalled, "no action is needed")),
         (
             NAMESPACE_READY,
             owned.is_some(),
@@ -367,7 +367,7 @@ pub(super) mod tests {
     use super::*;
     use crate::resources::{AccountSpec, conditions::find};
 
-    /// An Account that has not been looked at yet.
+    /// An Account that has not been reconciled yet.
     pub(in super::super) fn account(name: &str, namespace: &str, second: i64) -> Account {
         let mut account = Account::new(
             name,
@@ -385,7 +385,7 @@ pub(super) mod tests {
         account
     }
 
-    /// An Account that has its namespace.
+    /// An Account that owns its namespace.
     pub(in super::super) fn owning(name: &str, namespace: &str, second: i64) -> Account {
         let mut account = account(name, namespace, second);
         account.status = Some(status(&account, &Outcome::Ready { adopted: false }, at(second)));
@@ -412,7 +412,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_not_there_is_made_for_the_oldest() {
+    fn a_namespace_that_does_not_exist_is_created_for_the_oldest() {
         let (older, younger) = (account("old", "shop", 1), account("new", "shop", 2));
         let claimants = [Claimant::of(&older), Claimant::of(&younger)];
         assert_eq!(claim(&older, "sys", &claimants, None), Claim::Create);
@@ -426,7 +426,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_there_is_adopted_only_with_the_label() {
+    fn an_existing_namespace_is_adopted_only_with_the_label() {
         let ada = account("ada", "shop", 1);
         let me = [Claimant::of(&ada)];
         let Claim::Refused(refusal) = claim(&ada, "sys", &me, Some(&view(None, None))) else {
@@ -457,7 +457,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_label_decides_between_living_claimants_so_that_exactly_one_has_the_namespace() {
-        // Created within one second, the UIDs are the wrong way round.
+        // Both were created within one second, and their UIDs are in reverse order.
         let (first, second) = (account("b", "shop", 1), account("a", "shop", 1));
         let mut claimants = vec![Claimant::of(&first), Claimant::of(&second)];
         claimants.sort();
@@ -495,7 +495,7 @@ pub(super) mod tests {
         let Claim::Refused(refusal) = claim(&ada, "sys", &[Claimant::of(&ada)], Some(&going)) else {
             panic!("must be refused");
         };
-        assert!(refusal.passes);
+        assert!(refusal.is_temporary);
     }
 
     #[test]
@@ -523,13 +523,13 @@ pub(super) mod tests {
         ] {
             assert_eq!(removal(&ada, "sys", Some(&foreign)), Removal::Release);
         }
-        let made_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
-            Removal::Empty { made_by_operator } => made_by_operator,
+        let created_by_operator = |view| match removal(&ada, "sys", Some(&view)) {
+            Removal::Empty { created_by_operator } => created_by_operator,
             Removal::Release => panic!("it is its own"),
         };
-        assert!(!made_by_operator(view(Some("ada"), None)));
-        assert!(made_by_operator(view(Some("ada"), Some("uid-ada"))));
-        assert!(made_by_operator(view(None, Some("uid-ada"))));
+        assert!(!created_by_operator(view(Some("ada"), None)));
+        assert!(created_by_operator(view(Some("ada"), Some("uid-ada"))));
+        assert!(created_by_operator(view(None, Some("uid-ada"))));
     }
 
     #[test]
@@ -605,7 +605,7 @@ pub(super) mod tests {
         let refusal = Refusal {
             reason: "NamespaceNotOwned",
             message: "no".into(),
-            passes: false,
+            is_temporary: false,
         };
         ada.status = Some(status(&ada, &Outcome::Refused(refusal), at(20)));
         let status = ada.status.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Whose namespace is whose, for the controllers of what lives in them. No I/O: fed by the watch.
+//! Which Account owns which namespace, for the other controllers. No I/O: fed by the watch.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -14,7 +14,7 @@ use crate::{
     runtime::watch::{Change, Listener},
 };
 
-/// Answers which Account a namespace belongs to. Cheap to clone.
+/// The owners of namespaces. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct AccountDirectory {
     index: Arc<RwLock<Index>>,
@@ -22,18 +22,18 @@ pub struct AccountDirectory {
 
 #[derive(Debug, Default)]
 struct Index {
-    /// Almost always one; the older wins while an old claim has not been seen to end.
+    /// Almost always one Account. There are two until the end of an old claim has been seen; then the older wins.
     by_namespace: HashMap<String, BTreeMap<Claimant, Arc<Account>>>,
     by_account: HashMap<String, (String, Claimant)>,
 }
 
 impl AccountDirectory {
-    /// The Account that `namespace` belongs to. It may be on its way out: what is in the namespace is still its own.
+    /// The Account that owns `namespace`, even if the Account is being deleted.
     pub fn account_of(&self, namespace: &str) -> Option<Arc<Account>> {
         self.index.read().owner(namespace).cloned()
     }
 
-    /// The holder of that Account, as events show them.
+    /// The holder of the Account that owns `namespace`, as events show them.
     pub fn holder_of(&self, namespace: &str) -> Option<User> {
         let account = self.account_of(namespace)?;
         Some(User {
@@ -42,15 +42,15 @@ impl AccountDirectory {
         })
     }
 
-    /// Has to hear of every change of the watch of Accounts. `owner_changed` is told of every namespace that has got
-    /// another owner, its first, or none; the directory already answers accordingly. It must not block.
+    /// The listener for the watch of Accounts. It must receive every change. It calls `owner_changed`, which must not block,
+    /// with every namespace that has got its first owner, another one, or none, after updating the directory.
     pub fn listener(
         &self,
         mut owner_changed: impl FnMut(&str) + Send + 'static,
     ) -> Box<dyn Listener<Account>> {
         let index = self.index.clone();
         Box::new(move |change: &Change<Account>| {
-            // The lock is free again before anybody is told, as they will ask.
+            // Release the lock before the callback, which reads the directory.
             let affected = index.write().changed(change);
             for namespace in affected {
                 owner_changed(&namespace);
@@ -72,7 +72,7 @@ impl Index {
             .map(|c| c.uid.as_str())
     }
 
-    /// The namespaces whose owner is another one than before.
+    /// Records a change, and returns the namespaces whose owner has changed.
     fn changed(&mut self, change: &Change<Account>) -> Vec<String> {
         let touched: HashSet<String> = match change {
             Change::Replaced(all) => {
@@ -163,23 +163,23 @@ mod tests {
     }
 
     #[test]
-    fn tells_whose_a_namespace_is_and_when_that_changes() {
+    fn it_knows_the_owner_of_a_namespace_and_reports_changes() {
         let directory = AccountDirectory::default();
-        let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let reported = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let mut listener = directory.listener({
-            let (told, directory) = (told.clone(), directory.clone());
+            let (reported, directory) = (reported.clone(), directory.clone());
             move |namespace: &str| {
                 let owner = name_of(&directory, namespace);
-                told.lock().push((namespace.to_owned(), owner));
+                reported.lock().push((namespace.to_owned(), owner));
             }
         });
-        let take = || std::mem::take(&mut *told.lock());
+        let take = || std::mem::take(&mut *reported.lock());
 
         listener.changed(&Change::Applied(Arc::new(account("ada", "shop", 1))));
         assert_eq!(
             (name_of(&directory, "shop"), take().len()),
             (None, 0),
-            "wanting is not owning"
+            "claiming is not owning"
         );
 
         listener.changed(&Change::Applied(Arc::new(owning("ada", "shop", 1))));

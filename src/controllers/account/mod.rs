@@ -1,10 +1,11 @@
-//! Gives each Account its namespace, its quota and the operator's rights there, and takes them back.
+//! The Account controller: gives each Account its namespace, with a quota and the operator's RoleBinding, and cleans up when
+//! the Account is deleted.
 //!
-//! - `claims`: which Accounts want which namespace;
-//! - `decide`: what to do about one of them, decided purely;
-//! - `children`: what belongs into the namespace;
-//! - `apply`: looks, has it decided, and makes it so;
-//! - `directory`: tells the other controllers whose namespace is whose.
+//! - `claims`: which Accounts claim which namespace;
+//! - `decide`: pure decisions about one Account;
+//! - `children`: the objects in the namespace;
+//! - `apply`: the I/O: reads, decides, applies and writes the status;
+//! - `directory`: tells the other controllers which Account owns which namespace.
 
 mod apply;
 mod children;
@@ -52,37 +53,37 @@ use crate::{
 
 pub use directory::AccountDirectory;
 
-/// Name under which this controller writes.
+/// Field manager of this controller.
 const CONTROLLER: &str = "stellage-account-controller";
-/// Accounts reconciled at the same time. Each costs a few short calls, and accounts come and go slowly.
+/// Accounts reconciled at the same time. Few, because a reconcile takes a few short calls, and Accounts change rarely.
 const CONCURRENCY: u16 = 8;
-/// How often an Account is looked at though nothing about it has changed.
+/// How often to reconcile an Account without changes.
 const RESYNC: Duration = Duration::from_mins(5);
 
-/// What the controller is built from.
+/// What the controller depends on.
 #[derive(Clone)]
 pub struct Deps {
-    /// The client that writes.
+    /// Client of the API server.
     pub client: Client,
-    /// The operator's own namespace: holds its service account, and no Account may have it.
+    /// The operator's namespace, which holds its service account; no Account may use it.
     pub namespace: String,
-    /// The operator's service account.
+    /// Name of the operator's service account.
     pub service_account: String,
-    /// This replica, as Kubernetes Events name it.
+    /// Name of this replica in Kubernetes Events.
     pub identity: String,
     /// Where reconciles are counted.
     pub metrics: Metrics,
-    /// The time.
+    /// Source of the time.
     pub clock: Arc<dyn Clock>,
 }
 
-/// A reconcile that failed and will be tried again.
+/// Why a reconcile failed. It will be retried.
 #[derive(Debug, Error)]
 pub enum AccountError {
     /// An API call failed.
     #[error("cannot {doing}: {source}")]
     Call {
-        /// What was being done, as in "cannot create the namespace".
+        /// What the call was for, as in "cannot create the namespace".
         doing: &'static str,
         /// Why it failed.
         source: CallError,
@@ -95,14 +96,14 @@ impl AccountError {
         source.label()
     }
 
-    /// Whether what this reconcile had decided on was no longer true; the next one sees what is.
+    /// Whether the reconcile decided on an outdated version; the next one sees the current version.
     fn is_stale(&self) -> bool {
         let Self::Call { source, .. } = self;
         source.is_conflict()
     }
 }
 
-/// Makes Accounts real. Every replica listens, so that it is warm; the leader calls [`run`](Self::run).
+/// Reconciles Accounts. Every replica listens to the watches; only the leader calls [`run`](Self::run).
 #[derive(Clone)]
 pub struct AccountController {
     shared: Arc<Shared>,
@@ -112,17 +113,17 @@ struct Shared {
     deps: Deps,
     events: Events,
     claims: Mutex<Claims>,
-    /// Where to ask for a reconcile; none while another replica leads, so that nothing piles up.
+    /// Queue of Accounts to reconcile; `None` while another replica is the leader, so that nothing accumulates.
     queue: Mutex<Option<mpsc::UnboundedSender<ObjectRef<Account>>>>,
-    /// Namespaces whose Account is held back until they are empty.
-    awaited: Mutex<HashSet<String>>,
+    /// Namespaces that must become empty before their Account can be deleted.
+    draining: Mutex<HashSet<String>>,
     backoffs: Backoffs,
-    /// Kubernetes can count webhooks, which it cannot in the first half minute of their kind.
+    /// Whether Kubernetes can count webhooks, which takes half a minute after their CRD is created.
     webhooks_count: AtomicBool,
 }
 
 impl AccountController {
-    /// A controller that has seen nothing yet. Needs a runtime, for the task that writes its Events.
+    /// A controller without any state yet. Must be called in a Tokio runtime, because it spawns a task to write Events.
     pub fn new(deps: Deps) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -130,14 +131,14 @@ impl AccountController {
                 deps,
                 claims: Mutex::default(),
                 queue: Mutex::default(),
-                awaited: Mutex::default(),
+                draining: Mutex::default(),
                 backoffs: Backoffs::default(),
                 webhooks_count: AtomicBool::new(false),
             }),
         }
     }
 
-    /// Has to hear of every change of the watch of Accounts.
+    /// The listener for the watch of Accounts. It must receive every change.
     pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Account>| {
@@ -151,7 +152,8 @@ impl AccountController {
         })
     }
 
-    /// Has to hear of every change of the watch of Instances: the last one to go lets its Account go.
+    /// The listener for the watch of Instances. It must receive every change: a deleted Account waits until its last instance
+    /// is gone.
     pub fn instance_listener(&self) -> Box<dyn Listener<Instance>> {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Instance>| match change {
@@ -161,8 +163,8 @@ impl AccountController {
                 }
             }
             Change::Replaced(_) => {
-                let awaited: Vec<_> = shared.awaited.lock().iter().cloned().collect();
-                for namespace in awaited {
+                let draining: Vec<_> = shared.draining.lock().iter().cloned().collect();
+                for namespace in draining {
                     shared.enqueue_claimants(&namespace);
                 }
             }
@@ -170,10 +172,10 @@ impl AccountController {
         })
     }
 
-    /// Reconciles until `shutdown`, then lets finish what is under way. Only one replica may be in here at a time.
+    /// Reconciles until `shutdown`, then finishes the running reconciles. Only one replica may run this at a time.
     ///
-    /// `accounts` is the store of the watch that [`account_listener`](Self::account_listener) hears; `watches` makes
-    /// the watches of the children, by label and with little more than metadata in memory.
+    /// `accounts` is the store of the watch that [`account_listener`](Self::account_listener) listens to; `watches` starts
+    /// the watches of the child objects, selected by label and with little more than metadata in memory.
     pub async fn run(&self, accounts: Store<Account>, watches: &Watches, shutdown: CancellationToken) {
         let (sender, mut queue) = mpsc::unbounded_channel();
         *self.shared.queue.lock() = Some(sender);
@@ -197,7 +199,7 @@ impl AccountController {
             )
             .for_each(|outcome| async move {
                 match outcome {
-                    // Logged where they happen, or an Account that was gone before its turn came.
+                    // Reconcile errors have been logged already; a missing Account was deleted while it was queued.
                     Ok(_)
                     | Err(controller::Error::ReconcilerFailed(..) | controller::Error::ObjectNotFound(_)) => {
                     }
@@ -234,7 +236,7 @@ impl AccountController {
         watches.spawn_selected::<ResourceQuota>(
             labelled,
             vec![Box::new(move |change: &Change<ResourceQuota>| match change {
-                // Its status changes with every instance; what it says is what counts.
+                // The status changes with every instance; only the spec matters here.
                 Change::Applied(quota) if shared.quota_is_as_decided(quota) => {}
                 Change::Applied(quota) | Change::Deleted(quota) => {
                     shared.enqueue_claimants(quota.metadata.namespace.as_deref().unwrap_or_default());
@@ -248,7 +250,7 @@ impl AccountController {
 impl Shared {
     fn enqueue(&self, account: &str) {
         if let Some(queue) = &*self.queue.lock() {
-            // Closed only when `run` is over.
+            // Sending fails only after `run` has ended.
             let _ = queue.send(ObjectRef::new(account));
         }
     }
@@ -261,7 +263,7 @@ impl Shared {
     }
 
     fn content_changed(&self, namespace: &str) {
-        if self.awaited.lock().contains(namespace) {
+        if self.draining.lock().contains(namespace) {
             self.enqueue_claimants(namespace);
         }
     }
@@ -302,10 +304,10 @@ async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action,
     match &outcome {
         Ok(_) => shared.backoffs.reset(&uid(&account)),
         Err(error) if error.is_stale() => {
-            tracing::debug!(account = ?account.meta().name, %error, "decided on an old version");
+            tracing::debug!(account = ?account.meta().name, %error, "decided on an outdated version");
         }
         Err(error) => {
-            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed, will be tried again");
+            tracing::warn!(account = ?account.meta().name, %error, "reconcile failed; will retry");
         }
     }
     outcome
@@ -316,7 +318,7 @@ fn on_error(account: Arc<Account>, _: &AccountError, shared: Arc<Shared>) -> Act
     Action::requeue(shared.backoffs.next(&uid(&account)))
 }
 
-/// [`RESYNC`] give or take a fifth, so that Accounts that came together do not stay together.
+/// [`RESYNC`] plus or minus a fifth, so that Accounts are not all reconciled at the same time.
 fn resync() -> Action {
     Action::requeue(RESYNC.mul_f64(rand::rng().random_range(0.8..1.2)))
 }

@@ -1,8 +1,7 @@
-//! The Instance controller: watches instances, decides ([`crate::lifecycle`]), asks the provider for one step, and writes
-//! the status.
+//! The Instance controller: asks the provider for one step, decides ([`crate::lifecycle`]), and writes the status.
 //!
-//! - `reconcile`: one pass over one instance: ask, decide, write;
-//! - `unreadable`: a condition for objects that do not parse.
+//! - `reconcile`: one reconcile of one instance;
+//! - `unreadable`: the condition of objects that do not match their schema.
 
 mod reconcile;
 mod unreadable;
@@ -30,37 +29,37 @@ use crate::{
 /// The account holder that a namespace belongs to.
 pub type HolderOf = Arc<dyn Fn(&str) -> Option<User> + Send + Sync>;
 
-/// What the controller works with.
+/// The controller, and what it depends on.
 pub struct InstanceController<P> {
-    /// Client that writes.
+    /// Client of the API server.
     pub client: Client,
-    /// Makes servers real.
+    /// Runs the servers.
     pub provider: Arc<P>,
     /// The account holder that a namespace belongs to.
     pub holder_of: HolderOf,
-    /// Takes events on their way.
+    /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
-    /// Regions and images that can be had.
+    /// Available regions and images.
     pub catalogue: Catalogue,
-    /// Times of the lifecycle.
+    /// Durations and deadlines of operations.
     pub timings: Timings,
-    /// Tells the time.
+    /// Source of the time.
     pub clock: Arc<dyn Clock>,
     /// Where reconciles and provider calls are counted.
     pub metrics: Metrics,
-    /// Publishes Events.
+    /// Publishes Kubernetes Events.
     pub events: Events,
     /// Instances reconciled at the same time.
     pub concurrency: u16,
-    /// Writes to the API server under way at the same time.
+    /// Writes to the API server at the same time.
     pub write_concurrency: u16,
-    /// How long a provider call may take.
+    /// Timeout of a provider call.
     pub provider_timeout: Duration,
 }
 
 impl<P: Provider> InstanceController<P> {
-    /// Reconciles until shutdown; what is under way then is finished. Every instance in the store is looked at once at the
-    /// start, so nothing that happened before is missed.
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every instance in the store once at the
+    /// start, so that no earlier change is missed.
     pub async fn run(
         self,
         queue: ReconcileQueue<Instance>,
@@ -68,13 +67,13 @@ impl<P: Provider> InstanceController<P> {
         shutdown: CancellationToken,
     ) {
         let (triggers, unreadable) = queue.open(&store);
-        let complaints = tokio::spawn(unreadable::complain(
+        let reports = tokio::spawn(unreadable::report(
             self.client.clone(),
             unreadable,
             shutdown.clone(),
         ));
-        // Objects that have failed share a quarter of the slots, so that a provider that hangs for many instances leaves
-        // room for the others.
+        // Instances that have failed share a quarter of the slots, so that a provider that hangs for many instances does not
+        // block the others.
         let suspects = usize::from((self.concurrency / 4).max(1));
         let reconciler = Arc::new(Reconciler {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
@@ -91,13 +90,13 @@ impl<P: Provider> InstanceController<P> {
             .for_each(|result| async move {
                 if let Err(error) = result {
                     match error {
-                        // The object went before its turn came.
+                        // The object was deleted while it was queued.
                         controller::Error::ObjectNotFound(_) => {}
                         error => tracing::debug!(%error, "reconcile ended with an error"),
                     }
                 }
             })
             .await;
-        complaints.abort();
+        reports.abort();
     }
 }

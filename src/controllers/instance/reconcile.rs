@@ -1,4 +1,4 @@
-//! One pass over one instance: ask, decide, write.
+//! One reconcile of one instance: asks the provider, decides, and writes the status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,24 +26,23 @@ use crate::{
     },
 };
 
-/// Field manager of what the controller writes.
+/// Field manager of the controller.
 const FIELD_MANAGER: &str = "stellage-controller";
 
-/// Status writes of one pass. A server goes through fewer steps at once even when nothing takes time; what is left is
-/// done in the next pass.
+/// Most status writes of one pass. Even if operations take no time, a server needs fewer; any that are left follow in the
+/// next pass.
 const MAX_STEPS: usize = 6;
 
-/// How soon to look again after a write was refused because the object had changed. Its new version comes through the
-/// watch, usually sooner.
+/// When to try again after a write conflict. Usually the watch brings the new version sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 
-/// Events of one instance that may be on their way before it is held back. Each has some 500 bytes, and an object of etcd
-/// at most 1.5 MiB.
+/// Unsettled events of one instance from which on it must wait. Each has some 500 bytes, and an object in etcd at most
+/// 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
-/// How soon to look again at an instance that is held back.
+/// When to try again with an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
-/// Why a pass ended early.
+/// Why a pass failed.
 #[derive(Debug, Error)]
 pub(super) enum ReconcileError {
     /// A write failed.
@@ -62,9 +61,9 @@ impl ReconcileError {
 pub(super) struct Reconciler<P> {
     pub(super) controller: InstanceController<P>,
     pub(super) queue: ReconcileQueue<Instance>,
-    /// Bounds writes under way.
+    /// Limits concurrent writes.
     pub(super) writes: Semaphore,
-    /// Bounds provider calls for instances whose last one failed.
+    /// Limits concurrent provider calls for instances whose last call failed.
     pub(super) suspects: Semaphore,
     pub(super) backoffs: Backoffs,
 }
@@ -136,8 +135,8 @@ impl<P: Provider> Reconciler<P> {
                 Asked::Later(delay) => return Ok(Action::requeue(delay)),
                 asked => asked,
             };
-            // What was asked may have taken its time. A spec that changed meanwhile is decided on as it is now; the answer
-            // still belongs to the status, which nobody else writes.
+            // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
+            // answer still matches the status, which only this controller writes.
             let fresh = self.queue.freshest(Arc::clone(&instance));
             if fresh.status == instance.status {
                 instance = fresh;
@@ -190,20 +189,19 @@ impl<P: Provider> Reconciler<P> {
         (self.controller.holder_of)(instance.metadata.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Whether so many of its events are still on their way that nothing more shall happen to it: they cannot be written
-    /// down elsewhere, or the API server does not keep up.
+    /// Whether the outbox is so full that the instance must wait until deliveries have been recorded.
     fn is_congested(&self, instance: &Instance) -> bool {
         let outbox = instance.status.iter().flat_map(|status| &status.outbox);
         let unsettled = outbox.filter(|entry| !self.controller.outbox.is_settled(&entry.id));
         !instance.is_deleting() && unsettled.count() >= MAX_OUTBOX
     }
 
-    /// Whether the instance may be worked on.
+    /// Whether the instance may be reconciled.
     fn gate(&self, instance: &Instance, holder: Option<&User>) -> Gate {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         if holder.is_none() {
             return Gate::NoAccount(format!(
-                "namespace {namespace} belongs to no Account; the instance is left alone until one has spec.namespace {namespace}"
+                "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
             ));
         }
         let accepted = instance
@@ -216,7 +214,7 @@ impl<P: Provider> Reconciler<P> {
         }
     }
 
-    /// What admission cannot check. Keys and region never change, so they are looked at once.
+    /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
     fn complaint(&self, instance: &Instance, accepted: bool) -> Option<String> {
         let spec = &instance.spec;
         let catalogue = &self.controller.catalogue;
@@ -224,21 +222,21 @@ impl<P: Provider> Reconciler<P> {
             for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
                 if let Err(complaint) = validation::ssh_key(ssh_key) {
                     return Some(format!(
-                        "spec.sshKeys[{index}] {complaint}; create the instance anew, keys are immutable"
+                        "spec.sshKeys[{index}] {complaint}; keys are immutable, so delete this instance and create another"
                     ));
                 }
             }
             if !catalogue.serves_region(&spec.region) {
                 let offer = catalogue.regions.join(", ");
                 return Some(format!(
-                    "spec.region {} is not on offer; choose one of {offer}",
+                    "spec.region {} is not available; choose one of {offer}",
                     spec.region
                 ));
             }
         }
         if !catalogue.serves_image(&spec.image) {
             return Some(format!(
-                "spec.image {} is not on offer; choose one of {}",
+                "spec.image {} is not available; choose one of {}",
                 spec.image,
                 catalogue.images.join(", ")
             ));
@@ -246,7 +244,7 @@ impl<P: Provider> Reconciler<P> {
         None
     }
 
-    /// Asks the provider where there is something to ask.
+    /// Calls the provider, if the instance may be reconciled and has been accepted.
     async fn ask(&self, instance: &Instance, gate: &Gate) -> Asked {
         let accepted = instance
             .status
@@ -263,7 +261,7 @@ impl<P: Provider> Reconciler<P> {
                 Addresses::default()
             });
         }
-        if self.has_something_to_take_on(instance) {
+        if self.has_new_operation(instance) {
             return Asked::Nothing(Addresses::default());
         }
         let _suspect = if self.is_suspect(instance) {
@@ -300,17 +298,17 @@ impl<P: Provider> Reconciler<P> {
         }
     }
 
-    /// Whether the spec asks for an operation that is not in the status yet: it is written down before the provider is
-    /// asked for it, and shows at once even if the provider hangs.
-    fn has_something_to_take_on(&self, instance: &Instance) -> bool {
-        let asked_for = project(instance, self.controller.clock.now()).operation;
+    /// Whether the spec asks for an operation that is not in the status yet. It is written to the status before the provider
+    /// is called, and so shows at once even if the provider hangs.
+    fn has_new_operation(&self, instance: &Instance) -> bool {
+        let requested = project(instance, self.controller.clock.now()).operation;
         instance
             .status
             .as_ref()
-            .is_some_and(|status| status.operation != asked_for)
+            .is_some_and(|status| status.operation != requested)
     }
 
-    /// Whether the provider's last call for this instance failed, as far as this process or the status knows.
+    /// Whether the last provider call for this instance failed, according to this process or to the status.
     fn is_suspect(&self, instance: &Instance) -> bool {
         let conditions = instance
             .status
@@ -328,7 +326,8 @@ impl<P: Provider> Reconciler<P> {
         Ok(self.remember(written.await?))
     }
 
-    /// The server is gone: takes away the finalizer, and any that an earlier version left. Whose others are is theirs.
+    /// Removes our finalizers, including those of earlier versions, once the server is gone. Other controllers' finalizers are
+    /// left alone.
     async fn finish(&self, instance: &Instance) -> Result<(), ReconcileError> {
         let foreign: Vec<&str> = instance
             .metadata
@@ -340,20 +339,20 @@ impl<P: Provider> Reconciler<P> {
             .collect();
         if !foreign.is_empty() {
             let note = format!(
-                "the server is removed; the object waits for finalizers of others: {}",
+                "the server was removed; the object waits for other controllers' finalizers: {}",
                 foreign.join(", ")
             );
             tracing::info!(
                 instance = key(instance),
                 ?foreign,
-                "waiting for finalizers of others"
+                "waiting for other controllers' finalizers"
             );
             self.controller
                 .events
                 .publish(instance, false, "WaitingForFinalizers", "Delete", &note);
         }
         match self.patch_finalizers(instance, foreign).await {
-            // Not remembered: the watch may have shown its end already.
+            // Do not remember the written object: the watch may already have reported its deletion.
             Ok(_) => {}
             Err(ReconcileError::Call(error)) if error.is_not_found() => {}
             Err(error) => return Err(error),
@@ -380,8 +379,8 @@ impl<P: Provider> Reconciler<P> {
         Ok(bounded(api.patch(name(instance), &params, &Patch::Merge(&patch))).await?)
     }
 
-    /// Writes the status whole, with the version that it was decided on: a stale decision is refused, not applied. A PUT
-    /// costs the API server less than server-side apply does, and says the same where one writer owns all of it.
+    /// Replaces the status, guarded by the resourceVersion that it was decided on, so that a stale decision is refused. A PUT
+    /// costs the API server less than server-side apply, and is equivalent because this controller owns the whole status.
     async fn write_status(
         &self,
         instance: &Instance,
@@ -425,7 +424,7 @@ enum Asked {
     Nothing(Addresses),
     Answer(Observation),
     Failure(ProviderError),
-    /// No slot for an instance that failed before.
+    /// All slots for instances that failed before are in use.
     Later(Duration),
 }
 

@@ -1,4 +1,4 @@
-//! Objects that do not parse get a condition, written without reading them as an Instance.
+//! Sets the conditions of objects that do not match their schema, without parsing them as an Instance.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::{
     runtime::client::{CallError, bounded},
 };
 
-/// Tells each object that does not parse so, once.
-pub(super) async fn complain(
+/// Sets the conditions of each object that does not match its schema, once.
+pub(super) async fn report(
     client: Client,
     mut unreadable: mpsc::UnboundedReceiver<Arc<InvalidObject>>,
     shutdown: CancellationToken,
@@ -32,13 +32,13 @@ pub(super) async fn complain(
         () = shutdown.cancelled() => None,
         object = unreadable.recv() => object,
     } {
-        if let Err(error) = complain_once(&client, &resource, &object).await {
-            tracing::warn!(%error, name = object.metadata.name, "the condition of an unreadable instance could not be written");
+        if let Err(error) = set_conditions(&client, &resource, &object).await {
+            tracing::warn!(%error, name = object.metadata.name, "cannot write the conditions of an unreadable instance");
         }
     }
 }
 
-async fn complain_once(
+async fn set_conditions(
     client: &Client,
     resource: &ApiResource,
     object: &InvalidObject,
@@ -57,7 +57,7 @@ async fn complain_once(
         .unwrap_or_default();
     let mut after = before.clone();
     let message = format!(
-        "the object does not parse and is left alone; mend it with kubectl edit: {}",
+        "the object does not match its schema, so it is ignored; fix it with kubectl edit: {}",
         object.error
     );
     for (type_, status) in [(RECONCILING, false), (STALLED, true), (READY, false)] {

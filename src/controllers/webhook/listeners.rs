@@ -1,4 +1,4 @@
-//! What the watches show, told to the dispatcher. Nothing is taken in before this replica leads.
+//! Passes changes from the watches to the dispatcher. Ignores them until this replica is the leader.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     runtime::watch::{Change, Listener, revision},
 };
 
-/// For the watch of Webhooks.
+/// Listener for the watch of Webhooks.
 pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Webhook>| {
@@ -43,7 +43,7 @@ pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     })
 }
 
-/// For the watch of Deliveries that are not finished.
+/// Listener for the watch of unfinished Deliveries.
 pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Delivery>| {
@@ -75,7 +75,7 @@ pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     })
 }
 
-/// For the watch of Instances.
+/// Listener for the watch of Instances.
 pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Instance>| {
@@ -115,7 +115,7 @@ pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
             Change::Unreadable(_) => {}
         }
         drop(state);
-        // The worker looks after what nobody claims.
+        // The worker takes over entries that remain unclaimed.
         shared.wake.notify_one();
     })
 }

@@ -1,6 +1,6 @@
-//! Makes sure that no webhook was overlooked: after an event was recorded, the webhooks of its namespace are listed once more,
+//! Makes sure that no event misses a webhook: after an event is recorded, this lists the webhooks of its namespace again,
 //! straight from etcd. A webhook whose creation was acknowledged before the operation is in that list, however far the watch
-//! lags behind (decisions, section 5). Events that come together share a list, so the cost does not grow with their rate.
+//! lags behind (decisions, section 5). Events within a short window share a list, so the cost does not grow with their rate.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -24,18 +24,18 @@ use crate::{
     },
 };
 
-/// Events of so long share a list.
+/// Events within this window share one list call.
 const GATHER: Duration = Duration::from_millis(50);
-/// Lists take at most a fifth of the time.
+/// Pause after a list, as a multiple of its duration, so that lists take at most a fifth of the time.
 const REST: u32 = 4;
-/// Namespaces that are listed one by one; of more, all webhooks of the cluster are listed.
+/// With events in more namespaces than this, one cluster-wide list is cheaper than one per namespace.
 const MAX_NAMESPACES: usize = 8;
 /// Webhooks on one page of a list.
 const PAGE: u32 = 500;
-/// Pause after a list failed.
+/// Pause after a failed list.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// A namespace, or all, and events that wait for its webhooks.
+/// A namespace, or `None` for all, and the events to verify with a list of its webhooks.
 type Lookup = (Option<Arc<str>>, Vec<Arc<str>>);
 
 /// Runs until shutdown.
@@ -52,7 +52,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
             if unverified.is_empty() {
                 break;
             }
-            // Of many namespaces, all at once; else each on its own, so that one cannot hold up another.
+            // One list for many namespaces, else one for each, so that one namespace cannot delay another.
             let together = unverified.len() > MAX_NAMESPACES;
             let work: Vec<Lookup> = if together {
                 vec![(None, unverified.into_values().flatten().collect())]
@@ -80,7 +80,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     }
 }
 
-/// Lists the webhooks of a namespace, or all, for these events. Returns whether that worked.
+/// Lists the webhooks of a namespace, or of all, for these events. Returns whether that succeeded.
 async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
     let client = shared.deps.client.clone();
     let api = match &namespace {
@@ -90,7 +90,7 @@ async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<A
     let webhooks = match pages(api, ListParams::default(), |webhook| webhook).await {
         Ok((webhooks, _)) => webhooks,
         Err(error) => {
-            tracing::warn!(?namespace, %error, "webhooks cannot be listed; events wait for it, it will be tried again");
+            tracing::warn!(?namespace, %error, "cannot list webhooks; will retry, and events wait until it succeeds");
             return false;
         }
     };
@@ -103,10 +103,10 @@ async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<A
     true
 }
 
-/// All webhooks, and all deliveries that are not finished, straight from etcd. Tried until it works. What the watch has in the
-/// same version is in memory once.
+/// Lists all webhooks and all unfinished deliveries, straight from etcd, and retries until that succeeds. Deliveries that the
+/// watch has in the same version are shared with its store, so they are in memory once.
 pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed {
-    let once = |delivery: Delivery| {
+    let shared_with_store = |delivery: Delivery| {
         let same = shown
             .get(&ObjectRef::from_obj(&delivery))
             .filter(|shown| revision(&**shown) == revision(&delivery));
@@ -118,7 +118,8 @@ pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed
         let listed = async {
             let (webhooks, _) =
                 pages(Api::all(client.clone()), ListParams::default(), |webhook| webhook).await?;
-            let (deliveries, revision) = pages(Api::all(client.clone()), unfinished.clone(), once).await?;
+            let (deliveries, revision) =
+                pages(Api::all(client.clone()), unfinished.clone(), shared_with_store).await?;
             Ok::<_, CallError>(Listed {
                 webhooks,
                 deliveries,
@@ -128,15 +129,15 @@ pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed
         match listed.await {
             Ok(listed) => return listed,
             Err(error) => {
-                tracing::warn!(%error, "webhooks and deliveries cannot be listed; it will be tried again");
+                tracing::warn!(%error, "cannot list webhooks and deliveries; will retry");
                 tokio::time::sleep(AFTER_FAILURE).await;
             }
         }
     }
 }
 
-/// All objects, as they are to be kept, and the version of the list. Objects that do not parse are left out: nothing is ever
-/// sent to or of them.
+/// Lists all objects, converted with `keep`, and returns them with the resourceVersion of the list. Leaves out objects that do
+/// not match their schema: they are never part of a delivery.
 async fn pages<K, T>(
     api: Api<DeserializeGuard<K>>,
     params: ListParams,

@@ -1,17 +1,17 @@
 //! The Webhook controller: takes events from outboxes, delivers them, and keeps the records.
 //!
-//! What to do is decided by the [`crate::delivery::dispatch`]er; this is the shell around it.
+//! The dispatcher ([`crate::delivery::dispatch`]) decides what to do; this module does the I/O.
 //!
-//! - `shared`: what the parts share: the dispatcher, the webhooks as they were last seen, and whom to wake;
-//! - `listeners`: tells the dispatcher what the watches show;
-//! - `worker`: carries out what the dispatcher commands;
-//! - `send`: one attempt;
-//! - `secrets`: reads the signing secrets; `secret_cache`: what they last were, and what is wrong with them;
-//! - `write_queue`: which write of a Delivery is next; `store`: carries it out;
-//! - `lookup`: makes sure that no webhook was overlooked;
-//! - `status`: the status of a Webhook, decided purely; `status_writer`: writes it;
-//! - `notify`: has the account holder told by e-mail of a webhook that was disabled;
-//! - `retention`: clears finished Deliveries away.
+//! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
+//! - `listeners`: passes changes from the watches to the dispatcher;
+//! - `worker`: carries out the dispatcher's commands;
+//! - `send`: makes one attempt;
+//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
+//! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
+//! - `lookup`: makes sure that no event misses a webhook;
+//! - `status`: decides the status of a Webhook; `status_writer`: writes it;
+//! - `notify`: notifies the account holder of a disabled webhook by e-mail;
+//! - `retention`: deletes old finished Deliveries.
 
 mod listeners;
 mod lookup;
@@ -43,38 +43,38 @@ use crate::{
     runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
 };
 
-/// What the controller works with.
+/// What the controller depends on.
 pub struct Deps {
-    /// Client that reads and writes.
+    /// Client of the API server.
     pub client: Client,
-    /// Sends to receivers.
+    /// HTTP client for receivers.
     pub receivers: ReceiverClient,
-    /// Whom webhooks may call.
+    /// Which receivers webhooks may call.
     pub rules: TargetRules,
-    /// Tells account holders.
+    /// Notifies account holders.
     pub mailer: Mailer,
-    /// Whose namespace is whose.
+    /// Which Account owns which namespace.
     pub directory: AccountDirectory,
-    /// How deliveries are made and kept.
+    /// How events are delivered and recorded.
     pub settings: DeliverySettings,
-    /// Writes to the API server under way at the same time.
+    /// Writes to the API server at the same time.
     pub write_concurrency: u16,
     /// Where attempts are counted.
     pub metrics: Metrics,
-    /// Tells the time.
+    /// Source of the time.
     pub clock: Arc<dyn Clock>,
 }
 
-/// The controller. Its listeners have to hear of every change of the watches from the start.
+/// The controller. Its listeners must receive every change of the watches from the start.
 pub struct WebhookController {
     shared: Arc<Shared>,
 }
 
-/// What it hears of.
+/// The controller's listeners.
 pub struct Listeners {
     /// For the watch of Webhooks.
     pub webhooks: Box<dyn Listener<Webhook>>,
-    /// For the watch of Deliveries that are not finished.
+    /// For the watch of unfinished Deliveries.
     pub deliveries: Box<dyn Listener<Delivery>>,
     /// For the watch of Instances.
     pub instances: Box<dyn Listener<Instance>>,
@@ -85,14 +85,14 @@ pub struct Listeners {
 pub struct Stores {
     /// Webhooks.
     pub webhooks: Store<Webhook>,
-    /// Deliveries that are not finished.
+    /// Unfinished Deliveries.
     pub deliveries: Store<Delivery>,
     /// Instances.
     pub instances: Store<Instance>,
 }
 
 impl WebhookController {
-    /// A controller that does nothing until it [`run`](Self::run)s. `instances` has an Instance looked at again once its last
+    /// A controller that does nothing until [`run`](Self::run). It requeues a deleted Instance in `instances` once its last
     /// event is settled.
     pub fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl WebhookController {
         }
     }
 
-    /// The way of events to webhooks.
+    /// Where the instance controller hands over events.
     pub fn outbox(&self) -> Arc<dyn Outbox> {
         self.shared.clone()
     }
@@ -114,20 +114,19 @@ impl WebhookController {
         }
     }
 
-    /// Another Account owns a namespace, or none.
+    /// The function to call when a namespace gets another owner, or none.
     pub fn owner_changed(&self) -> impl Fn(&str) + Send + 'static {
         let shared = self.shared.clone();
         move |namespace| shared.owner_changed(namespace)
     }
 
-    /// Takes over what is there; from then on this replica leads, while `tenure` holds. Tries until the API server says what
-    /// there is.
+    /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, while `tenure` holds.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
         let listed = lookup::list_all(&self.shared, &stores.deliveries).await;
         self.shared.open(stores, listed, tenure);
     }
 
-    /// Delivers until shutdown; what is under way then gets `grace`.
+    /// Delivers events until shutdown, then waits up to `grace` for attempts and writes in flight.
     pub async fn run(self, events: Events, shutdown: CancellationToken, grace: Duration) {
         let shared = self.shared;
         tokio::join!(
@@ -137,7 +136,7 @@ impl WebhookController {
             status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
             retention::run(shared.clone(), shutdown),
         );
-        // What was decided while stopping is written too.
+        // Write the statuses that were decided during the shutdown.
         status_writer::flush(&shared, &events).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Has account holders told by e-mail when a webhook was disabled.
+//! Notifies account holders by e-mail when a webhook has been disabled.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::{
     runtime::metrics::OutcomeLabels,
 };
 
-/// First pause after a mail failed; it doubles from there.
+/// First pause after a failed mail; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
-/// Longest such pause.
+/// Longest pause after a failed mail.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Disablements that nobody has been told of, and nobody is being told of.
+/// Disablements without a notification, sent or in progress. Marks them as in progress.
 pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
     let mut state = shared.state.lock();
     let mut due = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
         let Some(disabled) = cached.webhook.disabled() else {
             continue;
         };
-        if disabled.notified_at.is_none() && !cached.tells_of(disabled) {
+        if disabled.notified_at.is_none() && !cached.notifies_of(disabled) {
             due.push((key.clone(), disabled.clone()));
         }
     }
@@ -39,8 +39,8 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
     due
 }
 
-/// Tells the account holder, however often that has to be tried, and also when the webhook is enabled before it could be
-/// done: that an event was given up is still so. One disablement, one mail.
+/// Notifies the account holder, retrying until that succeeds, even if the webhook is enabled in the meantime: the event was
+/// still not delivered. Sends one mail per disablement.
 pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disabled) {
     let mut pause = FIRST_PAUSE;
     let current = |key: &WebhookKey| Some(shared.state.lock().webhooks.get(key)?.webhook.clone());
@@ -53,9 +53,9 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
     loop {
         let webhook = current(&key).filter(is_same);
         let Some(mail) = webhook.and_then(|webhook| mail(&shared, &webhook, &disabled)) else {
-            // Whoever looks next may find an account again.
+            // Clear the mark, so that the next check tries again if the namespace has an Account again.
             if let Some(cached) = shared.state.lock().webhooks.get_mut(&key)
-                && cached.tells_of(&disabled)
+                && cached.notifies_of(&disabled)
             {
                 cached.notification = None;
             }
@@ -76,7 +76,7 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
             // Without a mail server only a restart with other settings can help.
             Ok(()) | Err(MailError::NotConfigured) => true,
             Err(error) => {
-                tracing::warn!(webhook = %key, %error, retry_in = ?pause, "the account holder could not be told");
+                tracing::warn!(webhook = %key, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
                 false
             }
         };
@@ -84,7 +84,7 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
         {
             let mut state = shared.state.lock();
             let cached = state.webhooks.get_mut(&key);
-            if let Some(cached) = cached.filter(|cached| cached.tells_of(&disabled)) {
+            if let Some(cached) = cached.filter(|cached| cached.notifies_of(&disabled)) {
                 cached.notification = Some(Notification {
                     disabled_at: disabled.at,
                     result: result.map(|()| now.wall).map_err(|error| error.public_message()),
@@ -102,14 +102,14 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
 }
 
 impl CachedWebhook {
-    /// Whether this disablement's e-mail is taken care of.
-    fn tells_of(&self, disabled: &Disabled) -> bool {
+    /// Whether the notification of this disablement has been sent or is in progress.
+    fn notifies_of(&self, disabled: &Disabled) -> bool {
         let notification = self.notification.as_ref();
         notification.is_some_and(|notification| notification.disabled_at == disabled.at)
     }
 }
 
-/// The mail, unless it was sent.
+/// The mail to send; `None` if it has been sent already, or if the namespace has no Account.
 fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<DisabledWebhook> {
     let status = webhook.status.as_ref();
     let now = status.and_then(|status| status.disabled.as_ref());

@@ -1,4 +1,4 @@
-//! Clears finished Deliveries away: they are kept for a day, and at most a thousand of each webhook (decisions, section 5).
+//! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5).
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,42 +22,43 @@ use crate::{
     runtime::client::{CallError, bounded},
 };
 
-/// How often it is looked for webhooks with much that is finished.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Every webhook has its turn this often.
+/// How often to check for webhooks with too many finished deliveries.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// How often to prune every webhook.
 const ROUND: Duration = Duration::from_secs(600);
-/// With so many new ones a webhook has its turn at once; with fewer too many, after this pause.
+/// A webhook with this many newly finished deliveries is pruned at the next check.
 const MANY: u64 = 100;
-const FEW_AFTER: Duration = Duration::from_secs(30);
+/// A webhook that is over its limit by fewer is pruned this long after its last pruning.
+const PAUSE: Duration = Duration::from_secs(30);
 /// Objects on one page of a list.
 const PAGE: u32 = 500;
-/// Webhooks cleared at the same time, and deletions for each of them.
+/// Webhooks pruned at the same time, and deletions at the same time for each of them.
 const CONCURRENCY: usize = 4;
 
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     let work = async {
-        // What the leader before left is looked at first.
+        // Begin with a round, to prune what the previous leader left behind.
         let mut next_round = Instant::now();
-        let mut cleared: HashMap<WebhookKey, Cleared> = HashMap::new();
+        let mut pruned: HashMap<WebhookKey, Pruned> = HashMap::new();
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            let everybody = Instant::now() >= next_round;
-            if everybody {
+            tokio::time::sleep(CHECK_EVERY).await;
+            let all = Instant::now() >= next_round;
+            if all {
                 next_round = Instant::now() + ROUND;
             }
-            let due = futures::stream::iter(due(&shared, everybody, &mut cleared));
+            let due = futures::stream::iter(due(&shared, all, &mut pruned));
             let left = due.map(|key| {
                 let shared = shared.clone();
                 async move {
-                    let left = clear(&shared, &key).await.unwrap_or_else(|error| {
-                        tracing::warn!(webhook = %key, %error, "finished deliveries cannot be cleared away; it will be tried again");
+                    let left = prune(&shared, &key).await.unwrap_or_else(|error| {
+                        tracing::warn!(webhook = %key, %error, "cannot delete finished deliveries; will retry");
                         u64::MAX
                     });
-                    (key, Cleared { left, at: Instant::now() })
+                    (key, Pruned { left, at: Instant::now() })
                 }
             });
-            cleared.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
+            pruned.extend(left.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await);
         }
     };
     tokio::select! {
@@ -66,42 +67,41 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     }
 }
 
-/// When a webhook had its turn, and how many were left.
-struct Cleared {
+/// When a webhook was last pruned, and how many finished deliveries were left.
+struct Pruned {
     left: u64,
     at: Instant,
 }
 
-fn due(shared: &Shared, everybody: bool, cleared: &mut HashMap<WebhookKey, Cleared>) -> Vec<WebhookKey> {
+/// The webhooks to prune now, or all of them.
+fn due(shared: &Shared, all: bool, pruned: &mut HashMap<WebhookKey, Pruned>) -> Vec<WebhookKey> {
     let kept = u64::from(shared.deps.settings.delivery_retention);
     let mut state = shared.state.lock();
-    cleared.retain(|key, _| state.webhooks.contains_key(key));
+    pruned.retain(|key, _| state.webhooks.contains_key(key));
     let has_too_many = |key: &WebhookKey| {
         let tally = state.dispatcher.tally(key);
         let finished = tally.map_or(0, |(tally, ..)| tally.finished);
-        let (left, ago) = cleared
+        let (left, ago) = pruned
             .get(key)
-            .map_or((0, Duration::MAX), |cleared| (cleared.left, cleared.at.elapsed()));
+            .map_or((0, Duration::MAX), |pruned| (pruned.left, pruned.at.elapsed()));
         is_due(finished, left, ago, kept)
     };
     let keys = state.webhooks.keys();
-    let due: Vec<WebhookKey> = keys
-        .filter(|key| everybody || has_too_many(key))
-        .cloned()
-        .collect();
+    let due: Vec<WebhookKey> = keys.filter(|key| all || has_too_many(key)).cloned().collect();
     for key in &due {
         state.dispatcher.finished_counted(key);
     }
     due
 }
 
-/// Whether a webhook has too many: so many are finished since its last turn, which was so long `ago` and had so many `left`.
+/// Whether to prune a webhook. `finished` deliveries have finished since its last pruning, which was this long `ago` and had
+/// `left` of them; `kept` is the limit.
 fn is_due(finished: u64, left: u64, ago: Duration, kept: u64) -> bool {
-    finished >= MANY || ago >= FEW_AFTER && left.saturating_add(finished) > kept
+    finished >= MANY || ago >= PAUSE && left.saturating_add(finished) > kept
 }
 
-/// Returns how many are left.
-async fn clear(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallError> {
+/// Deletes the surplus deliveries of a webhook. Returns how many finished ones are left.
+async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallError> {
     let (namespace, webhook) = webhook_key.split_once('/').unwrap_or_default();
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     let mut params = ListParams::default()
@@ -112,7 +112,7 @@ async fn clear(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
         let page = bounded(api.list_metadata(&params)).await?;
         let next = page.metadata.continue_.filter(|token| !token.is_empty());
         finished.extend(page.items.into_iter().filter_map(|meta| {
-            // Only as it was listed: it may be sent again meanwhile.
+            // Delete only the listed version: the delivery may have been sent again since.
             let exactly = Preconditions {
                 uid: meta.metadata.uid.clone(),
                 resource_version: meta.metadata.resource_version.clone(),
@@ -129,7 +129,7 @@ async fn clear(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
     let count = finished.len();
     let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
-    // What is in an outbox still would be sent again by a leader that does not find it logged.
+    // Keep records of events that are still in an outbox: without them, a new leader would send those events again.
     let in_use = shared.state.lock().dispatcher.made_of_outboxes(namespace);
     surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
     let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
@@ -141,12 +141,12 @@ async fn clear(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
                     preconditions: Some(exactly),
                     ..DeleteParams::default()
                 };
-                // What fails is found again in the next round.
+                // A failed deletion is repeated in the next round.
                 if let Err(error) = bounded(api.delete(&name, &params)).await
                     && !error.is_not_found()
                     && !error.is_conflict()
                 {
-                    tracing::debug!(delivery = name, %error, "a finished delivery cannot be deleted");
+                    tracing::debug!(delivery = name, %error, "cannot delete a finished delivery");
                 }
             }
         })
@@ -160,7 +160,7 @@ fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// Those that are too old, or too many.
+/// The deliveries that are too old, or beyond the limit.
 fn surplus<P>(
     mut finished: Vec<(Timestamp, P, String)>,
     kept: usize,
@@ -181,14 +181,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_webhook_has_its_turn_when_it_has_many_at_once_and_few_too_many_after_a_pause() {
+    fn a_webhook_is_pruned_at_once_after_many_deliveries_and_after_a_pause_if_it_is_over_its_limit() {
         let soon = Duration::from_secs(1);
         assert!(is_due(MANY, 0, soon, 1000));
         assert!(!is_due(1, 1000, soon, 1000));
-        assert!(is_due(1, 1000, FEW_AFTER, 1000));
-        assert!(!is_due(1, 999, FEW_AFTER, 1000));
-        // What could not be cleared away.
-        assert!(is_due(0, u64::MAX, FEW_AFTER, 1000));
+        assert!(is_due(1, 1000, PAUSE, 1000));
+        assert!(!is_due(1, 999, PAUSE, 1000));
+        // The last pruning failed.
+        assert!(is_due(0, u64::MAX, PAUSE, 1000));
     }
 
     #[test]

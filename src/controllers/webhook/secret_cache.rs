@@ -1,4 +1,4 @@
-//! The signing secrets as they were last read, and what is wrong with them.
+//! Caches and validates the signing secrets.
 
 use std::{
     collections::HashMap,
@@ -20,21 +20,21 @@ use crate::{
     },
 };
 
-/// After a read failed, what is known is used for so long before another is tried.
+/// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// Why a webhook's secret cannot be used, and what to do about it.
+/// Why a webhook's secret cannot be used, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// The Secret or its key is not there.
+    /// The Secret or its key does not exist.
     Missing(String),
-    /// It is there, but no signing secret.
+    /// It exists, but is not a valid signing secret.
     Unusable(String),
 }
 
 impl Problem {
-    /// The reason as conditions spell it, and what to do.
-    pub(super) fn told(self) -> (&'static str, String) {
+    /// Reason and message of the condition.
+    pub(super) fn reason_and_message(self) -> (&'static str, String) {
         match self {
             Self::Missing(message) => ("SecretMissing", message),
             Self::Unusable(message) => ("SecretUnusable", message),
@@ -42,35 +42,35 @@ impl Problem {
     }
 }
 
-/// The secrets as they were last read, by webhook.
+/// The latest known secrets, by webhook.
 #[derive(Default)]
 pub(super) struct SecretCache {
     secrets: Mutex<HashMap<WebhookKey, CachedSecret>>,
 }
 
-/// A secret as it was last read.
+/// The latest known secret of a webhook.
 #[derive(Clone, Default)]
 pub(super) struct CachedSecret {
-    /// What it was read for.
-    of: Option<Of>,
-    /// When that was, and what it said.
+    /// What this entry is valid for.
+    source: Option<Source>,
+    /// When the secret was last read, and the result.
     pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
-    /// When it could not be read last.
+    /// When a read last failed.
     pub(super) failed_at: Option<Instant>,
-    /// Held by whoever is reading it: one reader is enough.
+    /// Held while reading, so that only one task reads.
     pub(super) reader: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A Webhook, the Secret that it names, and the change of that Secret that is known of.
+/// A Webhook, the Secret that it names, and the last change of that Secret that REST announced.
 #[derive(Clone, PartialEq, Eq)]
-struct Of {
+struct Source {
     uid: Option<String>,
     reference: SecretReference,
     changed: Option<String>,
 }
 
-impl Of {
-    fn this(webhook: &Webhook) -> Self {
+impl Source {
+    fn of(webhook: &Webhook) -> Self {
         let annotations = webhook.metadata.annotations.as_ref();
         Self {
             uid: webhook.metadata.uid.clone(),
@@ -93,33 +93,33 @@ impl CachedSecret {
         self.read.as_ref().map(|(_, result)| result)
     }
 
-    /// Whether it has been read; until then nothing can be said of it.
+    /// Whether it has ever been read.
     pub(super) fn was_read(&self) -> bool {
         self.read.is_some()
     }
 
-    /// Whether nobody has tried to read it yet.
+    /// Whether no read has been tried yet.
     pub(super) fn is_unread(&self) -> bool {
         self.read.is_none() && self.failed_at.is_none()
     }
 
-    /// What is wrong with it, as far as that is known.
+    /// The problem found by the last read, if any.
     pub(super) fn problem(&self) -> Option<Problem> {
         self.result()?.as_ref().err().cloned()
     }
 
-    /// Up to when the previous secret signs too.
+    /// Until when deliveries are signed with the previous secret too.
     pub(super) fn overlap(&self) -> Option<Timestamp> {
         let usable = self.result()?.as_ref().ok()?;
         usable.alone.as_ref().map(|(until, _)| *until)
     }
 }
 
-/// The keys of a secret that can be used.
+/// The signing keys of a valid secret.
 #[derive(Clone)]
 pub(super) struct Usable {
     both: Arc<SigningKeys>,
-    /// With the current secret alone, and from when on that is right.
+    /// The keys of the current secret alone, and from when on to use them.
     alone: Option<(Timestamp, Arc<SigningKeys>)>,
 }
 
@@ -138,32 +138,32 @@ impl SecretCache {
         self.secrets.lock().remove(key);
     }
 
-    /// Forgets all but these.
+    /// Forgets all secrets except those to keep.
     pub(super) fn retain(&self, is_kept: impl Fn(&WebhookKey) -> bool) {
         self.secrets.lock().retain(|key, _| is_kept(key));
     }
 
-    /// What is known for this very webhook and reference.
+    /// The entry for this webhook and its reference. Starts a new one if the webhook, its reference or its Secret has changed.
     pub(super) fn get(&self, key: &WebhookKey, webhook: &Webhook) -> CachedSecret {
         let mut all = self.secrets.lock();
         let cached = all.entry(key.clone()).or_default();
-        let of = Some(Of::this(webhook));
-        if cached.of != of {
+        let source = Some(Source::of(webhook));
+        if cached.source != source {
             *cached = CachedSecret {
-                of,
+                source,
                 ..CachedSecret::default()
             };
         }
         cached.clone()
     }
 
-    /// Replaces what is known by what a read that was asked for at `asked_at` has brought. Returns whether it was right to.
+    /// Stores the result of a read that began at `asked_at`. Returns `false` if it is outdated and was not stored.
     pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
         let mut all = self.secrets.lock();
-        // The webhook may name another by now, or be another; and who asked later may have been answered sooner.
+        // The webhook or its reference may have changed since, and responses may arrive out of order.
         let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
         match all.get_mut(key) {
-            Some(cached) if cached.of == after.of && !is_newer(cached) => {
+            Some(cached) if cached.source == after.source && !is_newer(cached) => {
                 *cached = after;
                 true
             }
@@ -193,14 +193,14 @@ pub(super) fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Us
     };
     let Some(current) = usable(current) else {
         return Err(Problem::Unusable(format!(
-            "key {key} of Secret {name} is no signing secret: it must be 1 to {MAX_SECRET_CHARACTERS} characters of UTF-8"
+            "key {key} of Secret {name} is not a valid signing secret: it must be 1 to {MAX_SECRET_CHARACTERS} characters of UTF-8"
         )));
     };
     let previous = value(PREVIOUS_SECRET_KEY).and_then(usable);
     let expires: Option<Timestamp> = value(PREVIOUS_EXPIRES_KEY)
         .and_then(|bytes| std::str::from_utf8(bytes).ok())
         .and_then(|text| text.trim().parse().ok());
-    // A previous secret that nobody says how long to use is not used.
+    // A previous secret without an expiry is ignored.
     let overlap = previous.as_deref().zip(expires);
     Ok(Usable {
         both: Arc::new(SigningKeys::new(&current, overlap.map(|(previous, _)| previous))),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_secret_is_said_with_the_fix() {
+    fn a_problem_with_a_secret_is_described_with_its_fix() {
         let complaint = |secret: Option<&Secret>| match parse(secret, "hook", "secret") {
             Err(Problem::Missing(message) | Problem::Unusable(message)) => message,
             Ok(_) => String::new(),

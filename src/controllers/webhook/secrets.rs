@@ -1,5 +1,5 @@
-//! The signing secrets of webhooks. They are read from the API server when they are needed and looked at again every few
-//! seconds, so that a change with `kubectl` is noticed within ten: the operator may not watch Secrets outside of the
+//! Reads the signing secrets of webhooks from the API server when they are needed, and again every few seconds, so that a
+//! change with `kubectl` is noticed within ten. They are not watched, because the operator may not watch Secrets outside of the
 //! accounts' namespaces.
 
 use std::{
@@ -23,23 +23,23 @@ use crate::{
     runtime::client::bounded,
 };
 
-/// From this age on a secret is read again.
+/// A secret of this age or older is read again in the background.
 const FRESH: Duration = Duration::from_secs(4);
-/// A secret older than this is not used before it was read again, if it can be.
+/// A secret of this age or older is read again before it is used, if possible.
 const USABLE: Duration = Duration::from_secs(9);
-/// How often it is looked for secrets that nobody has used lately.
+/// How often to check for secrets that have not been used recently.
 const POLL_EVERY: Duration = Duration::from_secs(4);
 /// Secrets that the poll reads at the same time.
 const POLL_CONCURRENCY: usize = 4;
-/// Each of them takes at least this long, so that there are at most fifty a second.
+/// Minimum time per read of the poll, which limits it to fifty reads a second.
 const POLL_PACE: Duration = Duration::from_millis(80);
 
-/// Why there are no keys.
+/// Why there are no signing keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoKeys {
-    /// There is something to be mended.
+    /// The secret is missing or invalid.
     Problem(Problem),
-    /// The API server does not answer, and nothing is known.
+    /// The secret has never been read, and the API server does not answer.
     Unavailable,
 }
 
@@ -74,12 +74,12 @@ pub(super) async fn keys(
     }
 }
 
-/// Reads a secret anew.
+/// Reads a secret again.
 async fn read(shared: &Arc<Shared>, key: &WebhookKey, webhook: &Webhook) {
     learn(shared, key, webhook, &fetch(shared, webhook).await);
 }
 
-/// When a Secret was asked for, and what it was then or later: the Secret, or none; an error if the API server did not say.
+/// When a read of a Secret began, and its result: the Secret, `None` if it does not exist, or an error if the read failed.
 type Answer = (Instant, Result<Option<Secret>, ()>);
 
 /// The Secret that a webhook names.
@@ -89,12 +89,12 @@ async fn fetch(shared: &Shared, webhook: &Webhook) -> Answer {
     let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
     let secret = bounded(api.get_opt(name)).await.map_err(|error| {
-        tracing::warn!(namespace, name, %error, "a signing secret cannot be read");
+        tracing::warn!(namespace, name, %error, "cannot read a signing secret");
     });
     (asked_at, secret)
 }
 
-/// Takes in what was answered about a webhook's Secret.
+/// Stores the result of reading a webhook's Secret.
 fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret): &Answer) {
     let reference = &webhook.spec.secret_ref;
     let before = shared.secrets.get(key, webhook);
@@ -107,21 +107,21 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
-    let told = |secret: &CachedSecret| (secret.was_read(), secret.problem(), secret.overlap());
-    let changed = told(&before) != told(&after);
+    let visible = |secret: &CachedSecret| (secret.was_read(), secret.problem(), secret.overlap());
+    let changed = visible(&before) != visible(&after);
     if shared.secrets.put(key, after, *asked_at) && changed {
         let now = shared.now();
         let mut state = shared.state.lock();
-        shared.look_again(&mut state, key, now);
+        shared.update_facts(&mut state, key, now);
     }
 }
 
-/// Reads the secrets that nobody has used lately, so that what is wrong with them shows before an event needs them. With more
-/// than some two hundred Secrets a round takes longer than [`POLL_EVERY`]; those that are in use are read again all the same.
+/// Reads the secrets that have not been used recently, so that problems show before an event needs them. With more than some
+/// two hundred Secrets a round takes longer than [`POLL_EVERY`]; those in use are read again independently of it.
 pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
     let mut next_round = Instant::now();
     loop {
-        // A round does not wait for those who want to be read at once: they may be many.
+        // Between rounds, read only secrets that have never been read, so that many new webhooks do not delay the next round.
         let only_unread = Instant::now() < next_round;
         if !only_unread {
             next_round = Instant::now() + POLL_EVERY;
@@ -147,10 +147,10 @@ pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
 
 type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
-/// Webhooks whose secrets are to be read again, those of one Secret together.
+/// Webhooks whose secrets must be read again, grouped by Secret.
 fn due(shared: &Shared, only_unread: bool) -> Vec<Webhooks> {
     let state = shared.state.lock();
-    // An attempt that was under way to one that is gone has asked for it again.
+    // An attempt in flight may have recreated the entry of a deleted webhook.
     shared.secrets.retain(|key| state.webhooks.contains_key(key));
     let mut due: BTreeMap<(&str, &str), Webhooks> = BTreeMap::new();
     for (key, cached) in &state.webhooks {

@@ -1,4 +1,4 @@
-//! One attempt.
+//! Makes one attempt to deliver an event.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     runtime::{clock::milliseconds, metrics::OutcomeLabels},
 };
 
-/// Sends an event to a webhook once.
+/// Sends an event to a webhook, once.
 pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event) -> Report {
     let webhook = shared
         .state
@@ -32,14 +32,9 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
         Err(NoKeys::Problem(Problem::Missing(why) | Problem::Unusable(why))) => return Report::Blocked(why),
         Err(NoKeys::Unavailable) => return Report::Unready,
     };
-    let headers = signature::headers(
-        &keys,
-        &event.id,
-        event.event_type.as_str(),
-        event.created_at,
-        shared.deps.clock.now(),
-        &event.body,
-    );
+    let at = shared.deps.clock.now();
+    let event_type = event.event_type.as_str();
+    let headers = signature::headers(&keys, &event.id, event_type, event.created_at, at, &event.body);
     if !shared.leads() {
         return Report::Unready;
     }
@@ -57,7 +52,8 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     let retry_after: Option<Duration> = outcome.retry_after.map(|when| when.delay(ended_at));
     Report::Sent {
         attempt: Attempt {
-            at: milliseconds(outcome.started_at),
+            // The same as in its headers.
+            at: milliseconds(at),
             duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
             status_code: outcome.status.map(i32::from),
             error: outcome.error.as_ref().map(ToString::to_string),

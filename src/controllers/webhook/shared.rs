@@ -1,4 +1,4 @@
-//! What the parts of the controller share: the dispatcher, the webhooks as they were last seen, and whom to wake.
+//! The state shared by the modules of the controller: the dispatcher, the latest version of each webhook, and wake-ups.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -25,63 +25,63 @@ use crate::{
     runtime::{ReconcileQueue, clock::milliseconds, lease::Tenure, watch::revision},
 };
 
-/// How long an outbox entry that the watch shows is left to whoever has just written it.
+/// How long an outbox entry seen in the watch is left to the reconcile that wrote it, before the worker takes it over.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
-/// What all parts of the controller work with.
+/// The state shared by the modules of the controller.
 pub(super) struct Shared {
     pub(super) deps: Deps,
-    /// Has instances looked at again.
+    /// The queue of the instance controller, to requeue instances.
     pub(super) instances: ReconcileQueue<Instance>,
     pub(super) state: Mutex<State>,
-    /// The worker has something to look at.
+    /// Wakes the worker.
     pub(super) wake: Notify,
-    /// An event waits for the webhooks to be looked up.
+    /// Wakes the lookup: an event waits for a list of webhooks.
     pub(super) unverified: Notify,
-    /// A webhook's status is to be written now.
+    /// Wakes the status writer: a status must be written now.
     pub(super) urgent: Notify,
-    /// There is a secret that nobody has read yet.
+    /// Wakes the poll of secrets: there is one that has never been read.
     pub(super) unread: Notify,
     pub(super) secrets: SecretCache,
 }
 
-/// What is known, under one lock that is never held across a wait.
+/// The mutable state, under one lock that is never held across an await.
 pub(super) struct State {
-    /// Since this replica leads: until then nothing is taken in.
+    /// Set once this replica is the leader; until then changes are ignored.
     pub(super) tenure: Option<Tenure>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: HashMap<WebhookKey, CachedWebhook>,
-    /// Webhooks whose status may differ from what is written.
+    /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
-    /// Instances with an outbox entry that nobody has claimed, since when.
+    /// Instances with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
     deliveries: Option<Store<Delivery>>,
-    /// The version of the list that was begun with: what the watch of Deliveries shows of before is old.
+    /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
     pub(super) floor: u64,
-    /// Instances that are gone but for their last event, by UID.
+    /// Deleted instances whose last event is still pending, by UID.
     pub(super) ending: HashMap<String, ObjectRef<Instance>>,
 }
 
 impl State {
-    /// The instance with this UID whose last event was on its way.
+    /// Removes and returns the deleted instance with this UID.
     pub(super) fn take_ending(&mut self, uid: &str) -> Option<Arc<Instance>> {
         let place = self.ending.remove(uid)?;
         self.instances.as_ref()?.get(&place)
     }
 }
 
-/// A webhook as it was last seen, and what is still to be written into its status.
+/// The latest version of a webhook, and what has still to be written to its status.
 pub(super) struct CachedWebhook {
     /// The latest version.
     pub(super) webhook: Arc<Webhook>,
-    /// Its status when this replica began to lead: what it counts comes on top.
+    /// Its status when this replica first saw it as leader; the counts since then are added to it.
     pub(super) base: WebhookStatus,
-    /// Whether the watch has shown it. One that was looked up may be newer than what the watch lists.
+    /// Whether the watch has shown it. A webhook from a lookup may be newer than the watch's list.
     pub(super) shown: bool,
-    /// To be written into its status.
+    /// A disablement to write to its status.
     pub(super) disablement: Option<Disablement>,
-    /// What became of the e-mail about a disablement at that time.
+    /// The e-mail about its disablement.
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
@@ -89,12 +89,12 @@ pub(super) struct CachedWebhook {
     pub(super) failed: Option<Instant>,
 }
 
-/// What became of the e-mail about a disablement.
+/// The outcome of the e-mail about a disablement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
     /// When the webhook was disabled.
     pub(super) disabled_at: Timestamp,
-    /// When it was sent, or why it could not be yet.
+    /// When the e-mail was sent, or why it has not been sent yet.
     pub(super) result: Result<Timestamp, String>,
 }
 
@@ -135,20 +135,21 @@ impl Shared {
         }
     }
 
-    /// Whether this replica leads now. What leaves the cluster asks before it does: another replica may have done it.
+    /// Whether this replica is the leader now. Check it before sending anything out of the cluster: another leader may
+    /// already have sent it.
     pub(super) fn leads(&self) -> bool {
         self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
     }
 
-    /// Begins with all that is there: webhooks first, then what is owed to them, then what is not even that. The first two
-    /// are as they were listed just now, since what the watches show may be older than what the leader before wrote.
+    /// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
+    /// the watches may lag behind the previous leader's writes.
     pub(super) fn open(&self, stores: &Stores, listed: Listed, tenure: Tenure) {
         let now = self.now();
         let mut state = self.state.lock();
         state.tenure = Some(tenure);
         state.instances = Some(stores.instances.clone());
         state.floor = listed.revision;
-        // The list first: counting goes on from the first status that is seen, and the watch may lag.
+        // The list first: counting continues from the first status that is seen, and the watch may lag behind.
         for webhook in listed.webhooks {
             self.webhook_seen(&mut state, Arc::new(webhook), now);
         }
@@ -169,7 +170,7 @@ impl Shared {
         self.unverified.notify_one();
     }
 
-    /// A webhook as it is now, from a watch, a list or a write. Older versions than the known one are ignored.
+    /// Records a webhook from a watch, a list or a write. Ignores versions older than the known one.
     pub(super) fn webhook_seen(&self, state: &mut State, webhook: Arc<Webhook>, now: Now) {
         let key = key_of(&webhook);
         let cached = state.webhooks.get_mut(&key);
@@ -198,15 +199,15 @@ impl Shared {
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);
-                self.look_again(state, &key, now);
-                take_up(state, &key, now);
+                self.update_facts(state, &key, now);
+                load_deliveries(state, &key, now);
                 return;
             }
         }
-        self.look_again(state, &key, now);
+        self.update_facts(state, &key, now);
     }
 
-    /// A webhook as the watch shows it.
+    /// Records a webhook from the watch.
     pub(super) fn webhook_shown(&self, state: &mut State, webhook: &Arc<Webhook>, now: Now) {
         self.webhook_seen(state, webhook.clone(), now);
         if let Some(cached) = state.webhooks.get_mut(&key_of(webhook)) {
@@ -214,8 +215,8 @@ impl Shared {
         }
     }
 
-    /// Tells the dispatcher what holds of a webhook: something that this depends on has changed.
-    pub(super) fn look_again(&self, state: &mut State, key: &WebhookKey, now: Now) {
+    /// Updates the dispatcher's facts about a webhook, because something that they depend on has changed.
+    pub(super) fn update_facts(&self, state: &mut State, key: &WebhookKey, now: Now) {
         let Some(cached) = state.webhooks.get(key) else {
             return;
         };
@@ -255,22 +256,25 @@ impl Shared {
         }
     }
 
-    /// Why a webhook cannot be sent to although it wants to be: a reason and what to do about it.
+    /// Why an active webhook cannot be sent to: reason and message of the condition.
     pub(super) fn obstacle(&self, webhook: &Webhook, key: &WebhookKey) -> Option<(&'static str, String)> {
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
         if self.deps.directory.account_of(namespace).is_none() {
             let message = format!(
-                "namespace {namespace} belongs to no Account; the webhook is left alone until one has spec.namespace {namespace}"
+                "namespace {namespace} belongs to no Account, so nothing is sent; create an Account with spec.namespace {namespace}"
             );
             return Some(("NoAccount", message));
         }
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));
         }
-        self.secrets.get(key, webhook).problem().map(Problem::told)
+        self.secrets
+            .get(key, webhook)
+            .problem()
+            .map(Problem::reason_and_message)
     }
 
-    /// A webhook is no longer there. Another one that has its name by now stays.
+    /// Forgets a deleted webhook, unless another one has its name by now.
     pub(super) fn webhook_gone(&self, state: &mut State, key: &WebhookKey, gone: &Webhook) {
         let is_it = |cached: &CachedWebhook| cached.webhook.metadata.uid == gone.metadata.uid;
         if !state.webhooks.get(key).is_some_and(is_it) {
@@ -298,17 +302,17 @@ impl Shared {
             .map(|k| key_of(&k.webhook))
             .collect();
         for key in keys {
-            self.look_again(&mut state, &key, now);
+            self.update_facts(&mut state, &key, now);
         }
     }
 
-    /// Takes over what nobody has claimed within the grace. Returns when to look again.
+    /// Takes over outbox entries that stayed unclaimed for [`CLAIM_GRACE`]. Returns when to check again.
     pub(super) fn claim(&self, state: &mut State, now: Now) -> Option<Instant> {
         let due = state
             .unclaimed
             .partition_point(|(since, _)| *since + CLAIM_GRACE <= now.mono);
         for (_, place) in state.unclaimed.drain(..due).collect::<Vec<_>>() {
-            // As it is by now: what was claimed and cleared meanwhile is no longer there.
+            // The current version: entries that were claimed and removed since are no longer in it.
             let instance = state.instances.as_ref().and_then(|store| store.get(&place));
             if let Some(instance) = instance {
                 see_outbox(state, &instance, Origin::Found, now);
@@ -332,7 +336,7 @@ impl Outbox for Shared {
             return;
         }
         let is_news = entries.last().is_some_and(|entry| entry.sequence > before);
-        // What an earlier process left and the watch has not shown yet may have been sent.
+        // An earlier process may already have sent entries that the watch has not shown yet.
         let is_left_over =
             |entry: &OutboxEntry| entry.sequence <= before && !state.dispatcher.knows(&entry.id);
         let origin = if entries.iter().any(is_left_over) {
@@ -340,7 +344,7 @@ impl Outbox for Shared {
         } else {
             Origin::Fresh
         };
-        // Without news, too: what the watch shows of before is known to be old then.
+        // Also without new events, so that older versions from the watch are recognised as stale.
         see_outbox(&mut state, instance, origin, now);
         drop(state);
         if is_news {
@@ -350,16 +354,16 @@ impl Outbox for Shared {
     }
 }
 
-/// What there is when a replica begins to lead.
+/// The initial lists of a new leader.
 pub(super) struct Listed {
     pub(super) webhooks: Vec<Webhook>,
     pub(super) deliveries: Vec<Arc<Delivery>>,
-    /// The version of the list of Deliveries.
+    /// resourceVersion of the list of Deliveries.
     pub(super) revision: u64,
 }
 
-/// Takes up what is owed to a webhook that could not be read for a while.
-fn take_up(state: &mut State, key: &WebhookKey, now: Now) {
+/// Loads the owed deliveries of a webhook that was seen for the first time, or became readable again.
+fn load_deliveries(state: &mut State, key: &WebhookKey, now: Now) {
     let Some(deliveries) = &state.deliveries else {
         return;
     };
@@ -389,7 +393,7 @@ fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) 
     );
 }
 
-/// The events of an instance that are on their way.
+/// The outbox of an instance.
 pub(super) fn outbox(instance: &Instance) -> &[OutboxEntry] {
     instance
         .status

@@ -1,4 +1,4 @@
-//! The status of a Webhook, decided purely.
+//! Decides the status of a Webhook. No I/O.
 
 use jiff::Timestamp;
 
@@ -6,37 +6,37 @@ use super::shared::Notification;
 use crate::{
     delivery::dispatch::{Disablement, Tally},
     resources::{
-        Disabled, Webhook, WebhookStatus,
+        DisableReason, Disabled, Webhook, WebhookStatus,
         conditions::{self, Desired, READY},
         webhook::{HEALTHY, SECRET_READY},
     },
 };
 
-/// What is known beside the Webhook itself.
+/// What is known about a webhook besides the Webhook itself.
 pub(super) struct Facts<'a> {
     /// Its status when this process began to count.
     pub(super) base: &'a WebhookStatus,
-    /// What was counted since.
+    /// Counts since then.
     pub(super) tally: &'a Tally,
-    /// Deliveries that wait for an attempt.
+    /// Number of deliveries that wait for an attempt.
     pub(super) pending: i64,
-    /// Deliveries that are held.
+    /// Number of held deliveries.
     pub(super) held: i64,
-    /// Why it cannot be sent to.
+    /// Why nothing can be sent: reason and message.
     pub(super) obstacle: Option<(&'static str, String)>,
-    /// Whether its secret has been read, with this spec.
+    /// Whether its secret has been read for the current spec.
     pub(super) is_secret_known: bool,
-    /// Why its secret cannot be used.
+    /// Why its secret cannot be used: reason and message.
     pub(super) secret_problem: Option<(&'static str, String)>,
-    /// Up to when the previous secret signs too.
+    /// Until when deliveries are signed with the previous secret too.
     pub(super) overlap: Option<Timestamp>,
-    /// To be disabled.
+    /// A disablement to write.
     pub(super) disablement: Option<&'a Disablement>,
-    /// What became of the e-mail.
+    /// The outcome of the e-mail about the disablement.
     pub(super) notification: Option<&'a Notification>,
 }
 
-/// What the status shall be.
+/// The status to write.
 pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> WebhookStatus {
     let Facts { base, tally, .. } = facts;
     let generation = webhook.metadata.generation;
@@ -71,9 +71,9 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         };
         conditions::set(&mut conditions, desired, generation, now);
     };
-    let unread = || "the Secret could not be read yet; it will be tried again".to_owned();
+    let unread = || "the Secret has not been read yet; will retry".to_owned();
     match &facts.secret_problem {
-        // What was known of it holds until it is read.
+        // Keep the condition until the secret is read.
         None if !facts.is_secret_known && !is_new => {}
         None if !facts.is_secret_known => set(SECRET_READY, None, "NotRead", unread()),
         Some((reason, message)) => set(SECRET_READY, Some(false), reason, message.clone()),
@@ -81,7 +81,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
             SECRET_READY,
             Some(true),
             "Usable",
-            "the signing secret is there".to_owned(),
+            "the signing secret is usable".to_owned(),
         ),
     }
     let failing = status.last_failure_at > status.last_success_at;
@@ -104,7 +104,12 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
                 "the last attempt succeeded".to_owned(),
             );
         }
-        (None, false) => set(HEALTHY, Some(true), "NotTried", "nothing was sent yet".to_owned()),
+        (None, false) => set(
+            HEALTHY,
+            Some(true),
+            "NotTried",
+            "nothing has been sent yet".to_owned(),
+        ),
     }
     match (&facts.obstacle, &status.disabled) {
         (Some((reason, message)), _) => set(
@@ -115,7 +120,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         ),
         (None, Some(disabled)) => {
             let message = format!(
-                "{}; its events are held. Mend the receiver, then change the spec, set spec.enableRequestedAt, or PATCH active to true through REST",
+                "{}; its events are held. Fix the receiver, then enable the webhook: set spec.enableRequestedAt to the current time (or change anything else in the spec), or PATCH {{\"active\": true}} through REST",
                 disabled.message
             );
             set(READY, Some(false), "Disabled", message);
@@ -124,7 +129,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
             READY,
             Some(true),
             "Inactive",
-            "spec.active is false: nothing is recorded or sent".to_owned(),
+            "spec.active is false, so events are neither recorded nor sent".to_owned(),
         ),
         (None, None) if !facts.is_secret_known && !is_new => {}
         (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
@@ -142,10 +147,16 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
         .map(|disablement| Disabled {
             at: disablement.at,
             reason: disablement.reason,
-            message: format!(
-                "delivery of {} failed for good after {} attempts: {}",
-                disablement.event_id, disablement.attempts, disablement.error
-            ),
+            message: match disablement.reason {
+                DisableReason::RetriesExhausted => format!(
+                    "delivery of {} failed after {} attempts; the last error: {}",
+                    disablement.event_id, disablement.attempts, disablement.error
+                ),
+                DisableReason::Gone => format!(
+                    "delivery of {} was refused with 410 Gone, which asks for no more deliveries",
+                    disablement.event_id
+                ),
+            },
             delivery: disablement.delivery.clone(),
             event_id: disablement.event_id.to_string(),
             event_type: disablement.event_type,
@@ -172,9 +183,9 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
     Some(disabled)
 }
 
-/// Whether a difference has to be written now. Numbers and times can wait (decisions, section 5).
+/// Whether a change must be written now. Counters and times can wait (decisions, section 5).
 pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
-    let told = |status: &WebhookStatus| {
+    let urgent_part = |status: &WebhookStatus| {
         let conditions = [READY, SECRET_READY].map(|type_| {
             conditions::find(&status.conditions, type_).map(|condition| {
                 (
@@ -192,5 +203,5 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
             conditions,
         )
     };
-    told(before) != told(after)
+    urgent_part(before) != urgent_part(after)
 }

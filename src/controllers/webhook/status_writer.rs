@@ -25,22 +25,23 @@ use crate::{
     },
 };
 
-/// Numbers are written at most this often for each webhook (decisions, section 5).
-const NUMBERS_EVERY: Duration = Duration::from_secs(10);
-/// How often it is looked for numbers to be written.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Minimum time between two writes of a webhook's counters (decisions, section 5).
+const COUNTERS_EVERY: Duration = Duration::from_secs(10);
+/// How often to check for counters to write.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Statuses written at the same time.
 const WRITES: usize = 8;
-/// Pause of a webhook whose status could not be written.
+/// Pause after a failed write of a webhook's status.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// Changes of so long are written together.
+/// Changes within this window are written together.
 const GATHER: Duration = Duration::from_millis(20);
+
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: CancellationToken) {
     let mut counted: Option<Instant> = None;
     loop {
         flush(&shared, &events).await;
-        if counted.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+        if counted.is_none_or(|at| at.elapsed() >= CHECK_EVERY) {
             count(&shared);
             counted = Some(Instant::now());
         }
@@ -56,12 +57,12 @@ pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: Cancellat
         tokio::select! {
             () = shutdown.cancelled() => break,
             () = shared.urgent.notified() => tokio::time::sleep(GATHER).await,
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(CHECK_EVERY) => {}
         }
     }
 }
 
-/// Writes the statuses that are to be written now.
+/// Writes the statuses that are due.
 pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
     let writes = due(shared)
         .into_iter()
@@ -73,7 +74,7 @@ pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
         .await;
 }
 
-/// Statuses that are to be written now.
+/// The statuses to write now.
 fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
     let now = shared.now();
     let mut state = shared.state.lock();
@@ -84,7 +85,7 @@ fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
             state.dirty.remove(&key);
             continue;
         };
-        // Of a new one nothing is said before its secret was read, which takes some milliseconds.
+        // Do not write a first status before the secret has been read, which takes a few milliseconds.
         if cached.webhook.status.is_none()
             && shared.secrets.get(&key, &cached.webhook).is_unread()
             && shared.obstacle(&cached.webhook, &key).is_none()
@@ -101,7 +102,7 @@ fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
         if cached.failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
             continue;
         }
-        let rested = cached.written.is_none_or(|at| at.elapsed() >= NUMBERS_EVERY);
+        let rested = cached.written.is_none_or(|at| at.elapsed() >= COUNTERS_EVERY);
         if rested || status::is_urgent(&before, &status) {
             due.push((cached.webhook.clone(), status));
         }
@@ -109,7 +110,7 @@ fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
     due
 }
 
-/// A disablement that is written, or that the spec has overtaken, is over.
+/// Forgets a disablement that has been written, or that a change of the spec made obsolete.
 fn release(state: &mut State, key: &WebhookKey) {
     let Some(cached) = state.webhooks.get_mut(key) else {
         return;
@@ -139,7 +140,7 @@ fn status_of(
         held,
         obstacle: shared.obstacle(&cached.webhook, key),
         is_secret_known: secret.was_read(),
-        secret_problem: secret.problem().map(Problem::told),
+        secret_problem: secret.problem().map(Problem::reason_and_message),
         overlap: secret.overlap(),
         disablement: cached.disablement.as_ref(),
         notification: cached.notification.as_ref(),
@@ -172,7 +173,7 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
     match written {
         Ok(mut written) => {
             written.metadata.managed_fields = None;
-            tell(events, webhook, &written);
+            publish(events, webhook, &written);
             let now = shared.now();
             let mut state = shared.state.lock();
             shared.webhook_seen(&mut state, Arc::new(written), now);
@@ -183,12 +184,12 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
             drop(state);
             shared.wake.notify_one();
         }
-        // The watch brings the version that is there now, or that there is none.
+        // The webhook has changed or is gone.
         Err(error) if error.is_conflict() || error.is_not_found() => {
             look_up(shared, &api, &key, webhook).await;
         }
         Err(error) => {
-            tracing::warn!(webhook = %key, %error, "the status cannot be written; it will be tried again");
+            tracing::warn!(webhook = %key, %error, "cannot write the status; will retry");
             if let Some(cached) = shared.state.lock().webhooks.get_mut(&key) {
                 cached.failed = Some(Instant::now());
             }
@@ -196,7 +197,7 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
     }
 }
 
-/// The watch may be far behind: what is there is asked for.
+/// Reads the current version of a webhook, because the watch may lag far behind.
 async fn look_up(shared: &Shared, api: &Api<Webhook>, key: &WebhookKey, webhook: &Webhook) {
     let found: Result<Option<Webhook>, CallError> =
         bounded(api.get_opt(webhook.metadata.name.as_deref().unwrap_or_default())).await;
@@ -207,12 +208,12 @@ async fn look_up(shared: &Shared, api: &Api<Webhook>, key: &WebhookKey, webhook:
             shared.webhook_seen(&mut shared.state.lock(), Arc::new(found), now);
         }
         Ok(None) => shared.webhook_gone(&mut shared.state.lock(), key, webhook),
-        Err(error) => tracing::debug!(webhook = %key, %error, "a webhook cannot be looked up"),
+        Err(error) => tracing::debug!(webhook = %key, %error, "cannot look up a webhook"),
     }
 }
 
-/// Events for `kubectl describe`: what has changed with this write.
-fn tell(events: &Events, before: &Webhook, after: &Webhook) {
+/// Publishes Kubernetes Events for the changes in this write.
+fn publish(events: &Events, before: &Webhook, after: &Webhook) {
     let disabled = |webhook: &Webhook| webhook.status.as_ref().and_then(|status| status.disabled.clone());
     match (disabled(before), disabled(after)) {
         (None, Some(disabled)) => {
@@ -224,7 +225,7 @@ fn tell(events: &Events, before: &Webhook, after: &Webhook) {
                 false,
                 "Enabled",
                 "Deliver",
-                "the webhook is enabled again; held events go out",
+                "the webhook is enabled again; held events are being sent",
             );
         }
         (Some(before), Some(disabled)) if before.notified_at.is_none() && disabled.notified_at.is_some() => {
@@ -233,13 +234,14 @@ fn tell(events: &Events, before: &Webhook, after: &Webhook) {
                 false,
                 "Notified",
                 "Notify",
-                "the account holder was told by e-mail",
+                "the account holder was notified by e-mail",
             );
         }
         _ => {}
     }
 }
 
+/// Updates the gauges of deliveries and webhooks.
 fn count(shared: &Shared) {
     let state = shared.state.lock();
     let (mut pending, mut held, mut disabled) = (0, 0, 0);
@@ -258,11 +260,11 @@ fn count(shared: &Shared) {
 }
 
 impl Shared {
-    /// Has a webhook disabled in its status.
+    /// Has the status writer disable a webhook.
     pub(super) fn disable(&self, disablement: Disablement) {
         let mut state = self.state.lock();
         let key = disablement.webhook.clone();
-        tracing::warn!(webhook = %key, event = %disablement.event_id, error = disablement.error, "a webhook is disabled");
+        tracing::warn!(webhook = %key, event = %disablement.event_id, error = disablement.error, "disabling a webhook");
         let Some(cached) = state.webhooks.get_mut(&key) else {
             return;
         };

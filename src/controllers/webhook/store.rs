@@ -1,4 +1,4 @@
-//! Writes of Deliveries.
+//! Reads and writes Delivery objects.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                 Ok(stored) => Written::Stored(pruned(stored)),
                 Err(error) if error.status().is_some_and(Status::is_already_exists) => {
                     match look(&api, &delivery).await {
-                        // It went in between: now there is room for ours.
+                        // It was deleted in between, so a retry will succeed.
                         Written::Gone => Written::Failed,
                         found => found,
                     }
@@ -67,13 +67,13 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
     }
 }
 
-/// The Delivery as it is.
+/// Reads a Delivery; `None` if it does not exist.
 pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     match bounded(api.get_opt(name)).await {
         Ok(found) => Ok(found.map(pruned)),
         Err(error) => {
-            tracing::warn!(namespace, name, %error, "a Delivery cannot be looked up");
+            tracing::warn!(namespace, name, %error, "cannot look up a Delivery");
             Err(())
         }
     }
@@ -88,11 +88,11 @@ async fn look(api: &Api<Delivery>, delivery: &Delivery) -> Written {
 }
 
 fn failed(delivery: &Delivery, error: &CallError) -> Written {
-    tracing::warn!(delivery = name(delivery), %error, "a Delivery cannot be written; it will be tried again");
+    tracing::warn!(delivery = name(delivery), %error, "cannot write a Delivery; will retry");
     Written::Failed
 }
 
-/// Whether nothing can be created there any more: the namespace is gone, or going.
+/// Whether nothing can be created any more, because the namespace is gone or being deleted.
 fn is_hopeless(error: &CallError) -> bool {
     let causes = |status: &Status| {
         let details = status.details.as_ref();

@@ -1,4 +1,4 @@
-//! Carries out what the dispatcher commands: attempts, writes and look-ups of Deliveries.
+//! Carries out the dispatcher's commands: attempts, writes and lookups of Deliveries.
 
 use std::{
     sync::Arc,
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::delivery::dispatch::{Command, JobKey, Written};
 
-/// The worker looks around this often although nobody has woken it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Polls the dispatcher at this interval even without a wake-up.
+const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Lookups of Deliveries at the same time, as a multiple of the writes.
 const CHECKS_PER_WRITE: usize = 2;
 
-/// Runs until shutdown; what is under way then gets `grace`, and nothing new begins.
+/// Runs until shutdown, then starts nothing new and waits up to `grace` for attempts and writes in flight.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
     let tasks = TaskTracker::new();
     let permits = usize::from(shared.deps.write_concurrency);
@@ -45,7 +45,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                 Command::Write { job, class } => writes.push(job, class),
                 Command::Check(job) => checks.push(job),
                 Command::Disable(disablement) => shared.disable(disablement),
-                Command::Settled(uid) => shared.nudge(&uid),
+                Command::Settled(uid) => shared.requeue(&uid),
             }
         }
         while let Some((job, permit)) = writes.pop() {
@@ -65,8 +65,8 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
             });
         }
         let sleep = timer
-            .map_or(LOOK_EVERY, |at| at.saturating_duration_since(Instant::now()))
-            .min(LOOK_EVERY);
+            .map_or(POLL_EVERY, |at| at.saturating_duration_since(Instant::now()))
+            .min(POLL_EVERY);
         tokio::select! {
             () = shutdown.cancelled() => break,
             () = shared.wake.notified() => {}
@@ -75,19 +75,19 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     }
     tasks.close();
     shared.state.lock().dispatcher.stop();
-    // Outcomes that are not written down by the end are owed still: their events go out again, with the same ids.
+    // Events whose outcomes are not recorded by then are still owed: the next leader sends them again, with the same ids.
     if tokio::time::timeout(grace, drain(&shared, &tasks, writes))
         .await
         .is_err()
     {
         tracing::warn!(
             ?grace,
-            "deliveries are still under way; the next leader repeats them"
+            "deliveries were still running when the grace period ended; the next leader repeats them"
         );
     }
 }
 
-/// What is to be done now, and when to look again.
+/// The commands to carry out now, and when to poll again.
 fn collect(shared: &Shared) -> (Vec<Command>, Option<Instant>) {
     let now = shared.now();
     let mut state = shared.state.lock();
@@ -118,7 +118,7 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
         metrics.delivery_writes.get_or_create(&labels).inc();
         let now = shared.now();
         let mut state = shared.state.lock();
-        // The numbers of what is pending, held and dropped change with this.
+        // The write may change the numbers of pending, held and dropped deliveries.
         let webhook = state.dispatcher.webhook_of(&job).cloned();
         state.dirty.extend(webhook);
         state.dispatcher.written(&job, written, now);
@@ -127,7 +127,7 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
     });
 }
 
-/// Waits for the attempts under way, and writes down what came of them.
+/// Waits for the attempts in flight, and records their outcomes.
 async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue) {
     loop {
         let commands: Vec<Command> = {
@@ -155,8 +155,8 @@ async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue
 }
 
 impl Shared {
-    /// Has the instance looked at again whose last event is settled.
-    fn nudge(&self, uid: &str) {
+    /// Requeues the deleted instance whose last event has been settled.
+    fn requeue(&self, uid: &str) {
         let instance = self.state.lock().take_ending(uid);
         self.instances.again(instance);
     }

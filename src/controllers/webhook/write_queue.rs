@@ -1,4 +1,4 @@
-//! Writes that wait for a permit, so that the API server is not overrun.
+//! The queue of writes that wait for a permit, so that they do not overload the API server.
 
 use std::sync::{
     Arc,
@@ -7,24 +7,24 @@ use std::sync::{
 
 use crate::delivery::dispatch::{FairQueue, JobKey, WriteClass};
 
-/// What is to be written. Accounts take turns, and no class of writes takes all permits: the records of receivers that fail
-/// come in bursts, which would slow down the API server for the transitions that everybody waits for.
+/// The queue of writes. Accounts take turns, and no class of writes can use all permits: records of failing receivers come in
+/// bursts, which would delay the API server's handling of instances.
 pub(super) struct WriteQueue {
-    /// Writes under way at the same time.
+    /// Writes at the same time.
     permits: usize,
     owed: CallQueue,
     suspect: CallQueue,
     log: CallQueue,
 }
 
-/// Calls about jobs: those that wait, accounts by turns, and how many are under way.
+/// A queue of API calls, fair among accounts, which also counts the running ones.
 #[derive(Default)]
 pub(super) struct CallQueue {
     waiting: FairQueue,
     running: Arc<AtomicUsize>,
 }
 
-/// Allows a call to be under way, until it is dropped.
+/// The permit of one running call; released on drop.
 pub(super) struct Permit(Arc<AtomicUsize>);
 
 impl Drop for Permit {
@@ -39,12 +39,12 @@ impl CallQueue {
         self.waiting.push(&account.into(), job);
     }
 
-    /// How many are under way.
+    /// The number of running calls.
     pub(super) fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// The next one, which is under way from now on.
+    /// The next call, which counts as running until its permit is dropped.
     pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
         let job = self.waiting.pop()?;
         self.running.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +70,8 @@ impl WriteQueue {
         }
     }
 
-    /// The next one that there is a permit for. An eighth of them is always there for suspects, and another for the log.
+    /// The next write for which there is a permit. An eighth of the permits is reserved for failing receivers, and another
+    /// eighth for the log.
     pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
         let share = (self.permits / 8).max(1);
         let others = self.owed.running() + self.log.running();
@@ -87,7 +88,7 @@ impl WriteQueue {
         next
     }
 
-    /// Whether nothing waits.
+    /// Whether no write waits.
     pub(super) fn is_empty(&self) -> bool {
         [&self.owed, &self.suspect, &self.log]
             .iter()

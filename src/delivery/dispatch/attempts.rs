@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
+
 use super::{
     Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, MAX_STRETCH, Now, Report, Timer,
     WebhookKey,
@@ -9,7 +11,10 @@ use super::{
     name_of,
     webhook_queue::{Gate, Place, WebhookQueue},
 };
-use crate::resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT};
+use crate::{
+    delivery::schedule::RetrySchedule,
+    resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT},
+};
 
 /// An attempt that takes this long makes its webhook a suspect, in milliseconds.
 const SLOW_MS: i64 = 2000;
@@ -25,6 +30,8 @@ pub(super) struct Flight {
     is_suspect: bool,
     /// Its subject, if this is a first attempt.
     subject: Option<Arc<str>>,
+    /// The nonce of the request that it answers, if there is one.
+    request: Option<String>,
 }
 
 #[cfg(test)]
@@ -95,6 +102,7 @@ impl Dispatcher {
             };
             job.state = State::InFlight;
             let event = job.event();
+            let request = job.request().map(ToOwned::to_owned);
             queue.in_flight += 1;
             self.suspects_in_flight += usize::from(queue.is_suspect);
             let flight = Flight {
@@ -102,6 +110,7 @@ impl Dispatcher {
                 generation,
                 is_suspect: queue.is_suspect,
                 subject,
+                request,
             };
             self.flights.insert(key.clone(), flight);
             self.make_ready(&webhook);
@@ -161,21 +170,27 @@ impl Dispatcher {
             Report::Blocked(why) if job.test => {
                 let mut status = job.status();
                 status.phase = DeliveryPhase::Exhausted;
-                status.next_attempt_at = None;
-                let attempt = Attempt {
-                    at: now.wall,
-                    duration_ms: 0,
-                    status_code: None,
-                    error: Some(why),
-                    response: None,
-                };
-                record_attempt(&mut status, attempt);
+                record_attempt(&mut status, not_sent(why, now), None);
                 job.set_status(status);
                 job.state = State::Over;
                 self.write(key);
             }
-            Report::Blocked(_) if gate != Gate::Open => self.hold(key),
-            Report::Unready if gate != Gate::Open && !job.test => self.hold(key),
+            // Recorded as an attempt, so that whoever requested it learns why nothing was sent.
+            Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
+                let mut status = job.status();
+                record_attempt(&mut status, not_sent(why, now), flight.request.as_ref());
+                job.set_status(status);
+                self.hold(key);
+                self.attempt_if_requested(key);
+            }
+            Report::Unready if gate == Gate::Disabled && job.phase() == DeliveryPhase::Held => {
+                let pause = job.next_pause();
+                self.wait(key, pause, now);
+            }
+            Report::Blocked(_) | Report::Unready if gate != Gate::Open && !job.test => {
+                self.hold(key);
+                self.attempt_if_requested(key);
+            }
             // It keeps its place before later events of its object.
             Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
         }
@@ -201,8 +216,9 @@ impl Dispatcher {
             return;
         };
         let mut status = job.status();
+        let scheduled = status.next_attempt_at;
         let (code, error) = (attempt.status_code, attempt.error.clone());
-        record_attempt(&mut status, attempt);
+        record_attempt(&mut status, attempt, flight.request.as_ref());
         let Some(error) = error else {
             queue.tally.delivered += 1;
             queue.tally.last_success_at = Some(now.wall);
@@ -226,14 +242,40 @@ impl Dispatcher {
         let is_judged = queue.facts.generation == flight.generation;
         // Of several that are answered so at the same time, one ends; the others are held.
         let gone = code == Some(410) && is_judged && is_open;
+        if status.phase == DeliveryPhase::Held {
+            // It was requested although the webhook is disabled.
+            if !is_open {
+                job.set_status(status);
+                self.hold(key);
+                self.attempt_if_requested(key);
+                return;
+            }
+            // The webhook was enabled meanwhile.
+            status.retries = 0;
+        }
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
         if self.schedule.delay(retry).is_none() && !is_judged {
             retry = 0;
         }
-        let delay = self.schedule.delay(retry).filter(|_| !gone && !job.test);
-        if let Some(delay) = delay {
-            let delay = retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH));
+        // Before the ladder's next step was due: that step stays as it is.
+        let is_early = flight.request.is_some() && status.retries > 0 && scheduled > Some(now.wall);
+        let is_requested_again = job
+            .request()
+            .is_some_and(|it| Some(it) != flight.request.as_deref());
+        let delay = if gone || job.test {
+            None
+        } else if is_early {
+            let wait = wait_until(scheduled, &status, &self.schedule, now);
+            let asked = retry_after.map(|asked| asked.min(longest_wait(&status, &self.schedule)));
+            Some(wait.max(asked.unwrap_or_default()))
+        } else if let Some(delay) = self.schedule.delay(retry) {
             status.retries = i32::try_from(retry + 1).unwrap_or(i32::MAX);
+            Some(retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH)))
+        } else {
+            // An attempt was requested after this one began: that one is the last.
+            is_requested_again.then_some(Duration::ZERO)
+        };
+        if let Some(delay) = delay {
             status.phase = DeliveryPhase::Pending;
             status.next_attempt_at = now.wall.checked_add(delay).ok();
             job.set_status(status);
@@ -243,6 +285,7 @@ impl Dispatcher {
             } else {
                 self.hold(key);
             }
+            self.attempt_if_requested(key);
             return;
         }
         status.phase = DeliveryPhase::Exhausted;
@@ -277,7 +320,39 @@ impl Dispatcher {
     }
 }
 
-fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt) {
+/// How long a retry that is due at `due` still waits. However the clock was set meanwhile, no longer than the schedule allows.
+pub(super) fn wait_until(
+    due: Option<Timestamp>,
+    status: &DeliveryStatus,
+    schedule: &RetrySchedule,
+    now: Now,
+) -> Duration {
+    let wait = due.and_then(|at| Duration::try_from(at.duration_since(now.wall)).ok());
+    wait.unwrap_or_default().min(longest_wait(status, schedule))
+}
+
+/// The longest wait that a receiver can ask for before the next retry.
+fn longest_wait(status: &DeliveryStatus, schedule: &RetrySchedule) -> Duration {
+    let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
+    let delay = retry.and_then(|retry| schedule.delay(retry));
+    delay.map_or(Duration::ZERO, |delay| delay * MAX_STRETCH)
+}
+
+/// The record of an attempt that could not be made.
+fn not_sent(why: String, now: Now) -> Attempt {
+    Attempt {
+        at: now.wall,
+        duration_ms: 0,
+        status_code: None,
+        error: Some(why),
+        response: None,
+    }
+}
+
+fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt, request: Option<&String>) {
+    if let Some(request) = request {
+        status.attempt_requested_at = Some(request.clone());
+    }
     status.attempt_count = status.attempt_count.saturating_add(1);
     status.next_attempt_at = None;
     status.last_status_code = attempt.status_code;

@@ -1,11 +1,11 @@
 //! One event for one webhook, on its way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{JobKey, TimerId, WebhookKey};
+use super::{FIRST_PAUSE, JobKey, LONGEST_PAUSE, TimerId, WebhookKey};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{Delivery, DeliveryPhase, DeliveryStatus},
@@ -187,6 +187,13 @@ impl Job {
         }
     }
 
+    /// How long to wait after another failed write or lookup.
+    pub(super) fn next_pause(&mut self) -> Duration {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8));
+        self.failures += 1;
+        pause.min(LONGEST_PAUSE)
+    }
+
     /// What is sent.
     pub(super) fn event(&self) -> Arc<Event> {
         match &self.source {
@@ -241,6 +248,21 @@ impl Job {
     /// Whether the next attempt is the first of its ladder.
     pub(super) fn is_first_attempt(&self) -> bool {
         self.known_status().is_none_or(|status| status.retries == 0)
+    }
+
+    /// Where it is, whether written or not.
+    pub(super) fn phase(&self) -> DeliveryPhase {
+        self.known_status()
+            .map_or(DeliveryPhase::Pending, |status| status.phase)
+    }
+
+    /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent at once anyway.
+    pub(super) fn request(&self) -> Option<&str> {
+        let answered = self
+            .known_status()
+            .and_then(|status| status.attempt_requested_at.as_deref());
+        let nonce = self.record()?.requested_attempt()?;
+        (!self.test && answered != Some(nonce)).then_some(nonce)
     }
 
     /// Whether its end is written, and somebody has taken the label away since, to have it sent again.

@@ -16,6 +16,7 @@
 //! - `first_attempts`: the part of that queue in which events of one object keep their order;
 //! - `fair_queue`: a round-robin queue, in which accounts take turns;
 //! - `attempts`: which job is sent next, and what comes of an attempt;
+//! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: what is written down of a job;
 //! - `observed`: the Deliveries that exist, as the watch and lists show them;
 //! - `webhooks`: webhooks that come, change and go, and what that means for their jobs.
@@ -26,6 +27,7 @@ mod first_attempts;
 mod job;
 mod observed;
 mod outbox;
+mod requests;
 #[cfg(test)]
 mod tests;
 mod webhook_queue;
@@ -345,10 +347,7 @@ impl Dispatcher {
     /// After a write or a lookup failed.
     fn try_again(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << job.failures.min(8))
-            .min(LONGEST_PAUSE);
-        job.failures += 1;
+        let pause = job.next_pause();
         self.timer(now.mono + pause, Timer::Again(key.clone()));
     }
 

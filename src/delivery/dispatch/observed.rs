@@ -3,11 +3,11 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::Duration,
 };
 
 use super::{
-    Dispatcher, JobKey, MAX_STRETCH, Now, WebhookKey,
+    Dispatcher, JobKey, Now, WebhookKey,
+    attempts::wait_until,
     job::{Job, Source, State, Writing},
     key,
     webhook_queue::{Gate, WebhookFacts},
@@ -70,6 +70,7 @@ impl Dispatcher {
                 self.settle(&job_key);
                 self.count(&job_key);
                 self.begin_anew_if_wanted(&job_key, now);
+                self.attempt_if_requested(&job_key);
             }
             _ => self.adopt(job_key, record, at_start, now),
         }
@@ -109,8 +110,9 @@ impl Dispatcher {
             status.next_attempt_at = Some(now.wall);
             job.set_status(status.clone());
         }
+        let is_requested = job.request().is_some();
         if !is_open && !test {
-            self.hold(&job_key);
+            self.adopt_held(&job_key);
             return;
         }
         if status.phase == DeliveryPhase::Held {
@@ -120,17 +122,8 @@ impl Dispatcher {
         if at_start && status.retries == 0 {
             queue.set_drains(job, true);
         }
-        // However the clock was set meanwhile, a retry waits no longer than its schedule allows.
-        let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
-        let longest = retry
-            .and_then(|retry| self.schedule.delay(retry))
-            .map_or(Duration::ZERO, |delay| delay * MAX_STRETCH);
-        let wait = status
-            .next_attempt_at
-            .and_then(|at| Duration::try_from(at.duration_since(now.wall)).ok())
-            .unwrap_or_default()
-            .min(longest);
-        if wait.is_zero() {
+        let wait = wait_until(status.next_attempt_at, &status, &self.schedule, now);
+        if wait.is_zero() || is_requested {
             self.enqueue(&job_key);
         } else {
             self.wait(&job_key, wait, now);

@@ -12,7 +12,7 @@ use super::{
     first_attempts::FirstAttempts,
     job::{EventOrder, Job, State},
 };
-use crate::events::EventType;
+use crate::{events::EventType, resources::DeliveryPhase};
 
 /// In flight to a webhook of which nothing is known yet.
 const FIRST_WINDOW: usize = 4;
@@ -95,6 +95,8 @@ pub(super) struct WebhookQueue {
     /// By ticket, as are `tests`.
     retries: BTreeMap<u64, JobKey>,
     tests: BTreeMap<u64, JobKey>,
+    /// Jobs that were requested before they are due: retries, and held ones if the webhook is disabled.
+    requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
     /// Jobs that go one after the other.
@@ -121,6 +123,7 @@ impl WebhookQueue {
             first_attempts: FirstAttempts::default(),
             retries: BTreeMap::new(),
             tests: BTreeMap::new(),
+            requested: BTreeSet::new(),
             tickets: 0,
             held: BTreeMap::new(),
             draining: 0,
@@ -147,6 +150,8 @@ impl WebhookQueue {
         self.tickets += 1;
         if job.test {
             self.tests.insert(self.tickets, key.clone());
+        } else if job.request().is_some() && (job.phase() == DeliveryPhase::Held || !job.is_first_attempt()) {
+            self.requested.insert(job.order.clone());
         } else if job.is_first_attempt() {
             self.first_attempts.push(job);
         } else {
@@ -161,6 +166,7 @@ impl WebhookQueue {
         if let State::Ready(ticket) = job.state {
             self.retries.remove(&ticket);
             self.tests.remove(&ticket);
+            self.requested.remove(&job.order);
         }
         if job.state == State::Held {
             self.held.remove(&job.order);
@@ -192,20 +198,28 @@ impl WebhookQueue {
         if let Some((_, key)) = self.tests.pop_first() {
             return Some((key, None));
         }
-        if self.gate() != Gate::Open {
-            return None;
+        match self.gate() {
+            Gate::Open => {}
+            Gate::Disabled => return self.requested.pop_first().map(|order| (order.job, None)),
+            Gate::Inactive | Gate::Blocked => return None,
         }
         self.retry_next = !self.retry_next;
-        if self.retry_next
-            && let Some((_, key)) = self.retries.pop_first()
-        {
-            return Some((key, None));
+        let retry = self.retry_next.then(|| self.next_retry()).flatten();
+        let (key, subject) = match retry {
+            Some(key) => (key, None),
+            None => match self.first_attempts.pop() {
+                Some((key, subject)) => (key, Some(subject)),
+                None => (self.next_retry()?, None),
+            },
+        };
+        Some((key, subject))
+    }
+
+    fn next_retry(&mut self) -> Option<JobKey> {
+        match self.requested.pop_first() {
+            Some(order) => Some(order.job),
+            None => self.retries.pop_first().map(|(_, key)| key),
         }
-        let first = self
-            .first_attempts
-            .pop()
-            .map(|(key, subject)| (key, Some(subject)));
-        first.or_else(|| self.retries.pop_first().map(|(_, key)| (key, None)))
     }
 
     /// An attempt is over: it succeeded, it failed, or nothing was sent.
@@ -225,5 +239,11 @@ impl WebhookQueue {
             }
             None => {}
         }
+    }
+
+    /// How many wait to be sent.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.tests.len() + self.first_attempts.len() + self.retries.len() + self.requested.len()
     }
 }

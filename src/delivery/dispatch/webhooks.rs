@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Dispatcher, JobKey, Now, WebhookKey,
-    job::{State, Writing},
+    job::{Job, State, Writing},
     key, name_of,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
 };
@@ -40,9 +40,11 @@ impl Dispatcher {
             .filter(|generation| *generation == facts.generation);
         queue.facts = facts;
         match (before, queue.gate()) {
-            (Gate::Open, Gate::Open) => {}
+            (before, after) if before == after => {}
             (_, Gate::Open) => self.release_all(&webhook, now),
-            (Gate::Open, _) => self.hold_all(&webhook),
+            // Of a disabled webhook only requested deliveries are sent.
+            (Gate::Open | Gate::Disabled, _) => self.hold_all(&webhook),
+            (_, Gate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
         }
         self.make_ready(&webhook);
@@ -125,7 +127,7 @@ impl Dispatcher {
         }
     }
 
-    fn jobs_of(&self, webhook: &WebhookKey) -> Vec<JobKey> {
+    pub(super) fn jobs_of(&self, webhook: &WebhookKey) -> Vec<JobKey> {
         let queue = self.queues.get(webhook);
         queue
             .map(|queue| queue.jobs.iter().cloned().collect())
@@ -142,14 +144,22 @@ impl Dispatcher {
                 self.hold(&key);
             }
         }
+        self.attempt_requested(webhook);
     }
 
     /// In the order of their events, each with a fresh ladder.
     fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
-        let Some(queue) = self.queues.get_mut(webhook) else {
-            return;
+        let mut keys = self.jobs_of(webhook);
+        // Including those that were requested while the webhook was disabled and have not been sent yet.
+        let is_kept = |job: &Job| {
+            job.state == State::Held
+                || job.phase() == DeliveryPhase::Held
+                    && matches!(job.state, State::Ready(_) | State::Waiting(_))
         };
-        for (_, key) in std::mem::take(&mut queue.held) {
+        keys.retain(|key| self.jobs.get(key).is_some_and(is_kept));
+        keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
+        for key in keys {
+            self.withdraw(&key);
             self.release(&key, now);
         }
     }

@@ -132,6 +132,7 @@ impl Dispatcher {
                 self.count(key);
                 self.write(key);
                 self.begin_anew_if_wanted(key, now);
+                self.attempt_if_requested(key);
             }
             Written::Gone => {
                 let version = job.version();

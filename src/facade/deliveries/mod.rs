@@ -12,7 +12,7 @@ use axum::{
 };
 use http::StatusCode;
 
-use self::view::DeliveryView;
+use self::view::{DeliveryView, Retry};
 use super::{
     App,
     error::ApiError,
@@ -89,7 +89,7 @@ pub async fn list(
 
 /// Shows a delivery
 ///
-/// With every attempt.
+/// Includes the request that is sent, and every attempt.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
@@ -103,20 +103,24 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
     Inner(delivery): Inner<DeliveryId>,
 ) -> Result<Response, ApiError> {
-    let delivery = app.service.delivery(caller.namespace(), id, delivery).await?;
-    response::single(StatusCode::OK, &delivery, DeliveryView::of(&delivery), None)
+    let (webhook, delivery) = app.service.delivery(caller.namespace(), id, delivery).await?;
+    let view = DeliveryView::with_request(&delivery, &webhook.webhook);
+    response::single(StatusCode::OK, &delivery, view, None)
 }
 
-/// Sends a delivery again
+/// Sends a delivery now
 ///
-/// The same event, byte for byte, with a fresh ladder of retries. Allowed from `delivered` and `exhausted`; 409 for one that
-/// is `pending` or `held`, which goes out by itself.
+/// Sends the same event, byte for byte, whatever the status of the delivery. A `delivered` or `exhausted` one is sent again, with
+/// the full number of retries. A `pending` one is sent immediately; if that fails, the next attempt stays when it was scheduled,
+/// and no retry is used up. If the webhook is disabled, the delivery is sent once, which shows whether the receiver works again;
+/// if that fails, it is held. If the webhook is not active or cannot be sent to, the delivery is sent as soon as it can be, and
+/// the message says so. If the delivery is being sent at this moment, it is sent again only if that attempt fails.
 #[utoipa::path(
     post,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
     operation_id = "redeliver",
     tag = "deliveries",
-    responses((status = 202, description = "The delivery is being sent again", body = Single<DeliveryView<'static>>)),
+    responses((status = 202, description = "The delivery is being sent", body = Single<DeliveryView<'static>>)),
 )]
 pub async fn redeliver(
     State(app): State<Arc<App>>,
@@ -138,16 +142,48 @@ pub async fn redeliver(
             &precondition,
         )
         .await?;
-    let again = if redelivered.webhook.webhook.is_active() {
-        "is being sent again"
-    } else {
-        "is sent again once the webhook is active"
-    };
     let delivery = &redelivered.delivery;
-    let message = format!("Delivery {} {again}.", delivery.id());
-    let view = DeliveryView::of(delivery);
+    let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.describe());
+    let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::replayed_if(redelivered.before, response))
+    Ok(idempotency::replayed_if(redelivered.replayed, response))
+}
+
+/// Sends all pending deliveries now
+///
+/// Sends every pending delivery of the webhook immediately instead of at its next attempt, in the order of their events. If an
+/// attempt fails, the next one stays when it was scheduled, and no retry is used up. Test events are left out. Deliveries that a
+/// disabled webhook holds are not pending: enable the webhook, or send one of them with `redeliver`.
+#[utoipa::path(
+    post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
+    responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
+)]
+pub async fn retry(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<WebhookId>,
+    IfMatch(precondition): IfMatch,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let post = Post::with_optional_body(request).await?;
+    post.fields.finish()?;
+    let retried = app
+        .service
+        .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
+        .await?;
+    let message = match retried.count {
+        0 => "No delivery is pending.".to_owned(),
+        1 => "One delivery is being sent now.".to_owned(),
+        many => format!("{many} deliveries are being sent now."),
+    };
+    let body = Single {
+        data: Retry {
+            retried: retried.count,
+        },
+        message: Some(message),
+    };
+    let response = response::json(StatusCode::ACCEPTED, &body, 128)?;
+    Ok(idempotency::replayed_if(retried.replayed, response))
 }
 
 #[cfg(test)]

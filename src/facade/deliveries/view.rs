@@ -13,9 +13,9 @@ use utoipa::{
 use crate::{
     events::EventType,
     facade::view::Seconds,
-    resources::{Attempt, Delivery, DeliveryPhase, delivery::MAX_ATTEMPTS_KEPT},
+    resources::{Attempt, Delivery, DeliveryPhase, Webhook, delivery::MAX_ATTEMPTS_KEPT},
     service::{
-        deliveries::{created_at, shown_phase},
+        deliveries::{created_at, next_attempt, shown_phase},
         id::{DeliveryId, PublicId as _},
     },
 };
@@ -39,13 +39,63 @@ pub struct DeliveryView<'a> {
     /// When it was recorded.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     created_at: Seconds,
-    /// When the next attempt is due, while it is pending; else `null`, and so in the moment before one that is to be sent
-    /// again is taken up.
+    /// When the next attempt is due, while the delivery is pending; otherwise `null`. Also `null` until an attempt that was
+    /// requested has been made.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
     next_attempt_at: Option<Seconds>,
     /// The attempts, oldest first; of many the last 21.
     #[schema(max_items = 21)]
     attempts: Vec<AttemptView<'a>>,
+    /// The request that is sent to the receiver. Present where a single delivery is shown, not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    request: Option<RequestView<'a>>,
+}
+
+/// The request that is sent to the receiver.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeliveryRequest)]
+pub struct RequestView<'a> {
+    /// The URL of the webhook as it is now.
+    #[schema(example = "https://hooks.example.com/stellage")]
+    url: &'a str,
+    /// The headers, without the signatures.
+    headers: HeadersView<'a>,
+    /// The body, byte for byte. It is the same in every attempt.
+    #[schema(example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\"}")]
+    body: &'a str,
+}
+
+/// The headers of the request, without the two signatures: they are computed with the secret for each attempt and not stored.
+/// `X-Service-Signature` is the lowercase hexadecimal HMAC-SHA256 of `body`, keyed with the secret. `webhook-signature` is `v1,`
+/// and the base64 HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>`, keyed with the part of the secret after `whsec_`,
+/// base64-decoded, or with the whole secret if it has another form.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeliveryHeaders)]
+pub struct HeadersView<'a> {
+    /// The media type of the body.
+    #[serde(rename = "Content-Type")]
+    #[schema(example = "application/json")]
+    content_type: &'static str,
+    /// Identifier of the event, the same in every attempt.
+    #[serde(rename = "X-Service-Event-ID")]
+    #[schema(example = "evt_5m2k8x1ta4q7hz0c")]
+    event_id: &'a str,
+    /// Type of the event.
+    #[serde(rename = "X-Service-Event-Type")]
+    event_type: EventType,
+    /// When the event happened, in seconds since 1970.
+    #[serde(rename = "X-Service-Timestamp")]
+    #[schema(pattern = "^-?[0-9]+$", example = "1795255351")]
+    timestamp: String,
+    /// The same as `X-Service-Event-ID` (Standard Webhooks).
+    #[serde(rename = "webhook-id")]
+    #[schema(example = "evt_5m2k8x1ta4q7hz0c")]
+    webhook_id: &'a str,
+    /// When the last attempt was made, in seconds since 1970 (Standard Webhooks); `null` before the first.
+    #[serde(rename = "webhook-timestamp")]
+    #[schema(required, pattern = "^-?[0-9]+$", example = "1795255351")]
+    webhook_timestamp: Option<String>,
 }
 
 /// One attempt to send it, and what came of it.
@@ -111,13 +161,41 @@ impl<'a> DeliveryView<'a> {
             event_type: delivery.spec.event_type,
             status: phase.as_str(),
             created_at: Seconds(created_at(delivery)),
-            next_attempt_at: status
-                .filter(|_| phase == DeliveryPhase::Pending)
-                .and_then(|status| status.next_attempt_at)
-                .map(Seconds),
+            next_attempt_at: next_attempt(delivery).map(Seconds),
             attempts: attempts[first..].iter().map(AttemptView::of).collect(),
+            request: None,
         }
     }
+
+    /// How a single delivery of this webhook is shown.
+    pub fn with_request(delivery: &'a Delivery, webhook: &'a Webhook) -> Self {
+        let (spec, attempts) = (&delivery.spec, delivery.status.as_ref().map(|it| &it.attempts));
+        let last = attempts.and_then(|attempts| attempts.last());
+        let headers = HeadersView {
+            content_type: "application/json",
+            event_id: &spec.event_id,
+            event_type: spec.event_type,
+            timestamp: spec.event_created_at.as_second().to_string(),
+            webhook_id: &spec.event_id,
+            webhook_timestamp: last.map(|attempt| attempt.at.as_second().to_string()),
+        };
+        Self {
+            request: Some(RequestView {
+                url: &webhook.spec.url,
+                headers,
+                body: &spec.body,
+            }),
+            ..Self::of(delivery)
+        }
+    }
+}
+
+/// The result of sending all pending deliveries.
+#[derive(Serialize, ToSchema)]
+pub struct Retry {
+    /// How many deliveries are being sent.
+    #[schema(minimum = 0)]
+    pub retried: usize,
 }
 
 pub(in crate::facade) fn delivery_id() -> RefOr<Schema> {
@@ -145,6 +223,7 @@ pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources::delivery::ATTEMPT_REQUESTED_AT_ANNOTATION;
 
     fn delivery(phase: &str, finished: bool) -> Delivery {
         let mut object = json!({
@@ -180,5 +259,44 @@ mod tests {
                 }],
             })
         );
+    }
+
+    #[test]
+    fn a_delivery_whose_attempt_was_requested_shows_no_later_time() {
+        let mut requested = delivery("Pending", false);
+        let annotations = requested.metadata.annotations.get_or_insert_default();
+        annotations.insert(
+            ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(),
+            "2026-11-21T10:01:00Z".to_owned(),
+        );
+        assert!(DeliveryView::of(&requested).next_attempt_at.is_none());
+        requested.status.as_mut().unwrap().attempt_requested_at = Some("2026-11-21T10:01:00Z".to_owned());
+        assert!(DeliveryView::of(&requested).next_attempt_at.is_some());
+    }
+
+    #[test]
+    fn a_single_delivery_shows_the_request_without_signatures() {
+        let webhook = serde_json::from_value(json!({
+            "metadata": { "name": "orders" },
+            "spec": { "url": "https://example.com/hook", "events": [], "secretRef": { "name": "s" } },
+        }))
+        .unwrap();
+        let mut delivery = delivery("Pending", false);
+        let shown = |delivery: &Delivery| {
+            serde_json::to_value(DeliveryView::with_request(delivery, &webhook)).unwrap()
+        };
+        let mut expected = json!({
+            "url": "https://example.com/hook",
+            "headers": {
+                "Content-Type": "application/json",
+                "X-Service-Event-ID": "evt_1", "X-Service-Event-Type": "instance.created", "X-Service-Timestamp": "1795255199",
+                "webhook-id": "evt_1", "webhook-timestamp": "1795255200",
+            },
+            "body": "{}",
+        });
+        assert_eq!(shown(&delivery)["request"], expected);
+        delivery.status = None;
+        expected["headers"]["webhook-timestamp"] = json!(null);
+        assert_eq!(shown(&delivery)["request"], expected);
     }
 }

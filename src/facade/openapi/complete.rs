@@ -200,7 +200,7 @@ impl Operation<'_> {
     fn depends_on_status(self) -> bool {
         match self.word() {
             "instance" => self.is_action() || self.method == "patch",
-            _ => self.path.ends_with("/test") || self.path.ends_with("/redeliver"),
+            _ => self.path.ends_with("/test") || self.path.ends_with("/retry"),
         }
     }
 
@@ -210,7 +210,8 @@ impl Operation<'_> {
 
     /// Whether the answer shows one object, and so has an `ETag`.
     fn shows_one(self) -> bool {
-        (self.has_id() || self.method == "post") && !self.is_list() && !self.path.ends_with("/recover")
+        let is_about_many = self.path.ends_with("/recover") || self.path.ends_with("/retry");
+        (self.has_id() || self.method == "post") && !self.is_list() && !is_about_many
     }
 
     fn complete(self, operation: &mut Value) {

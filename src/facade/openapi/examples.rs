@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{
     account::AccountView,
-    deliveries::view::DeliveryView,
+    deliveries::view::{DeliveryView, Retry},
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
     keys::view::{KeyView, NewKey},
@@ -14,10 +14,11 @@ use super::super::{
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
+    events::{EventType, catalogue},
     lifecycle::Action,
     resources::{ApiKey, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
-        deliveries::check_finished,
+        deliveries::When,
         error::{Error, protected, quota_used_up},
         idempotency,
         index::Indexed as _,
@@ -83,14 +84,16 @@ fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
     } else {
         status["attempts"] = json!([{ "at": "2026-11-21T10:02:31.25Z", "durationMs": 42, "statusCode": 200, "response": "ok" }]);
     }
+    let (event, created_at) = ("evt_5m2k8x1ta4q7hz0c", "2026-11-21T10:02:31Z");
+    let body = catalogue::example_body(EventType::InstanceCreated, event, created_at.parse().ok()?);
     let object = json!({
         "metadata": {
             "name": DELIVERY_ID.replace('_', "-"), "creationTimestamp": "2026-11-21T10:02:31Z",
             "labels": { "stellage.dev/finished": "true" },
         },
         "spec": {
-            "webhook": WEBHOOK_ID.replace('_', "-"), "eventId": "evt_5m2k8x1ta4q7hz0c", "eventType": "instance.created",
-            "eventCreatedAt": "2026-11-21T10:02:31Z", "body": "{}",
+            "webhook": WEBHOOK_ID.replace('_', "-"), "eventId": event, "eventType": "instance.created",
+            "eventCreatedAt": created_at, "body": body,
         },
         "status": status,
     });
@@ -183,7 +186,8 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         | "recoverWebhook"
         | "listDeliveries"
         | "getDelivery"
-        | "redeliver" => webhooks(operation),
+        | "redeliver"
+        | "retryDeliveries" => webhooks(operation),
         "getAccount" => Some(json!({ "data": AccountView::example() })),
         "listKeys" => list(json!([KeyView::of(&key()?)])),
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
@@ -206,7 +210,7 @@ fn webhooks(operation: &str) -> Option<Value> {
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=";
     let sent = |message: &str| {
         let delivery = delivery(DeliveryPhase::Pending)?;
-        Some(json!({ "data": DeliveryView::of(&delivery), "message": message }))
+        Some(json!({ "data": DeliveryView::with_request(&delivery, &item.webhook), "message": message }))
     };
     let delivered = delivery(DeliveryPhase::Delivered)?;
     match operation {
@@ -227,8 +231,11 @@ fn webhooks(operation: &str) -> Option<Value> {
         "listDeliveries" => {
             Some(json!({ "data": [DeliveryView::of(&delivered)], "pagination": Pagination::new(1, 20, 1) }))
         }
-        "getDelivery" => Some(json!({ "data": DeliveryView::of(&delivered) })),
-        "redeliver" => sent("Delivery dlv_2m8x1ta4q7hz0c9k is being sent again."),
+        "getDelivery" => Some(json!({ "data": DeliveryView::with_request(&delivered, &item.webhook) })),
+        "redeliver" => sent(&format!("Delivery {DELIVERY_ID} {}.", When::Now.describe())),
+        "retryDeliveries" => {
+            Some(json!({ "data": Retry { retried: 3 }, "message": "3 deliveries are being sent now." }))
+        }
         _ => Some(json!({ "data": WebhookView::of(&item) })),
     }
 }
@@ -236,7 +243,6 @@ fn webhooks(operation: &str) -> Option<Value> {
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
         "webhook" => Some(not_active()),
-        "delivery" => check_finished(DeliveryPhase::Pending).err(),
         _ => instance("stopped", "Stopped", None).and_then(|item| check_state(Action::Reboot, &item).err()),
     };
     refusal.map_or_else(ApiError::fault, ApiError::from)

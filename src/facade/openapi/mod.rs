@@ -72,6 +72,7 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::detail))
         .routes(routes!(deliveries::redeliver))
+        .routes(routes!(deliveries::retry))
         .routes(routes!(account::show))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::detail, keys::revoke))
@@ -207,6 +208,7 @@ mod tests {
             "POST /v1/instances/{id}/stop",
             "POST /v1/keys",
             "POST /v1/webhooks",
+            "POST /v1/webhooks/{id}/deliveries/retry",
             "POST /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
             "POST /v1/webhooks/{id}/recover",
             "POST /v1/webhooks/{id}/rotate-secret",

@@ -57,7 +57,7 @@ pub async fn test(
         "A test event of type {} is being sent to {}.",
         delivery.spec.event_type, sent.item.webhook.spec.url
     );
-    let view = DeliveryView::of(delivery);
+    let view = DeliveryView::with_request(delivery, &sent.item.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
     Ok(idempotency::replayed_if(sent.replayed, response))
 }
@@ -134,7 +134,7 @@ pub async fn recover(
         )
         .await?;
     let response = answer(recovered.count)?;
-    Ok(idempotency::replayed_if(recovered.before, response))
+    Ok(idempotency::replayed_if(recovered.replayed, response))
 }
 
 fn answer(count: usize) -> Result<Response, ApiError> {

@@ -1,33 +1,38 @@
 //! Deliveries: list, find, send again. Read from the API server, in pages: there may be so many that nobody should watch them.
 //!
-//! - `selection`: which deliveries a request is about, and where each is.
+//! - `selection`: which deliveries a request is about, and where each is;
+//! - `bulk`: requests for many deliveries of a webhook at once.
 
+mod bulk;
 mod selection;
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
-use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use kube::{Api, api::ListParams, core::DeserializeGuard};
 use serde_json::{Value, json};
 
-pub use self::selection::{Selection, created_at, shown_phase};
+pub use self::{
+    bulk::Counted,
+    selection::{Selection, created_at, next_attempt, shown_phase},
+};
 
 use self::selection::is_of;
 use super::{
     Service,
-    error::{Detail, Error, ErrorKind},
+    error::Error,
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
+    nonce::nonce,
     precondition::Precondition,
-    store::{Verdict, contended, pause},
-    webhooks::IndexedWebhook,
+    store::{contended, pause},
+    webhooks::{Health, IndexedWebhook, health},
 };
 use crate::{
     resources::{
         Delivery, DeliveryPhase, Webhook,
-        delivery::{self, FINISHED_LABEL},
+        delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         instance::IDEMPOTENCY_ANNOTATION,
     },
     runtime::client::bounded,
@@ -39,28 +44,64 @@ const PAGE: u32 = 500;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Attempts at one delivery before a request gives way to whoever else changes it.
 const MAX_ATTEMPTS: u32 = 10;
-/// Deliveries whose labels are taken away at the same time.
-const RECOVERED_AT_ONCE: usize = 16;
 /// The kind as messages call it.
 const WORD: &str = "delivery";
 
-/// A delivery that is being sent again.
+/// A delivery that was requested to be sent.
 pub struct Redelivered {
     /// The webhook.
     pub webhook: Arc<IndexedWebhook>,
     /// The delivery as it is now.
     pub delivery: Delivery,
-    /// Whether an earlier request with the same key had it sent.
-    pub before: bool,
+    /// Whether an earlier request with the same key has done this.
+    pub replayed: bool,
+    /// When it is sent.
+    pub when: When,
 }
 
-/// What a recovery did.
+/// When a delivery that was requested is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recovered {
-    /// Deliveries that are sent again.
-    pub count: usize,
-    /// Whether an earlier request with the same key did it.
-    pub before: bool,
+pub enum When {
+    /// Now.
+    Now,
+    /// Now, but only once, because the webhook is disabled.
+    NowOnce,
+    /// As soon as the webhook is active.
+    OnceActive,
+    /// As soon as the webhook is no longer blocked.
+    OnceUnblocked,
+    /// Not again: it was delivered while the request was handled.
+    Delivered,
+}
+
+impl When {
+    /// When a delivery to this webhook is sent.
+    pub fn of(webhook: &Webhook) -> Self {
+        if !webhook.spec.active {
+            return Self::OnceActive;
+        }
+        match health(webhook).0 {
+            Health::Disabled => Self::NowOnce,
+            Health::Blocked => Self::OnceUnblocked,
+            Health::Healthy | Health::Failing => Self::Now,
+        }
+    }
+
+    /// For people, after "delivery dlv_…".
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Now => "is being sent now",
+            Self::NowOnce => "is being sent now, but only once, because its webhook is disabled",
+            Self::OnceActive => "will be sent as soon as its webhook is active",
+            Self::OnceUnblocked => "will be sent as soon as its webhook is no longer blocked",
+            Self::Delivered => "has just been delivered",
+        }
+    }
+
+    /// Whether it does not have to wait for a change of the webhook.
+    pub const fn is_now(self) -> bool {
+        !matches!(self, Self::OnceActive | Self::OnceUnblocked)
+    }
 }
 
 impl Service {
@@ -95,18 +136,19 @@ impl Service {
         Ok((newest.into_iter().skip(skip).collect(), total))
     }
 
-    /// The delivery with this id; `not_found` for one that is not of this webhook.
+    /// The delivery with this id, and its webhook; `not_found` for one that is not of this webhook.
     pub async fn delivery(
         &self,
         namespace: &str,
         webhook: Option<WebhookId>,
         id: Option<DeliveryId>,
-    ) -> Result<Delivery, Error> {
+    ) -> Result<(Arc<IndexedWebhook>, Delivery), Error> {
         let item = self.webhook(namespace, webhook).await?;
-        self.delivery_of(&item.webhook, id).await
+        let delivery = self.delivery_of(&item.webhook, id).await?;
+        Ok((item, delivery))
     }
 
-    /// Has a delivery sent again, once for each key.
+    /// Sends a delivery now, whatever its phase, once for each key.
     pub async fn redeliver(
         &self,
         namespace: &str,
@@ -116,76 +158,48 @@ impl Service {
         precondition: &Precondition,
     ) -> Result<Redelivered, Error> {
         let webhook = self.webhook(namespace, webhook).await?;
-        let redelivered = |delivery, before| Redelivered {
+        let redelivered = |delivery, replayed, when| Redelivered {
             webhook: webhook.clone(),
             delivery,
-            before,
+            replayed,
+            when,
         };
+        let mut was_unfinished = false;
         for attempt in 1..=MAX_ATTEMPTS {
             let delivery = self.delivery_of(&webhook.webhook, id).await?;
-            let mut patch = unlabel(delivery.metadata.resource_version.as_deref());
-            if let Some(request) = request {
-                if request.was_done(&delivery)? {
-                    return Ok(redelivered(delivery, true));
-                }
-                let done = request.remember(&delivery, "");
-                patch["metadata"]["annotations"] = json!({ IDEMPOTENCY_ANNOTATION: done });
+            let mut when = When::of(&webhook.webhook);
+            if let Some(request) = request
+                && request.was_done(&delivery)?
+            {
+                return Ok(redelivered(delivery, true, when));
             }
             precondition.check(&delivery)?;
-            check_finished(shown_phase(&delivery))?;
+            let phase = shown_phase(&delivery);
+            let mut patch = send_now(&delivery, self.now());
+            if was_unfinished && phase == DeliveryPhase::Delivered {
+                // An attempt that was under way has succeeded: the event is not sent again.
+                when = When::Delivered;
+                patch = json!({ "metadata": { "annotations": {} } });
+                if request.is_none() {
+                    return Ok(redelivered(delivery, false, when));
+                }
+            }
+            was_unfinished |= !phase.is_finished();
+            patch["metadata"]["resourceVersion"] = json!(delivery.metadata.resource_version);
+            if let Some(request) = request {
+                let done = request.remember(&delivery, "");
+                patch["metadata"]["annotations"][IDEMPOTENCY_ANNOTATION] = json!(done);
+            }
             let patched = self
                 .calls
                 .patch::<Delivery>(delivery.namespace(), delivery.name(), &patch);
             match patched.await {
-                Ok(delivery) => return Ok(redelivered(delivery, false)),
+                Ok(delivery) => return Ok(redelivered(delivery, false, when)),
                 Err(error) if error.is_conflict() => pause(attempt).await,
                 Err(error) => return Err(error.into()),
             }
         }
         Err(contended(WORD))
-    }
-
-    /// Sends again every exhausted delivery of a webhook that was not given up before `since`, once for each key.
-    pub async fn recover(
-        &self,
-        namespace: &str,
-        webhook: Option<WebhookId>,
-        since: Option<Timestamp>,
-        request: Option<&IdempotentRequest>,
-        precondition: &Precondition,
-    ) -> Result<Recovered, Error> {
-        let decide = |item: &IndexedWebhook| {
-            let was_done = request
-                .map(|request| request.was_done(&*item.webhook))
-                .transpose()?;
-            if was_done != Some(true) {
-                precondition.check(&*item.webhook)?;
-            }
-            Ok(Verdict::Leave)
-        };
-        let item = self.webhooks.modify(namespace, webhook, decide).await?;
-        let note = request.map(|request| request.note(&*item.webhook)).transpose()?;
-        if let Some(note) = note.flatten() {
-            return Ok(Recovered {
-                count: note.parse().unwrap_or(0),
-                before: true,
-            });
-        }
-        let recovery = self.recover_exhausted(&item.webhook, since);
-        let count = tokio::time::timeout(DEADLINE, recovery)
-            .await
-            .map_err(|_| too_slow())??;
-        if let Some(request) = request {
-            // Only now: a crash before it leaves a request that, sent again, recovers the rest.
-            let decide = |item: &IndexedWebhook| {
-                Ok(Verdict::Write {
-                    spec: Box::new(item.webhook.spec.clone()),
-                    done: Some(request.remember(&*item.webhook, &count.to_string())),
-                })
-            };
-            self.webhooks.modify(namespace, webhook, decide).await?;
-        }
-        Ok(Recovered { count, before: false })
     }
 
     /// The delivery of a webhook; `not_found` for any other.
@@ -231,59 +245,6 @@ impl Service {
             }
         }
     }
-
-    /// Takes the label off every exhausted delivery that was not given up before `since`. Returns how many there were.
-    async fn recover_exhausted(&self, webhook: &Webhook, since: Option<Timestamp>) -> Result<usize, Error> {
-        let selection = Selection {
-            status: Some(DeliveryPhase::Exhausted),
-            event_type: None,
-        };
-        // Those about one object one after the other, so that they are first attempted in order.
-        let mut exhausted: BTreeMap<String, Vec<_>> = BTreeMap::new();
-        self.each_delivery(webhook, selection, |page| {
-            let wanted = page
-                .into_iter()
-                .filter(|delivery| !delivery.spec.test)
-                .filter(|delivery| {
-                    let given_up = delivery::finished_at(&delivery.metadata);
-                    since.is_none_or(|since| given_up.unwrap_or(delivery.spec.event_created_at) >= since)
-                });
-            for delivery in wanted {
-                let (spec, metadata) = (delivery.spec, delivery.metadata);
-                let place = (spec.event_created_at, spec.sequence);
-                let name = metadata.name.unwrap_or_default();
-                let of_object = exhausted.entry(spec.subject).or_default();
-                of_object.push((place, name, metadata.resource_version));
-            }
-        })
-        .await?;
-        let mut exhausted: Vec<_> = exhausted.into_values().collect();
-        for of_object in &mut exhausted {
-            of_object.sort_unstable();
-        }
-        exhausted.sort_unstable();
-        futures::stream::iter(exhausted)
-            .map(async |of_object| {
-                let mut count = 0;
-                for (_, name, version) in of_object {
-                    count += usize::from(self.send_again(webhook.namespace(), &name, version).await?);
-                }
-                Ok::<_, Error>(count)
-            })
-            .buffered(RECOVERED_AT_ONCE)
-            .try_fold(0, async |sum, count| Ok(sum + count))
-            .await
-    }
-
-    /// Returns whether the delivery was there still, in this version: another request may have had it sent already.
-    async fn send_again(&self, namespace: &str, name: &str, version: Option<String>) -> Result<bool, Error> {
-        let patch = unlabel(version.as_deref());
-        match self.calls.patch::<Delivery>(namespace, name, &patch).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 /// The refusal of what takes too long.
@@ -291,22 +252,85 @@ fn too_slow() -> Error {
     Error::unavailable("the deliveries could not be read in time; try again")
 }
 
-/// Has a delivery sent again, in this version only: nothing is sent twice because two asked for it.
-pub fn unlabel(version: Option<&str>) -> Value {
-    json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
+/// The merge patch that has a delivery sent now, whatever its phase. If an unfinished delivery has been finished by the time the
+/// patch is applied, it stays as it is.
+pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
+    let status = delivery.status.as_ref();
+    let taken = [
+        delivery.requested_attempt().map(ToOwned::to_owned),
+        status.and_then(|status| status.attempt_requested_at.clone()),
+    ];
+    let nonce = nonce(now, &[&taken[0], &taken[1]]);
+    let mut metadata = json!({ "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: nonce } });
+    if delivery.is_finished() {
+        metadata["labels"] = json!({ FINISHED_LABEL: null });
+    }
+    json!({ "metadata": metadata })
 }
 
-/// `invalid_state` for what is on its way anyway.
-pub fn check_finished(phase: DeliveryPhase) -> Result<(), Error> {
-    if phase.is_finished() {
-        return Ok(());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nonce_of_a_request_differs_from_the_last_one_and_from_the_echo() {
+        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let mut delivery: Delivery = serde_json::from_value(json!({
+            "metadata": {
+                "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: "2026-11-22T10:00:00.000000Z" },
+                "labels": { FINISHED_LABEL: "true" },
+            },
+            "spec": {
+                "webhook": "orders", "eventId": "evt_1", "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-21T09:59:59Z", "body": "{}",
+            },
+            "status": { "phase": "Pending", "attemptRequestedAt": "2026-11-22T10:00:00.000001Z" },
+        }))
+        .unwrap();
+        let annotations = json!({ ATTEMPT_REQUESTED_AT_ANNOTATION: "2026-11-22T10:00:00.000002Z" });
+        let expected = json!({ "metadata": { "annotations": annotations } });
+        assert_eq!(send_now(&delivery, now), expected);
+        if let Some(status) = &mut delivery.status {
+            status.phase = DeliveryPhase::Exhausted;
+        }
+        let label = json!({ FINISHED_LABEL: null });
+        let expected = json!({ "metadata": { "annotations": annotations, "labels": label } });
+        assert_eq!(send_now(&delivery, now), expected);
     }
-    let message = format!(
-        "is {}; redeliver is allowed from delivered, exhausted",
-        phase.as_str()
-    );
-    Err(Error {
-        details: vec![Detail::new("status", "invalid_state", message.clone())],
-        ..Error::new(ErrorKind::InvalidState, format!("the delivery {message}"))
-    })
+
+    #[test]
+    fn a_delivery_waits_for_a_webhook_that_is_inactive_or_blocked_but_not_for_a_disabled_one() {
+        let when = |active: bool, disabled: bool, ready: Option<(&str, &str)>| {
+            let mut webhook = json!({
+                "metadata": { "generation": 1 },
+                "spec": {
+                    "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" },
+                    "active": active,
+                },
+                "status": {},
+            });
+            if disabled {
+                webhook["status"]["disabled"] = json!({
+                    "at": "2026-11-22T10:00:00Z", "reason": "Gone", "message": "", "delivery": "dlv-1", "eventId": "evt_1",
+                    "eventType": "instance.created", "attempts": 1, "error": "", "generation": 1,
+                });
+            }
+            if let Some((status, reason)) = ready {
+                webhook["status"]["conditions"] = json!([{
+                    "type": "Ready", "status": status, "reason": reason, "message": "", "observedGeneration": 1,
+                    "lastTransitionTime": "2026-11-22T10:00:00Z",
+                }]);
+            }
+            When::of(&serde_json::from_value(webhook).unwrap())
+        };
+        assert_eq!(when(true, false, None), When::Now);
+        assert_eq!(when(true, false, Some(("True", "Active"))), When::Now);
+        assert_eq!(when(true, false, Some(("False", "Disabled"))), When::Now);
+        assert_eq!(
+            when(true, false, Some(("False", "SecretMissing"))),
+            When::OnceUnblocked
+        );
+        assert_eq!(when(true, true, Some(("False", "SecretMissing"))), When::NowOnce);
+        assert_eq!(when(false, true, Some(("True", "Inactive"))), When::OnceActive);
+    }
 }

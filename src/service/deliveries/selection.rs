@@ -73,6 +73,13 @@ pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
     }
 }
 
+/// When the next attempt is due, while the delivery is pending and no attempt is requested.
+pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
+    let is_due_later = shown_phase(delivery) == DeliveryPhase::Pending && !delivery.is_attempt_requested();
+    let status = delivery.status.as_ref().filter(|_| is_due_later)?;
+    status.next_attempt_at
+}
+
 /// When a delivery was recorded.
 pub fn created_at(delivery: &Delivery) -> Timestamp {
     let created = delivery.metadata.creation_timestamp.as_ref();

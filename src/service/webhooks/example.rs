@@ -37,17 +37,17 @@ pub fn example_type(webhook: &Webhook, wanted: Option<EventType>) -> Result<Even
     })
 }
 
-/// `invalid_state` for a test of a webhook with `active: false`.
+/// `invalid_state` for sending to a webhook with `active: false`.
 pub fn not_active() -> Error {
     Error {
         details: vec![Detail::new(
             "active",
             "invalid_state",
-            "is false; set it to true with PATCH before testing",
+            "is false; set it to true with PATCH first",
         )],
         ..Error::new(
             ErrorKind::InvalidState,
-            "the webhook is not active; set active to true with PATCH before testing",
+            "the webhook is not active; set active to true with PATCH first",
         )
     }
 }

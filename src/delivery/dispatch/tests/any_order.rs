@@ -82,10 +82,11 @@ fn take(world: &mut World, (what, pick, dice): Step) {
         (33, Some(webhook)) => drop(world.add_test(&webhook, &format!("test-{pick}-{dice}"))),
         (34, _) => {
             if let Some(job) = nth(world.deliveries.keys().cloned(), pick) {
-                if dice % 4 == 0 {
-                    world.delete_delivery(&job);
-                } else {
-                    world.redeliver(&job);
+                match dice % 8 {
+                    0 => world.delete_delivery(&job),
+                    1..=3 => world.redeliver(&job),
+                    4 => world.take_back(&job),
+                    _ => drop(world.request(&job)),
                 }
             }
         }

@@ -7,4 +7,5 @@ mod costs;
 mod fairness;
 mod ladder;
 mod races;
+mod requests;
 mod world;

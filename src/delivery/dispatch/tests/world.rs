@@ -14,7 +14,11 @@ use kube::api::ObjectMeta;
 use super::super::*;
 use crate::{
     events::{EventType, OutboxEntry},
-    resources::{Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, delivery::FINISHED_LABEL, ids},
+    resources::{
+        Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
+        delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
+        ids,
+    },
     runtime::watch::revision,
 };
 
@@ -289,6 +293,29 @@ impl World {
         self.store(job, record);
     }
 
+    /// Asks for it to be sent now, as REST does. Returns the nonce.
+    pub fn request(&mut self, job: &JobKey) -> Option<String> {
+        let mut record = (**self.deliveries.get(job)?).clone();
+        let nonce = format!("2026-11-22T10:00:00.{}Z", self.revision);
+        let annotations = record.metadata.annotations.get_or_insert_default();
+        annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), nonce.clone());
+        if let Some(labels) = &mut record.metadata.labels {
+            labels.remove(FINISHED_LABEL);
+        }
+        self.logged.remove(job);
+        self.store(job, record);
+        Some(nonce)
+    }
+
+    /// Takes the request back.
+    pub fn take_back(&mut self, job: &JobKey) {
+        let mut record = (*self.deliveries[job]).clone();
+        if let Some(annotations) = &mut record.metadata.annotations {
+            annotations.remove(ATTEMPT_REQUESTED_AT_ANNOTATION);
+        }
+        self.store(job, record);
+    }
+
     pub fn add_test(&mut self, webhook: &WebhookKey, name: &str) -> JobKey {
         let (namespace, webhook_name) = webhook.split_once('/').unwrap();
         let job = key(namespace, name);
@@ -445,6 +472,14 @@ impl World {
 
     pub fn take_commands(&mut self) {
         while let Some(command) = self.dispatcher.next_command() {
+            if let Command::Attempt { job, webhook, .. } = &command {
+                let (job, gate) = (&self.dispatcher.jobs[job], self.dispatcher.queues[webhook].gate());
+                let is_wanted = gate == Gate::Disabled && job.request().is_some();
+                assert!(
+                    gate == Gate::Open || job.test || is_wanted,
+                    "{webhook} is {gate:?}"
+                );
+            }
             self.commands.push(command);
         }
     }
@@ -853,6 +888,8 @@ impl World {
             assert_eq!(queue.draining, jobs.iter().filter(|job| job.drains).count());
             let held = jobs.iter().filter(|job| job.state == State::Held).count();
             assert_eq!(queue.held.len(), held);
+            let ready = jobs.iter().filter(|job| matches!(job.state, State::Ready(_)));
+            assert_eq!(queue.waiting(), ready.count());
             let to_it = d
                 .flights
                 .values()
@@ -882,7 +919,13 @@ impl World {
         assert!(d.timers.is_empty() && d.orphans.is_empty());
         for (webhook, it) in &d.queues {
             assert!(self.hooks.contains_key(webhook), "{webhook} is left over");
-            assert!(it.first_attempts.is_empty() && it.in_flight == 0 && it.draining == 0 && it.pending == 0);
+            assert!(
+                it.first_attempts.is_empty()
+                    && it.waiting() == 0
+                    && it.in_flight == 0
+                    && it.draining == 0
+                    && it.pending == 0
+            );
         }
         for (job, record) in &self.deliveries {
             assert!(record.is_finished(), "{job} is not finished: {record:#?}");

@@ -1,0 +1,66 @@
+//! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a disabled webhook, which is
+//! sent once, as a test is.
+//!
+//! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the echo
+//! is written together with the attempt's outcome. After a crash in between, the attempt is made again. A request that arrives
+//! while an attempt is under way is answered if that attempt succeeds. If it fails, another one follows at once, because the
+//! receiver may have been repaired in the meantime.
+//!
+//! A requested attempt leaves the ladder of retries alone: if it fails before the next retry was due, that retry stays when it
+//! was scheduled. If the retry has fallen due meanwhile, the requested attempt counts as this retry.
+
+use super::{
+    Dispatcher, JobKey, WebhookKey,
+    job::State,
+    webhook_queue::{Gate, WebhookQueue},
+};
+use crate::resources::DeliveryPhase;
+
+impl Dispatcher {
+    /// Enqueues a job that is requested, if it is waiting and may be sent.
+    pub(super) fn attempt_if_requested(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get(key) else { return };
+        let Some(queue) = self.queues.get(&job.webhook) else {
+            return;
+        };
+        let is_kept = job.phase() == DeliveryPhase::Held;
+        match (queue.gate(), job.state, job.request()) {
+            // A first attempt never waits for long, and keeps its place in the order.
+            (Gate::Open, State::Waiting(_), Some(_)) if !job.is_first_attempt() => {}
+            (Gate::Disabled, State::Held, Some(_)) => {}
+            // The request was withdrawn.
+            (Gate::Disabled, State::Waiting(_) | State::Ready(_), None) if is_kept => {
+                self.hold(key);
+                return;
+            }
+            _ => return,
+        }
+        self.withdraw(key);
+        self.enqueue(key);
+    }
+
+    /// Enqueues all requested jobs of a webhook that may be sent.
+    pub(super) fn attempt_requested(&mut self, webhook: &WebhookKey) {
+        for key in self.jobs_of(webhook) {
+            self.attempt_if_requested(&key);
+        }
+    }
+
+    /// Adopts a record of a webhook that may not be sent to: it is held, or sent once if that is requested.
+    pub(super) fn adopt_held(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
+        if gate != Some(Gate::Disabled) || job.request().is_none() {
+            self.hold(key);
+            return;
+        }
+        // Only the outcome is worth a write.
+        if job.phase() != DeliveryPhase::Held {
+            let mut status = job.status();
+            status.phase = DeliveryPhase::Held;
+            status.next_attempt_at = None;
+            job.set_status(status);
+        }
+        self.enqueue(key);
+    }
+}

@@ -1,0 +1,207 @@
+//! Requests for many deliveries of a webhook at once. They are handled in the order of their events, some at a time, within a
+//! deadline.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{DEADLINE, MAX_ATTEMPTS, WORD, selection::Selection, send_now, too_slow};
+use crate::{
+    resources::{Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL},
+    service::{
+        Service,
+        error::Error,
+        id::WebhookId,
+        idempotency::IdempotentRequest,
+        index::Object as _,
+        precondition::Precondition,
+        store::{Verdict, contended, pause},
+        webhooks::{IndexedWebhook, not_active},
+    },
+};
+
+/// Deliveries that are patched at the same time.
+const AT_ONCE: usize = 16;
+
+/// The result of a request for many deliveries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// How many are being sent.
+    pub count: usize,
+    /// Whether an earlier request with the same key has done this.
+    pub replayed: bool,
+}
+
+/// What to do with many deliveries.
+#[derive(Clone, Copy)]
+enum Bulk {
+    /// Send the exhausted ones again, or those that were exhausted since a time.
+    Recover(Option<Timestamp>),
+    /// Send the pending ones now.
+    Retry,
+}
+
+impl Bulk {
+    fn phase(self) -> DeliveryPhase {
+        match self {
+            Self::Recover(_) => DeliveryPhase::Exhausted,
+            Self::Retry => DeliveryPhase::Pending,
+        }
+    }
+
+    fn wants(self, delivery: &Delivery) -> bool {
+        let since = match self {
+            Self::Recover(since) => since,
+            Self::Retry => None,
+        };
+        let given_up = || delivery::finished_at(&delivery.metadata).unwrap_or(delivery.spec.event_created_at);
+        !delivery.spec.test && since.is_none_or(|since| given_up() >= since)
+    }
+
+    fn patch(self, delivery: &Delivery, now: Timestamp) -> Value {
+        match self {
+            // For this version only, so that two requests do not send it twice.
+            Self::Recover(_) => {
+                let version = delivery.metadata.resource_version.as_deref();
+                json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
+            }
+            Self::Retry => send_now(delivery, now),
+        }
+    }
+}
+
+impl Service {
+    /// Sends again every exhausted delivery of a webhook that was not given up before `since`, once for each key.
+    pub async fn recover(
+        &self,
+        namespace: &str,
+        webhook: Option<WebhookId>,
+        since: Option<Timestamp>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<Counted, Error> {
+        self.to_many(namespace, webhook, Bulk::Recover(since), request, precondition)
+            .await
+    }
+
+    /// Sends every pending delivery of a webhook now, once for each key; `invalid_state` for a webhook that is not active.
+    pub async fn retry(
+        &self,
+        namespace: &str,
+        webhook: Option<WebhookId>,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<Counted, Error> {
+        self.to_many(namespace, webhook, Bulk::Retry, request, precondition)
+            .await
+    }
+
+    async fn to_many(
+        &self,
+        namespace: &str,
+        webhook: Option<WebhookId>,
+        bulk: Bulk,
+        request: Option<&IdempotentRequest>,
+        precondition: &Precondition,
+    ) -> Result<Counted, Error> {
+        let decide = |item: &IndexedWebhook| {
+            let was_done = request
+                .map(|request| request.was_done(&*item.webhook))
+                .transpose()?;
+            if was_done != Some(true) {
+                precondition.check(&*item.webhook)?;
+                if matches!(bulk, Bulk::Retry) && !item.webhook.spec.active {
+                    return Err(not_active());
+                }
+            }
+            Ok(Verdict::Leave)
+        };
+        let item = self.webhooks.modify(namespace, webhook, decide).await?;
+        let note = request.map(|request| request.note(&*item.webhook)).transpose()?;
+        if let Some(note) = note.flatten() {
+            return Ok(Counted {
+                count: note.parse().unwrap_or(0),
+                replayed: true,
+            });
+        }
+        let count = tokio::time::timeout(DEADLINE, self.to_each(&item.webhook, bulk))
+            .await
+            .map_err(|_| too_slow())??;
+        if let Some(request) = request {
+            // Only now: after a crash, the same request does the rest.
+            let decide = |item: &IndexedWebhook| {
+                Ok(Verdict::Write {
+                    spec: Box::new(item.webhook.spec.clone()),
+                    done: Some(request.remember(&*item.webhook, &count.to_string())),
+                })
+            };
+            self.webhooks.modify(namespace, webhook, decide).await?;
+        }
+        Ok(Counted {
+            count,
+            replayed: false,
+        })
+    }
+
+    /// Returns how many are being sent.
+    async fn to_each(&self, webhook: &Webhook, bulk: Bulk) -> Result<usize, Error> {
+        let selection = Selection {
+            status: Some(bulk.phase()),
+            event_type: None,
+        };
+        // Those of one object one after the other, so that they are attempted in order.
+        let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();
+        let now = self.now();
+        self.each_delivery(webhook, selection, |page| {
+            for delivery in page.into_iter().filter(|delivery| bulk.wants(delivery)) {
+                let patch = bulk.patch(&delivery, now);
+                let Delivery { metadata, spec, .. } = delivery;
+                let place = (
+                    spec.event_created_at,
+                    spec.sequence,
+                    metadata.name.unwrap_or_default(),
+                );
+                by_object.entry(spec.subject).or_default().push((place, patch));
+            }
+        })
+        .await?;
+        let mut by_object: Vec<_> = by_object.into_values().collect();
+        for of_object in &mut by_object {
+            of_object.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        }
+        by_object.sort_unstable_by(|a, b| {
+            a.first()
+                .map(|(place, _)| place)
+                .cmp(&b.first().map(|(place, _)| place))
+        });
+        futures::stream::iter(by_object)
+            .map(async |of_object| {
+                let mut count = 0;
+                for ((.., name), patch) in of_object {
+                    count += usize::from(self.patch_one(webhook.namespace(), &name, &patch).await?);
+                }
+                Ok::<_, Error>(count)
+            })
+            .buffered(AT_ONCE)
+            .try_fold(0, async |sum, count| Ok(sum + count))
+            .await
+    }
+
+    /// Returns whether the delivery is being sent because of this patch. It may be gone or finished, or another request may have
+    /// been faster.
+    async fn patch_one(&self, namespace: &str, name: &str, patch: &Value) -> Result<bool, Error> {
+        let is_for_one_version = patch["metadata"].get("resourceVersion").is_some();
+        for attempt in 1..=MAX_ATTEMPTS {
+            match self.calls.patch::<Delivery>(namespace, name, patch).await {
+                Ok(delivery) => return Ok(!delivery.is_finished()),
+                Err(error) if error.is_not_found() => return Ok(false),
+                Err(error) if error.is_conflict() && is_for_one_version => return Ok(false),
+                Err(error) if error.is_conflict() => pause(attempt).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(contended(WORD))
+    }
+}
