@@ -338,11 +338,15 @@ fn wrong_settings_are_refused_with_the_variable_and_the_fix() {
         ),
         ("RETRY_SCHEDULE", "1m,5", "\"5\" is not a valid delay"),
         ("RECEIVER_CA", "nowhere.pem", "RECEIVER_CA must be a PEM file"),
-        ("SMTP_URL", "mail:s3cret@host", "SMTP_URL must be a URL that begins"),
+        (
+            "SMTP_URL",
+            "mail:s3cret@host",
+            "SMTP_URL must be a URL that begins",
+        ),
         (
             "PORT",
             taken.as_str(),
-            "choose another, or a free one with PORT=0",
+            "set PORT to another one, or to 0 for a free one",
         ),
     ] {
         let output = Command::new(PROGRAM)
