@@ -103,18 +103,19 @@ impl RateLimits {
             by_account,
             retry_after,
         };
+        let by_key = taken
+            .retry_after
+            .map(|seconds| exceeded(taken.limit, false, seconds));
         let limit = tenant.rate_limit.saturating_mul(ACCOUNT_FACTOR);
+        let by_account = || {
+            let together = self.accounts.take(&tenant.uid, limit);
+            together.retry_after.map(|seconds| exceeded(limit, true, seconds))
+        };
         Allowance {
             limit: taken.limit,
             remaining: taken.remaining,
             reset: taken.reset,
-            exceeded: match taken.retry_after {
-                Some(seconds) => Some(exceeded(taken.limit, false, seconds)),
-                None => {
-                    let together = self.accounts.take(&tenant.uid, limit);
-                    together.retry_after.map(|seconds| exceeded(limit, true, seconds))
-                }
-            },
+            exceeded: by_key.or_else(by_account),
         }
     }
 
