@@ -278,11 +278,11 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
     pub private_network: Option<String>,
 
-    /// Whether a backup is taken every day.
+    /// Whether daily backups are wanted. Stored only: nothing takes backups yet.
     #[serde(default)]
     pub backup_enabled: bool,
 
-    /// Whether usage is monitored and alerts fire.
+    /// Whether alerts are wanted. Stored only: nothing fires alerts yet.
     #[serde(default)]
     pub monitoring_enabled: bool,
 

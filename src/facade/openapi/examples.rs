@@ -220,7 +220,7 @@ fn webhooks(operation: &str) -> Option<Value> {
         "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&item, secret, None) })),
         "rotateWebhookSecret" => Some(json!({
             "data": WebhookWithSecret::of(&item, secret, "2026-11-22T10:00:00Z".parse().ok()),
-            "message": "Deliveries are signed with the new secret, and with the previous one as well until the overlap ends.",
+            "message": "X-Service-Signature is made with the new secret from now on. Until the overlap ends, webhook-signature lists the signatures of both.",
         })),
         "testWebhook" => {
             sent("A test event of type instance.created is being sent to https://hooks.example.com/stellage.")

@@ -96,7 +96,7 @@ pub async fn rotate_secret(
         .await?;
     let message = match rotated.previous_until {
         Some(_) => {
-            "Deliveries are signed with the new secret, and with the previous one as well until the overlap ends."
+            "X-Service-Signature is made with the new secret from now on. Until the overlap ends, webhook-signature lists the signatures of both."
         }
         None => "Deliveries are signed with the new secret.",
     };
