@@ -118,20 +118,14 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         api_url = Some(url(&listener));
         let service = Arc::new(service(&common, &watches, clock.clone()));
-        let service::Listeners {
-            instances,
-            webhooks,
-            keys,
-            accounts,
-        } = service.listeners();
+        let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
-        on_accounts.push(accounts);
-        on_instances.push(instances);
-        on_webhooks.push(webhooks);
-        let (key_listener, account_listener) = facade.listeners();
-        on_accounts.push(account_listener);
-        watches.spawn::<ApiKey>(vec![keys, key_listener]);
+        let (used_keys, used_accounts) = facade.listeners();
+        on_accounts.extend([listeners.accounts, used_accounts]);
+        on_instances.push(listeners.instances);
+        on_webhooks.push(listeners.webhooks);
+        watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         tasks.push((
             "the facade",

@@ -454,7 +454,7 @@ async fn nothing_is_written_while_nothing_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_may_touch_secrets_in_accounts_namespaces_and_nowhere_else() {
+async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_and_nowhere_else() {
     let test = Accounts::new().await;
     test.apply("acc-rights", |_| {}).await;
     test.wait_until_ready("acc-rights").await;
@@ -475,6 +475,7 @@ async fn the_operator_may_touch_secrets_in_accounts_namespaces_and_nowhere_else(
             "{verb}"
         );
     }
+    assert!(may("create", "apikeys", "acc-rights"), "POST /v1/keys");
     for (verb, resource) in [
         ("create", "clusterrolebindings"),
         ("update", "clusterroles"),

@@ -71,7 +71,7 @@ impl Facade {
         Self { app, router }
     }
 
-    /// The listeners to hand to the program's watches of keys and accounts.
+    /// The listeners to attach to the program's watches of keys and accounts.
     pub fn listeners(&self) -> (Box<dyn Listener<ApiKey>>, Box<dyn Listener<Account>>) {
         let limits = &self.app.rate_limits;
         (limits.key_listener(), limits.account_listener())

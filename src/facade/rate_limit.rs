@@ -22,7 +22,7 @@ use crate::{
     service::credentials::Credential,
 };
 
-/// All keys of an account together may make this many times the requests of one (decisions, section 1).
+/// The limit of all keys of an account together, as a multiple of the limit of one key (decisions, section 1).
 const ACCOUNT_FACTOR: u32 = 10;
 
 /// The allowance of a key after a request.
@@ -43,9 +43,9 @@ pub struct Allowance {
 pub struct Exceeded {
     /// Requests per hour.
     pub limit: u32,
-    /// Whether it is the limit of all the account's keys together.
+    /// Whether it is the limit of all keys of the account together.
     pub by_account: bool,
-    /// Seconds to wait.
+    /// Seconds to wait before trying again.
     pub retry_after: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct Exceeded {
 struct Buckets(RwLock<HashMap<Box<str>, Arc<Mutex<Bucket>>>>);
 
 impl Buckets {
-    /// Takes one request out of a bucket, which is new if there is none of this limit.
+    /// Takes one request out of a bucket, which is created if there is none with this limit.
     fn take(&self, uid: &str, limit: u32) -> Taken {
         let bucket = self.0.read().get(uid).cloned();
         let bucket = bucket.unwrap_or_else(|| {
@@ -69,7 +69,7 @@ impl Buckets {
         bucket.take()
     }
 
-    /// Drops the buckets of what is gone.
+    /// Drops the buckets of deleted keys or accounts.
     fn changed<K: Resource>(&self, change: &Change<K>) {
         match change {
             Change::Replaced(objects) => {
@@ -103,17 +103,19 @@ impl RateLimits {
             by_account,
             retry_after,
         };
+        let by_key = taken
+            .retry_after
+            .map(|seconds| exceeded(taken.limit, false, seconds));
         let limit = tenant.rate_limit.saturating_mul(ACCOUNT_FACTOR);
+        let by_account = || {
+            let together = self.accounts.take(&tenant.uid, limit);
+            together.retry_after.map(|seconds| exceeded(limit, true, seconds))
+        };
         Allowance {
             limit: taken.limit,
             remaining: taken.remaining,
             reset: taken.reset,
-            exceeded: if let Some(seconds) = taken.retry_after {
-                Some(exceeded(taken.limit, false, seconds))
-            } else {
-                let together = self.accounts.take(&tenant.uid, limit);
-                together.retry_after.map(|seconds| exceeded(limit, true, seconds))
-            },
+            exceeded: by_key.or_else(by_account),
         }
     }
 
@@ -130,12 +132,12 @@ impl RateLimits {
     }
 }
 
-/// How a bucket stands after a request.
+/// The state of a bucket after a request.
 struct Taken {
     limit: u32,
     remaining: u32,
     reset: u64,
-    /// Seconds to wait, if this request was one too many.
+    /// Seconds to wait, if this request exceeded the limit.
     retry_after: Option<u64>,
 }
 

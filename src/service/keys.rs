@@ -84,7 +84,7 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
-        // One at a time, so that those that come together are counted.
+        // Serialised, so that concurrent creates cannot exceed the quota.
         let _lock = self.key_locks.lock(namespace).await;
         for _ in 0..MAX_ATTEMPTS {
             let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
@@ -123,7 +123,7 @@ impl Service {
                     });
                 }
                 (Err(error), Some(request)) if error.is_conflict() => {
-                    // Another replica was faster. If the key has been revoked since, its name is free again.
+                    // Another replica has created the key. If it was revoked since, its name is free again.
                     if let Some(object) = self.calls.get(namespace, &name).await? {
                         return replayed(Arc::new(object), request);
                     }

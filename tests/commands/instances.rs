@@ -240,7 +240,7 @@ async fn waiting_fails_with_the_reason_where_the_operation_does() {
             .contains("instance broken has not reached the requested state: error, RebuildFailed: ")
             && failed
                 .error()
-                .contains("`stellage instance show broken -n cmd-fails` shows more"),
+                .contains("`stellage instance show broken -n cmd-fails` shows details"),
         "{failed:?}"
     );
 }

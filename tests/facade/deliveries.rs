@@ -255,7 +255,7 @@ async fn a_delivery_is_sent_now_once_for_a_key_wherever_it_is() {
         assert_eq!(
             read.json()["data"],
             sent.json()["data"],
-            "what was told is what is read"
+            "a read must equal the answer to the write"
         );
         let again = expect(&tenant, 202, Method::POST, &redeliver(id), None, &[key]).await;
         assert_eq!(again.header("idempotency-replayed"), "true");
@@ -332,7 +332,7 @@ async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
     );
     let replayed = expect(&tenant, 202, Method::POST, &path, None, &key).await;
     assert_eq!(replayed.json(), first.json());
-    // No delivery has that for its id.
+    // `retry` is not a valid delivery id.
     let wrong = tenant.call(Method::GET, &path, None).await;
     assert_eq!((wrong.status.as_u16(), wrong.header("allow")), (405, "POST"));
 }

@@ -554,5 +554,5 @@ async fn a_webhook_shows_its_health_and_what_blocks_it() {
     };
     let blocked = eventually("it to be blocked", look, |shown| shown["health"] == "blocked").await;
     let message = blocked["health_message"].as_str().unwrap();
-    assert!(message.contains("none"), "{message}");
+    assert!(message.contains("the signing secret is missing"), "{message}");
 }

@@ -1,4 +1,4 @@
-//! Deliveries that somebody wants sent now, with a schedule of hours: nothing goes out by itself in this time.
+//! Requested attempts. The retry schedule has steps of hours, so that nothing is sent automatically during the tests.
 
 use std::sync::{
     Arc,
@@ -25,7 +25,7 @@ async fn start(plane: &ControlPlane) -> Operator {
     Operator::start(plane, &arguments).await
 }
 
-/// A receiver, and the status that it answers with.
+/// A receiver, and the status of its answers.
 async fn receiver(status: u16) -> (Receiver, Arc<AtomicU16>) {
     let answer = Arc::new(AtomicU16::new(status));
     let answers = answer.clone();
@@ -33,7 +33,7 @@ async fn receiver(status: u16) -> (Receiver, Arc<AtomicU16>) {
     (receiver, answer)
 }
 
-/// What REST says to a request of one or all.
+/// The answer to `redeliver` or `retry`.
 async fn ask(tenant: &Tenant, webhook: &Webhook, rest: &str) -> Value {
     let path = format!("/v1/webhooks/{}/deliveries/{rest}", webhook.id());
     let answer = tenant.call(Method::POST, &path, None).await;
@@ -86,7 +86,7 @@ async fn what_is_pending_for_hours_is_sent_now_by_rest_and_kubectl_whatever_dies
     let next_attempt_at = |delivery: &Delivery| delivery.status.as_ref().unwrap().next_attempt_at;
     let due: Vec<_> = all.iter().map(next_attempt_at).collect();
 
-    // By kubectl: it fails once more, and stays where it is on its ladder.
+    // With kubectl: the attempt fails, and the retry schedule is unchanged.
     annotate(&plane, "asked", &all[0], "2026-11-22T10:00:00Z");
     let is_tried = |all: &Vec<Delivery>| attempts(&all[0]) == 2;
     let all = tenant
@@ -100,7 +100,7 @@ async fn what_is_pending_for_hours_is_sent_now_by_rest_and_kubectl_whatever_dies
         Some("2026-11-22T10:00:00Z")
     );
 
-    // By REST, and the receiver is mended.
+    // Through REST, after the receiver was fixed.
     answer.store(200, Ordering::Relaxed);
     let answered = ask(&tenant, &webhook, &format!("{}/redeliver", all[0].id())).await;
     assert_eq!(
@@ -113,7 +113,7 @@ async fn what_is_pending_for_hours_is_sent_now_by_rest_and_kubectl_whatever_dies
         .await;
     assert!(all[1..].iter().all(|delivery| attempts(delivery) == 1));
 
-    // The operator dies before it hears of it, and the next one sends it.
+    // The operator dies before it sees the request, and the next one sends the delivery.
     operator.die(&plane).await;
     annotate(&plane, "asked", &all[1], "2026-11-22T11:00:00Z");
     assert_eq!(receiver.count(), 6);
@@ -190,14 +190,14 @@ async fn a_held_one_of_a_disabled_webhook_shows_whether_the_receiver_is_mended()
         all[1].id()
     );
 
-    // Not yet.
+    // The receiver still fails.
     assert_eq!(ask(&tenant, &webhook, &path).await["message"], once);
     let is_tried = |all: &Vec<Delivery>| attempts(&all[1]) == 1;
     let all = tenant
         .wait_for_deliveries("orders", "it to be tried", is_tried)
         .await;
     assert_eq!(phase_of(&all[1]), Some(DeliveryPhase::Held));
-    // Now it is, and so the exhausted one arrives too.
+    // Now it works, and so the exhausted delivery arrives, too.
     answer.store(200, Ordering::Relaxed);
     ask(&tenant, &webhook, &path).await;
     ask(&tenant, &webhook, &format!("{}/redeliver", all[0].id())).await;
@@ -215,7 +215,7 @@ async fn a_held_one_of_a_disabled_webhook_shows_whether_the_receiver_is_mended()
             .is_some()
     );
 
-    // To one that is not active nothing is sent.
+    // Nothing is sent to a webhook that is not active.
     tenant.change_webhook("orders", json!({ "active": false })).await;
     let is_off = |webhook: &Webhook| {
         let status = webhook.status.as_ref();

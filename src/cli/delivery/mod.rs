@@ -183,7 +183,7 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         if was_unfinished.fetch_or(!phase.is_finished(), Ordering::Relaxed)
             && phase == DeliveryPhase::Delivered
         {
-            // An attempt that was under way has succeeded.
+            // An attempt in flight has succeeded.
             return Ok(None);
         }
         let mut patch = send_now(delivery, Timestamp::now());

@@ -91,7 +91,7 @@ pub(super) async fn rotate(cluster: &Cluster, args: &RotateArgs) -> Result<(), C
         (None, None) => random_secret(),
     };
     let webhook: Webhook = objects::find(cluster, namespace, &args.name).await?;
-    // Before anything is written: these webhooks get the new secret as well.
+    // Print this before the Secret is written.
     let others = others_with(cluster, &webhook, namespace).await?;
     if !others.is_empty() {
         output::note(&format!(

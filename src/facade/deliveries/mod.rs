@@ -1,6 +1,6 @@
-//! `/v1/webhooks/{id}/deliveries`: what was sent to a webhook, is being sent, or is held.
+//! `/v1/webhooks/{id}/deliveries`: the deliveries of a webhook; list, detail, redeliver, retry.
 //!
-//! - `view`: how answers show deliveries.
+//! - `view`: deliveries as answers show them.
 
 pub mod view;
 
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// The selection of a request; `None` if a value does not exist, so that nothing is selected.
+/// The selection in the query; `None` if a value does not exist, so that nothing is selected.
 fn selection(parameters: &Parameters) -> Option<Selection> {
     let status = match parameters.get("status") {
         Some(text) => Some(
@@ -50,18 +50,19 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
 
 /// Lists the deliveries of a webhook
 ///
-/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator is set otherwise. Filters can be
-/// combined with each other and with paging; a value that does not exist gives an empty list.
+/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator
+/// is configured otherwise. Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
+/// list.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries",
     operation_id = "listDeliveries",
     tag = "deliveries",
     params(
-        ("page" = Option<u64>, Query, description = "Page, counted from 1. Past the end: an empty list.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
-        ("limit" = Option<u64>, Query, description = "Most deliveries on a page; 20 if it is left out.", minimum = 1, maximum = 100, example = 20),
+        ("page" = Option<u64>, Query, description = "Number of the page, counted from 1. A page past the end is empty.", minimum = 1, maximum = 9_007_199_254_740_991_u64, example = 1),
+        ("limit" = Option<u64>, Query, description = "Maximum number of deliveries per page.", minimum = 1, maximum = 100, example = 20),
         ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
-        ("event_type" = Option<String>, Query, description = "Only deliveries of this type of events.", example = "instance.created"),
+        ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
     ),
     responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>)),
 )]
@@ -89,7 +90,7 @@ pub async fn list(
 
 /// Shows a delivery
 ///
-/// Includes the request that is sent, and every attempt.
+/// Includes the request to the receiver, and every attempt.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}",
@@ -111,10 +112,10 @@ pub async fn detail(
 /// Sends a delivery now
 ///
 /// Sends the same event, byte for byte, whatever the status of the delivery. A `delivered` or `exhausted` one is sent again, with
-/// the full number of retries. A `pending` one is sent immediately; if that fails, the next attempt stays when it was scheduled,
-/// and no retry is used up. If the webhook is disabled, the delivery is sent once, which shows whether the receiver works again;
-/// if that fails, it is held. If the webhook is not active or cannot be sent to, the delivery is sent as soon as it can be, and
-/// the message says so. If the delivery is being sent at this moment, it is sent again only if that attempt fails.
+/// the full number of retries. A `pending` one is sent immediately; if that fails, the next attempt stays scheduled as before, and
+/// no retry is used up. If the webhook is disabled, the delivery is sent once, which shows whether the receiver works again; if
+/// that fails, it is held. If the webhook is not active or is blocked, the delivery is sent as soon as that changes, and `message`
+/// says so. If an attempt is in progress, the delivery is sent again only if that attempt fails.
 #[utoipa::path(
     post,
     path = "/v1/webhooks/{id}/deliveries/{delivery_id}/redeliver",
@@ -151,9 +152,9 @@ pub async fn redeliver(
 
 /// Sends all pending deliveries now
 ///
-/// Sends every pending delivery of the webhook immediately instead of at its next attempt, in the order of their events. If an
-/// attempt fails, the next one stays when it was scheduled, and no retry is used up. Test events are left out. Deliveries that a
-/// disabled webhook holds are not pending: enable the webhook, or send one of them with `redeliver`.
+/// Sends every pending delivery of the webhook immediately instead of at its next scheduled attempt, in the order of their events.
+/// If an attempt fails, the next one stays scheduled as before, and no retry is used up. Test events are left out. Held deliveries
+/// are not pending: enable the webhook, or send one of them with `redeliver`.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
     responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
@@ -172,7 +173,7 @@ pub async fn retry(
         .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
         .await?;
     let message = match retried.count {
-        0 => "No delivery is pending.".to_owned(),
+        0 => "There are no pending deliveries.".to_owned(),
         1 => "One delivery is being sent now.".to_owned(),
         many => format!("{many} deliveries are being sent now."),
     };

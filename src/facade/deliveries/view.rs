@@ -1,4 +1,4 @@
-//! How answers show deliveries, field by field (decisions, section 6).
+//! Deliveries as answers show them (decisions, section 6).
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// One event for one webhook, and every attempt to send it.
+/// The delivery of an event to a webhook, with its attempts.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Delivery)]
 pub struct DeliveryView<'a> {
@@ -32,44 +32,43 @@ pub struct DeliveryView<'a> {
     event_id: &'a str,
     /// Type of the event.
     event_type: EventType,
-    /// `pending`: waits for its next attempt; `held`: until the webhook can be sent to again; `delivered`: answered with 2xx;
-    /// `exhausted`: its last retry failed, the receiver said 410, or it is a test that could not be sent.
+    /// `pending`: waiting for its next attempt. `held`: waiting until the webhook works again. `delivered`: answered with 2xx.
+    /// `exhausted`: all retries failed, the receiver answered 410, or it is a test event that failed.
     #[schema(schema_with = delivery_status)]
     status: &'static str,
-    /// When it was recorded.
+    /// When the delivery was recorded.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31Z")]
     created_at: Seconds,
-    /// When the next attempt is due, while the delivery is pending; otherwise `null`. Also `null` until an attempt that was
-    /// requested has been made.
+    /// When the next attempt is due. `null` unless the delivery is pending, and while a requested attempt has not been made yet.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:08:31Z")]
     next_attempt_at: Option<Seconds>,
-    /// The attempts, oldest first; of many the last 21.
+    /// The last 21 attempts, oldest first.
     #[schema(max_items = 21)]
     attempts: Vec<AttemptView<'a>>,
-    /// The request that is sent to the receiver. Present where a single delivery is shown, not in lists.
+    /// The request to the receiver. Present only if a single delivery is shown, not in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     request: Option<RequestView<'a>>,
 }
 
-/// The request that is sent to the receiver.
+/// The request to the receiver.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryRequest)]
 pub struct RequestView<'a> {
-    /// The URL of the webhook as it is now.
+    /// Current URL of the webhook.
     #[schema(example = "https://hooks.example.com/stellage")]
     url: &'a str,
     /// The headers, without the signatures.
     headers: HeadersView<'a>,
-    /// The body, byte for byte. It is the same in every attempt.
+    /// The body, byte for byte; the same in every attempt.
     #[schema(example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\"}")]
     body: &'a str,
 }
 
-/// The headers of the request, without the two signatures: they are computed with the secret for each attempt and not stored.
-/// `X-Service-Signature` is the lowercase hexadecimal HMAC-SHA256 of `body`, keyed with the secret. `webhook-signature` is `v1,`
-/// and the base64 HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>`, keyed with the part of the secret after `whsec_`,
-/// base64-decoded, or with the whole secret if it has another form.
+/// The headers of the request, without the two signatures, which are computed with the secret for each attempt and not stored.
+/// `X-Service-Signature` is the lower-case hexadecimal HMAC-SHA256 of `body`, keyed with the characters of the secret.
+/// `webhook-signature` is `v1,` and the base64 of the HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>`. The HMAC key of a
+/// secret `whsec_<base64>` is the decoded base64; that of any other secret is its own bytes.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryHeaders)]
 pub struct HeadersView<'a> {
@@ -98,23 +97,23 @@ pub struct HeadersView<'a> {
     webhook_timestamp: Option<String>,
 }
 
-/// One attempt to send it, and what came of it.
+/// An attempt to send a delivery, and its outcome.
 #[derive(Serialize, ToSchema)]
 #[schema(as = DeliveryAttempt)]
 pub struct AttemptView<'a> {
-    /// When it began.
+    /// When the attempt began.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:02:31.250Z")]
     at: Milliseconds,
-    /// How long it took.
+    /// Duration in milliseconds.
     #[schema(minimum = 0, example = 42)]
     duration_ms: i64,
     /// Status code of the answer; `null` if there was none.
     #[schema(required, minimum = 100, maximum = 999, example = 503)]
     status_code: Option<i32>,
-    /// Why it failed; `null` for a success.
+    /// Why the attempt failed; `null` if it succeeded.
     #[schema(required, example = "the receiver answered 503")]
     error: Option<&'a str>,
-    /// The beginning of the answer's body, at most 4 KiB; `null` if there was none.
+    /// The first 4 KiB of the answer's body; `null` if there was none.
     #[schema(required, example = "try later")]
     response: Option<&'a str>,
 }
@@ -147,7 +146,7 @@ impl<'a> AttemptView<'a> {
 }
 
 impl<'a> DeliveryView<'a> {
-    /// How lists and answers show a delivery.
+    /// A delivery as lists show it.
     pub fn of(delivery: &'a Delivery) -> Self {
         let phase = shown_phase(delivery);
         let status = delivery.status.as_ref();
@@ -167,7 +166,7 @@ impl<'a> DeliveryView<'a> {
         }
     }
 
-    /// How a single delivery of this webhook is shown.
+    /// A delivery of this webhook, with the request, as its detail shows it.
     pub fn with_request(delivery: &'a Delivery, webhook: &'a Webhook) -> Self {
         let (spec, attempts) = (&delivery.spec, delivery.status.as_ref().map(|it| &it.attempts));
         let last = attempts.and_then(|attempts| attempts.last());
@@ -193,7 +192,7 @@ impl<'a> DeliveryView<'a> {
 /// The result of sending all pending deliveries.
 #[derive(Serialize, ToSchema)]
 pub struct Retry {
-    /// How many deliveries are being sent.
+    /// Number of deliveries being sent.
     #[schema(minimum = 0)]
     pub retried: usize,
 }
@@ -206,7 +205,7 @@ fn delivery_status() -> RefOr<Schema> {
     Ref::from_schema_name("DeliveryStatus").into()
 }
 
-/// The schemas that several answers share and no type of this crate has, by name.
+/// Schemas shared by several answers that have no Rust type, by name.
 pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
     let prefix = DeliveryId::PREFIX;
     json!({
@@ -215,7 +214,7 @@ pub(in crate::facade) fn shared_schemas() -> serde_json::Value {
             "examples": [format!("{prefix}4q7hz0c9k2m8x1ta")],
         },
         "DeliveryStatus": {
-            "type": "string", "enum": DeliveryPhase::ALL.map(DeliveryPhase::as_str), "description": "Where a delivery is.",
+            "type": "string", "enum": DeliveryPhase::ALL.map(DeliveryPhase::as_str), "description": "Status of a delivery.",
         },
     })
 }
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delivery_has_the_decided_fields() {
+    fn a_delivery_has_exactly_its_fields() {
         let shown = serde_json::to_value(DeliveryView::of(&delivery("Pending", false))).unwrap();
         assert_eq!(
             shown,

@@ -30,7 +30,7 @@ use crate::resources::KeyScope;
 /// An API key to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 pub struct CreateKey {
-    /// What the key may do; `write` if it is left out.
+    /// What the key may do; by default `write`.
     #[schema(required = false, schema_with = view::key_scope)]
     pub scope: KeyScope,
     /// RFC 3339 time in the future at which the key expires; by default it does not expire.
@@ -39,7 +39,8 @@ pub struct CreateKey {
 }
 
 impl CreateKey {
-    /// Reads a request; 422 naming everything that is wrong. Without `now` any time will do: a repeated request may come after it.
+    /// Reads a request; 422 names every invalid field. `now` is `None` for a request that may be a repetition: its expiry may be
+    /// in the past by then.
     fn read(mut fields: Fields, now: Option<Timestamp>) -> Result<Self, ApiError> {
         let scope = fields.string("scope", &|text| match text {
             "read" | "write" => Ok(()),

@@ -1,5 +1,5 @@
-//! Requests for many deliveries of a webhook at once. They are handled in the order of their events, some at a time, within a
-//! deadline.
+//! Requests for many deliveries of a webhook. The deliveries are patched in the order of their events, some concurrently, within
+//! a deadline.
 
 use std::collections::BTreeMap;
 
@@ -22,22 +22,22 @@ use crate::{
     },
 };
 
-/// Deliveries that are patched at the same time.
+/// Maximum number of concurrent patches.
 const AT_ONCE: usize = 16;
 
 /// The result of a request for many deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// How many are being sent.
+    /// Number of deliveries being sent.
     pub count: usize,
-    /// Whether an earlier request with the same key has done this.
+    /// Whether an earlier request with the same key was carried out instead.
     pub replayed: bool,
 }
 
 /// What to do with many deliveries.
 #[derive(Clone, Copy)]
 enum Bulk {
-    /// Send the exhausted ones again, or those that were exhausted since a time.
+    /// Send the exhausted ones again; with a time, only those exhausted since then.
     Recover(Option<Timestamp>),
     /// Send the pending ones now.
     Retry,
@@ -56,13 +56,14 @@ impl Bulk {
             Self::Recover(since) => since,
             Self::Retry => None,
         };
-        let given_up = || delivery::finished_at(&delivery.metadata).unwrap_or(delivery.spec.event_created_at);
-        !delivery.spec.test && since.is_none_or(|since| given_up() >= since)
+        let exhausted_at =
+            || delivery::finished_at(&delivery.metadata).unwrap_or(delivery.spec.event_created_at);
+        !delivery.spec.test && since.is_none_or(|since| exhausted_at() >= since)
     }
 
     fn patch(self, delivery: &Delivery, now: Timestamp) -> Value {
         match self {
-            // For this version only, so that two requests do not send it twice.
+            // Only for this version, so that concurrent requests do not send it twice.
             Self::Recover(_) => {
                 let version = delivery.metadata.resource_version.as_deref();
                 json!({ "metadata": { "resourceVersion": version, "labels": { FINISHED_LABEL: null } } })
@@ -73,7 +74,8 @@ impl Bulk {
 }
 
 impl Service {
-    /// Sends again every exhausted delivery of a webhook that was not given up before `since`, once for each key.
+    /// Sends every exhausted delivery of a webhook again (with `since`: only those exhausted since then), once per idempotency
+    /// key.
     pub async fn recover(
         &self,
         namespace: &str,
@@ -86,7 +88,7 @@ impl Service {
             .await
     }
 
-    /// Sends every pending delivery of a webhook now, once for each key; `invalid_state` for a webhook that is not active.
+    /// Sends every pending delivery of a webhook now, once per idempotency key; `invalid_state` if the webhook is not active.
     pub async fn retry(
         &self,
         namespace: &str,
@@ -130,7 +132,7 @@ impl Service {
             .await
             .map_err(|_| too_slow())??;
         if let Some(request) = request {
-            // Only now: after a crash, the same request does the rest.
+            // Remember the request last: after a crash, a repetition of it does the rest.
             let decide = |item: &IndexedWebhook| {
                 Ok(Verdict::Write {
                     spec: Box::new(item.webhook.spec.clone()),
@@ -145,13 +147,13 @@ impl Service {
         })
     }
 
-    /// Returns how many are being sent.
+    /// Patches the deliveries. Returns the number being sent.
     async fn to_each(&self, webhook: &Webhook, bulk: Bulk) -> Result<usize, Error> {
         let selection = Selection {
             status: Some(bulk.phase()),
             event_type: None,
         };
-        // Those of one object one after the other, so that they are attempted in order.
+        // Patch those of one object one after the other, so that they are attempted in order.
         let mut by_object: BTreeMap<String, Vec<_>> = BTreeMap::new();
         let now = self.now();
         self.each_delivery(webhook, selection, |page| {
@@ -189,8 +191,8 @@ impl Service {
             .await
     }
 
-    /// Returns whether the delivery is being sent because of this patch. It may be gone or finished, or another request may have
-    /// been faster.
+    /// Patches a delivery. Returns whether it is being sent because of this patch: it may have been deleted or finished, or
+    /// another request may have been faster.
     async fn patch_one(&self, namespace: &str, name: &str, patch: &Value) -> Result<bool, Error> {
         let is_for_one_version = patch["metadata"].get("resourceVersion").is_some();
         for attempt in 1..=MAX_ATTEMPTS {

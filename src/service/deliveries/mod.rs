@@ -1,6 +1,6 @@
-//! Deliveries: list, find, send again. Read from the API server, in pages: there may be so many that nobody should watch them.
+//! Deliveries: list, find, send again. They are read from the API server in pages, because there may be too many to watch.
 //!
-//! - `selection`: which deliveries a request is about, and where each is;
+//! - `selection`: filters, and the status of a delivery;
 //! - `bulk`: requests for many deliveries of a webhook at once.
 
 mod bulk;
@@ -38,28 +38,28 @@ use crate::{
     runtime::client::bounded,
 };
 
-/// Deliveries asked for at once.
+/// Deliveries per page of a list call.
 const PAGE: u32 = 500;
-/// How long a request may read deliveries in all.
+/// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Attempts at one delivery before a request gives way to whoever else changes it.
+/// Attempts to change a delivery that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// The kind as messages call it.
+/// The name of the kind in messages.
 const WORD: &str = "delivery";
 
-/// A delivery that was requested to be sent.
+/// The result of a request to send a delivery.
 pub struct Redelivered {
     /// The webhook.
     pub webhook: Arc<IndexedWebhook>,
-    /// The delivery as it is now.
+    /// The delivery.
     pub delivery: Delivery,
-    /// Whether an earlier request with the same key has done this.
+    /// Whether an earlier request with the same key was carried out instead.
     pub replayed: bool,
-    /// When it is sent.
+    /// When it will be sent.
     pub when: When,
 }
 
-/// When a delivery that was requested is sent.
+/// When a requested delivery will be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Now.
@@ -70,12 +70,12 @@ pub enum When {
     OnceActive,
     /// As soon as the webhook is no longer blocked.
     OnceUnblocked,
-    /// Not again: it was delivered while the request was handled.
+    /// Not again: it was delivered during the request.
     Delivered,
 }
 
 impl When {
-    /// When a delivery to this webhook is sent.
+    /// When a requested delivery to this webhook will be sent.
     pub fn of(webhook: &Webhook) -> Self {
         if !webhook.spec.active {
             return Self::OnceActive;
@@ -87,7 +87,7 @@ impl When {
         }
     }
 
-    /// For people, after "delivery dlv_…".
+    /// A description, which follows "delivery dlv_…" in messages.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Now => "is being sent now",
@@ -98,15 +98,15 @@ impl When {
         }
     }
 
-    /// Whether it does not have to wait for a change of the webhook.
+    /// Whether it need not wait for a change of the webhook.
     pub const fn is_now(self) -> bool {
         !matches!(self, Self::OnceActive | Self::OnceUnblocked)
     }
 }
 
 impl Service {
-    /// One page of a webhook's deliveries, newest first, without bodies, and how many there are in all. `page` counts from 1.
-    /// Without a selection nothing is selected.
+    /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. `None` as
+    /// the selection selects nothing.
     pub async fn list_deliveries(
         &self,
         namespace: &str,
@@ -136,7 +136,7 @@ impl Service {
         Ok((newest.into_iter().skip(skip).collect(), total))
     }
 
-    /// The delivery with this id, and its webhook; `not_found` for one that is not of this webhook.
+    /// The delivery with this id, and its webhook; `not_found` if it does not belong to the webhook.
     pub async fn delivery(
         &self,
         namespace: &str,
@@ -148,7 +148,7 @@ impl Service {
         Ok((item, delivery))
     }
 
-    /// Sends a delivery now, whatever its phase, once for each key.
+    /// Sends a delivery now, whatever its phase, once per idempotency key.
     pub async fn redeliver(
         &self,
         namespace: &str,
@@ -177,7 +177,7 @@ impl Service {
             let phase = shown_phase(&delivery);
             let mut patch = send_now(&delivery, self.now());
             if was_unfinished && phase == DeliveryPhase::Delivered {
-                // An attempt that was under way has succeeded: the event is not sent again.
+                // An attempt in flight has succeeded, so do not send the event again.
                 when = When::Delivered;
                 patch = json!({ "metadata": { "annotations": {} } });
                 if request.is_none() {
@@ -202,7 +202,7 @@ impl Service {
         Err(contended(WORD))
     }
 
-    /// The delivery of a webhook; `not_found` for any other.
+    /// The delivery with this id; `not_found` if it does not belong to the webhook.
     async fn delivery_of(&self, webhook: &Webhook, id: Option<DeliveryId>) -> Result<Delivery, Error> {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
@@ -212,14 +212,14 @@ impl Service {
             .ok_or_else(unknown)
     }
 
-    /// Hands every selected delivery of a webhook on, some hundreds at a time, in no order, without bodies.
+    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
     async fn each_delivery(
         &self,
         webhook: &Webhook,
         selection: Selection,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
-        // One that does not parse must not hide the others.
+        // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
         let mut parameters = ListParams::default()
             .labels(&selection.labels(webhook))
@@ -247,13 +247,13 @@ impl Service {
     }
 }
 
-/// The refusal of what takes too long.
+/// The error of a request that takes too long.
 fn too_slow() -> Error {
-    Error::unavailable("the deliveries could not be read in time; try again")
+    Error::unavailable("reading the deliveries took too long; try again")
 }
 
-/// The merge patch that has a delivery sent now, whatever its phase. If an unfinished delivery has been finished by the time the
-/// patch is applied, it stays as it is.
+/// The merge patch that requests an attempt now, whatever the delivery's phase. If an unfinished delivery is finished by the time
+/// the patch is applied, it stays as it is.
 pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
     let status = delivery.status.as_ref();
     let taken = [

@@ -1,4 +1,4 @@
-//! Which deliveries of a webhook a request is about, and where each is.
+//! Filters for the deliveries of a webhook, and the status of a delivery.
 
 use jiff::Timestamp;
 use kube::Resource as _;
@@ -15,18 +15,18 @@ use crate::{
     },
 };
 
-/// What a list of deliveries is narrowed down to.
+/// The filters of a request for deliveries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Where they are.
+    /// Their status.
     pub status: Option<DeliveryPhase>,
-    /// The type of their events.
+    /// Their event type.
     pub event_type: Option<EventType>,
 }
 
 impl Selection {
-    /// The label selector for the deliveries of a webhook. What is asked for again has the phase that it had, and no label
-    /// that says finished.
+    /// The label selector for the deliveries of a webhook. A delivery requested again still has its old phase label, but no
+    /// longer the label `finished`.
     pub(super) fn labels(self, webhook: &Webhook) -> String {
         let phase = match self.status {
             Some(phase) if phase.is_finished() => {
@@ -47,7 +47,7 @@ impl Selection {
         format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
     }
 
-    /// Whether it is one of those that are selected, and of this very webhook.
+    /// Whether the selection includes this delivery, and it belongs to this webhook.
     pub(super) fn has(self, delivery: &Delivery, webhook: &Webhook) -> bool {
         self.status.is_none_or(|status| status == shown_phase(delivery))
             && self
@@ -57,7 +57,7 @@ impl Selection {
     }
 }
 
-/// Whether a delivery is of this webhook, and not of an earlier one that had its name.
+/// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
 pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
     let mut owners = delivery.metadata.owner_references.iter().flatten();
     delivery.spec.webhook == webhook.name()
@@ -65,7 +65,7 @@ pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
         && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
 }
 
-/// Where a delivery is, as it is shown: one that is to be sent again is pending from that request on.
+/// The phase that answers show: a delivery that was requested again is pending at once.
 pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
     match &delivery.status {
         Some(status) if !status.phase.is_finished() || delivery.is_finished() => status.phase,
@@ -73,7 +73,7 @@ pub fn shown_phase(delivery: &Delivery) -> DeliveryPhase {
     }
 }
 
-/// When the next attempt is due, while the delivery is pending and no attempt is requested.
+/// When the next attempt is due, if the delivery is pending and no attempt was requested.
 pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
     let is_due_later = shown_phase(delivery) == DeliveryPhase::Pending && !delivery.is_attempt_requested();
     let status = delivery.status.as_ref().filter(|_| is_due_later)?;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_becomes_labels() {
+    fn a_selection_becomes_a_label_selector() {
         let pending = Some(DeliveryPhase::Pending);
         for (status, event_type, expected) in [
             (None, None, "stellage.dev/webhook=orders"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delivery_of_an_earlier_webhook_of_the_same_name_is_not_this_ones() {
+    fn a_delivery_of_a_deleted_webhook_of_the_same_name_does_not_belong_to_this_one() {
         let delivery = |webhook: &str, owner: &str| -> Delivery {
             serde_json::from_value(json!({
                 "metadata": {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_again_is_pending_before_the_controller_has_seen_it() {
+    fn a_delivery_requested_again_is_pending_before_the_controller_has_seen_it() {
         for (is, finished, expected) in [
             ("Pending", false, DeliveryPhase::Pending),
             ("Held", false, DeliveryPhase::Held),

@@ -81,8 +81,8 @@ impl Indexed for IndexedInstance {
 }
 
 impl IndexedInstance {
-    /// The detail as serialized by `render`, once per version, since waiting clients poll it. One face uses this, REST: what is
-    /// serialized first is kept.
+    /// The detail as serialized by `render`, once per version, since waiting clients poll it. Only the REST facade may use it: the
+    /// first result is kept, whoever calls.
     pub fn cached_detail(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &CachedDetail {
         self.detail.get_or_init(|| {
             Box::new(CachedDetail {
@@ -92,7 +92,7 @@ impl IndexedInstance {
         })
     }
 
-    /// The list item as serialized by `render`, once per version that is listed; for REST alone, as the detail.
+    /// The list item as serialized by `render`, once per version that is listed. For the REST facade only, like the detail.
     pub fn cached_list_item(&self, render: impl FnOnce(&Self) -> Vec<u8>) -> &[u8] {
         self.list_item.get_or_init(|| render(self).into_boxed_slice())
     }
@@ -187,7 +187,7 @@ impl InstanceIndex {
                 .filter_map(|slot| namespace.at(*slot))
                 .cloned()
                 .collect();
-            // Comparing takes longer than copying, and everybody waits for this lock.
+            // Compare after releasing the lock, because comparing takes longer than copying and all requests share the lock.
             drop(namespaces);
             let mut matching = candidates
                 .into_iter()

@@ -42,12 +42,12 @@ impl Health {
 pub struct Complaint<'a> {
     /// The reason in the conditions.
     pub reason: &'a str,
-    /// For people who use `kubectl`.
+    /// The message for `kubectl` users.
     pub message: &'a str,
 }
 
 impl<'a> Complaint<'a> {
-    /// The same for people who use the API: without the fields of the object, and with what the API can do about it.
+    /// The message for REST clients: without the object's field names, and with a fix through REST.
     pub fn for_api(&self) -> Cow<'a, str> {
         match self.reason {
             "SecretMissing" | "SecretUnusable" => {
@@ -59,7 +59,7 @@ impl<'a> Complaint<'a> {
     }
 }
 
-/// The health of a webhook, and why it is not healthy. It follows from the status, as far as that is about the present spec.
+/// The health of a webhook, and the reason if it is not healthy, according to its status. A status of an earlier spec is ignored.
 pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
     if let Some(disabled) = webhook.disabled() {
         let complaint = Complaint {
@@ -83,7 +83,7 @@ pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
     }
     let healthy = conditions::find(&status.conditions, HEALTHY).filter(|healthy| healthy.status == "False");
     let failure = match healthy {
-        // The disablement has been ended, and the status does not say so yet.
+        // The disablement has ended, but the status still shows it.
         Some(healthy) if healthy.reason == "Disabled" => status
             .last_failure
             .as_deref()
@@ -113,7 +113,7 @@ mod tests {
         })
     }
 
-    fn told(status: &Value) -> (Health, Option<String>) {
+    fn health_of(status: &Value) -> (Health, Option<String>) {
         let webhook: Webhook = serde_json::from_value(json!({
             "metadata": { "name": "orders", "generation": 3 },
             "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -134,14 +134,14 @@ mod tests {
             condition("Ready", "True", "Active"),
             condition("Healthy", "True", "NotTried"),
         ];
-        assert_eq!(told(&json!({ "conditions": good })), (Health::Healthy, None));
-        assert_eq!(told(&json!({})), (Health::Healthy, None));
+        assert_eq!(health_of(&json!({ "conditions": good })), (Health::Healthy, None));
+        assert_eq!(health_of(&json!({})), (Health::Healthy, None));
         let blocked = [
             condition("Ready", "False", "InvalidURL"),
             condition("Healthy", "False", "Failing"),
         ];
         assert_eq!(
-            told(&json!({ "conditions": blocked, "lastFailureAt": failed })),
+            health_of(&json!({ "conditions": blocked, "lastFailureAt": failed })),
             (Health::Blocked, Some("InvalidURL".to_owned()))
         );
         let failing = [
@@ -149,7 +149,7 @@ mod tests {
             condition("Healthy", "False", "Failing"),
         ];
         assert_eq!(
-            told(&json!({ "conditions": failing, "lastFailureAt": failed })),
+            health_of(&json!({ "conditions": failing, "lastFailureAt": failed })),
             (Health::Failing, Some("Failing".to_owned()))
         );
     }
@@ -158,7 +158,10 @@ mod tests {
     fn what_the_status_says_of_an_earlier_spec_does_not_count() {
         let mut blocked = condition("Ready", "False", "InvalidURL");
         blocked["observedGeneration"] = json!(2);
-        assert_eq!(told(&json!({ "conditions": [blocked] })), (Health::Healthy, None));
+        assert_eq!(
+            health_of(&json!({ "conditions": [blocked] })),
+            (Health::Healthy, None)
+        );
         let ended = [
             condition("Ready", "False", "Disabled"),
             condition("Healthy", "False", "Disabled"),
@@ -167,7 +170,7 @@ mod tests {
             "conditions": ended, "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "the receiver answered 500",
         });
         assert_eq!(
-            told(&status),
+            health_of(&status),
             (Health::Failing, Some("the receiver answered 500".to_owned())),
             "the disablement was ended, and nothing has succeeded since"
         );
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn a_secret_that_is_missing_can_be_rotated_through_the_api() {
         let missing = [condition("Ready", "False", "SecretMissing")];
-        let (health, message) = told(&json!({ "conditions": missing }));
+        let (health, message) = health_of(&json!({ "conditions": missing }));
         assert!(health == Health::Blocked && message.unwrap().contains("rotate"));
     }
 }
