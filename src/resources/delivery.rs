@@ -24,7 +24,7 @@ pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
 /// the request: a value that differs from [`DeliveryStatus::attempt_requested_at`] is a new request.
 pub const ATTEMPT_REQUESTED_AT_ANNOTATION: &str = "stellage.dev/attempt-requested-at";
 
-/// Most characters of a nonce that are looked at and echoed.
+/// Number of characters of a nonce that are compared and copied to the status.
 const MAX_NONCE_CHARS: usize = 64;
 
 /// Most attempts kept in a Delivery: as many as the longest schedule has. After that the oldest are dropped.
@@ -216,7 +216,7 @@ impl Delivery {
     pub fn requested_attempt(&self) -> Option<&str> {
         let annotations = self.metadata.annotations.as_ref()?;
         let nonce = annotations.get(ATTEMPT_REQUESTED_AT_ANNOTATION)?;
-        // Anybody may write this text, and the echo has to fit into the status.
+        // Users can write any text here, and its copy must fit into the status.
         let end = nonce.char_indices().nth(MAX_NONCE_CHARS);
         Some(end.map_or(nonce, |(end, _)| &nonce[..end]))
     }

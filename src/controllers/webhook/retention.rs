@@ -130,7 +130,7 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     let count = finished.len();
     let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
     // Keep records of events that are still in an outbox: without them, a new leader would send those events again.
-    let in_use = shared.state.lock().dispatcher.made_of_outboxes(namespace);
+    let in_use = shared.state.lock().dispatcher.jobs_of_outboxes(namespace);
     surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
     let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
     futures::stream::iter(surplus)

@@ -30,7 +30,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
             match bounded(api.create(&params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
                 Err(error) if error.status().is_some_and(Status::is_already_exists) => {
-                    match look(&api, &delivery).await {
+                    match read_back(&api, &delivery).await {
                         // It was deleted in between, so a retry will succeed.
                         Written::Gone => Written::Failed,
                         found => found,
@@ -44,7 +44,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
             let api = api(shared, &delivery);
             match bounded(api.replace(name(&delivery), &params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
-                Err(error) if error.is_conflict() => look(&api, &delivery).await,
+                Err(error) if error.is_conflict() => read_back(&api, &delivery).await,
                 Err(error) if error.is_not_found() => Written::Gone,
                 Err(error) => failed(&delivery, &error),
             }
@@ -79,7 +79,7 @@ pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<
     }
 }
 
-async fn look(api: &Api<Delivery>, delivery: &Delivery) -> Written {
+async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     match bounded(api.get_opt(name(delivery))).await {
         Ok(Some(found)) => Written::Found(pruned(found)),
         Ok(None) => Written::Gone,

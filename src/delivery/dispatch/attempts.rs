@@ -1,4 +1,4 @@
-//! Sending: whose turn it is, and what comes of an attempt.
+//! Starts attempts, and evaluates their outcomes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use crate::{
 /// An attempt that takes this long makes its webhook a suspect, in milliseconds.
 const SLOW_MS: i64 = 2000;
 
-/// An attempt that is under way.
+/// An attempt in flight.
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// None once the webhook is gone.
+    /// `None` once the webhook is gone.
     pub(super) webhook: Option<WebhookKey>,
-    /// The generation of the webhook that is sent to.
+    /// The generation of the webhook when the attempt began.
     generation: i64,
-    /// Counted among the suspects.
+    /// Whether it is counted in `suspects_in_flight`.
     is_suspect: bool,
     /// Its subject, if this is a first attempt.
     subject: Option<Arc<str>>,
@@ -46,13 +46,13 @@ impl Flight {
 }
 
 impl Dispatcher {
-    /// A job is to be sent when it is the turn of its webhook.
+    /// Puts a job into the queue of its webhook.
     pub(super) fn enqueue(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };
-        // It may be under way still, sent by a job that was forgotten since: then what comes of that is for this one.
+        // An attempt of an earlier job with this key may still be in flight; its outcome then counts for this job.
         job.state = if self.flights.contains_key(key) {
             State::InFlight
         } else {
@@ -63,7 +63,7 @@ impl Dispatcher {
         self.make_ready(&webhook);
     }
 
-    /// Has a webhook wait for its turn, unless it does.
+    /// Puts a webhook into the queue of ready webhooks, unless it is in a queue already.
     pub(super) fn make_ready(&mut self, webhook: &WebhookKey) {
         if let Some(queue) = self.queues.get_mut(webhook)
             && (queue.place == Place::Idle || queue.place == Place::Parked && !queue.is_suspect)
@@ -73,7 +73,7 @@ impl Dispatcher {
         }
     }
 
-    /// Receivers that failed or never answered hold at most half of the slots, whatever their number.
+    /// Starts the next attempt. Suspects use at most half of the slots, however many they are.
     pub(super) fn start_next(&mut self) -> Option<Command> {
         while !self.stopped && self.flights.len() < self.limits.in_flight {
             let has_room = self.suspects_in_flight < (self.limits.in_flight / 2).max(1);
@@ -123,7 +123,7 @@ impl Dispatcher {
         None
     }
 
-    /// What came of a [`Command::Attempt`]: each is answered once, whatever became of its job and its webhook.
+    /// Reports the outcome of a [`Command::Attempt`]. Call it once for each, even if its job or webhook is gone.
     pub fn attempted(&mut self, key: &JobKey, report: Report, now: Now) {
         let Some(flight) = self.flights.remove(key) else {
             return;
@@ -132,7 +132,7 @@ impl Dispatcher {
         let webhook = flight.webhook.as_ref();
         if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
             let outcome = match &report {
-                // One that takes its time takes slots from others, whatever it answers in the end.
+                // A slow receiver uses up slots, whatever it answers.
                 Report::Sent { attempt, .. } => {
                     Some(attempt.error.is_none() && attempt.duration_ms < SLOW_MS)
                 }
@@ -162,9 +162,9 @@ impl Dispatcher {
                 self.withdraw(key);
                 self.sent(key, attempt, retry_after, flight, now);
             }
-            // Where no Account is, nothing is looked up for ever.
+            // Without an Account the secret is never read, so waiting would be pointless.
             Report::Unready if job.test && gate == Gate::Blocked => {
-                let why = "the webhook cannot be sent to; its conditions say why".to_owned();
+                let why = "nothing can be sent to the webhook; its conditions say why".to_owned();
                 self.evaluate(key, Report::Blocked(why), flight, now);
             }
             Report::Blocked(why) if job.test => {
@@ -175,7 +175,7 @@ impl Dispatcher {
                 job.state = State::Over;
                 self.write(key);
             }
-            // Recorded as an attempt, so that whoever requested it learns why nothing was sent.
+            // Recorded as an attempt, so that the delivery shows why nothing was sent.
             Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
                 let mut status = job.status();
                 record_attempt(&mut status, not_sent(why, now), flight.request.as_ref());
@@ -191,7 +191,7 @@ impl Dispatcher {
                 self.hold(key);
                 self.attempt_if_requested(key);
             }
-            // It keeps its place before later events of its object.
+            // The job keeps its place before later events of its object.
             Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
         }
     }
@@ -238,26 +238,26 @@ impl Dispatcher {
         queue.tally.last_failure = Some(error.clone());
         let gate = queue.gate();
         let is_open = gate == Gate::Open;
-        // A webhook that was changed meanwhile is not judged by what came of it before: the ladder begins anew.
-        let is_judged = queue.facts.generation == flight.generation;
-        // Of several that are answered so at the same time, one ends; the others are held.
-        let gone = code == Some(410) && is_judged && is_open;
+        // If the webhook was changed during the attempt, the failure does not disable it: the retry schedule starts again.
+        let is_current = queue.facts.generation == flight.generation;
+        // If several attempts end with 410 at the same time, one exhausts its delivery; the others are held.
+        let gone = code == Some(410) && is_current && is_open;
         if status.phase == DeliveryPhase::Held {
-            // It was requested although the webhook is disabled.
+            // The attempt was requested although the webhook is disabled.
             if !is_open {
                 job.set_status(status);
                 self.hold(key);
                 self.attempt_if_requested(key);
                 return;
             }
-            // The webhook was enabled meanwhile.
+            // The webhook was enabled during the attempt.
             status.retries = 0;
         }
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
-        if self.schedule.delay(retry).is_none() && !is_judged {
+        if self.schedule.delay(retry).is_none() && !is_current {
             retry = 0;
         }
-        // Before the ladder's next step was due: that step stays as it is.
+        // If a requested attempt fails before the next retry was due, that retry stays when it was scheduled.
         let is_early = flight.request.is_some() && status.retries > 0 && scheduled > Some(now.wall);
         let is_requested_again = job
             .request()
@@ -272,7 +272,7 @@ impl Dispatcher {
             status.retries = i32::try_from(retry + 1).unwrap_or(i32::MAX);
             Some(retry_after.map_or(delay, |asked| asked.clamp(delay, delay * MAX_STRETCH)))
         } else {
-            // An attempt was requested after this one began: that one is the last.
+            // Another attempt was requested after this one began; that one is then the last.
             is_requested_again.then_some(Duration::ZERO)
         };
         if let Some(delay) = delay {
@@ -320,7 +320,7 @@ impl Dispatcher {
     }
 }
 
-/// How long a retry that is due at `due` still waits. However the clock was set meanwhile, no longer than the schedule allows.
+/// The remaining wait of a retry that is due at `due`; never longer than the schedule allows, even if the clock was set.
 pub(super) fn wait_until(
     due: Option<Timestamp>,
     status: &DeliveryStatus,
@@ -331,14 +331,14 @@ pub(super) fn wait_until(
     wait.unwrap_or_default().min(longest_wait(status, schedule))
 }
 
-/// The longest wait that a receiver can ask for before the next retry.
+/// The longest wait before the next retry that `Retry-After` can ask for.
 fn longest_wait(status: &DeliveryStatus, schedule: &RetrySchedule) -> Duration {
     let retry = usize::try_from(status.retries).unwrap_or(0).checked_sub(1);
     let delay = retry.and_then(|retry| schedule.delay(retry));
     delay.map_or(Duration::ZERO, |delay| delay * MAX_STRETCH)
 }
 
-/// The record of an attempt that could not be made.
+/// The record of an attempt in which nothing was sent.
 fn not_sent(why: String, now: Now) -> Attempt {
     Attempt {
         at: now.wall,

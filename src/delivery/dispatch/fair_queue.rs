@@ -1,11 +1,11 @@
-//! A round-robin queue: accounts take turns, and what one account has waiting goes first in, first out.
+//! A round-robin queue: accounts take turns, and each account's own queue is first in, first out.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
-/// A queue in which accounts take turns: of webhooks to be sent to, or of writes.
+/// A queue in which accounts take turns; used for webhooks and for writes.
 #[derive(Debug, Default)]
 pub struct FairQueue {
     accounts: VecDeque<Arc<str>>,
@@ -22,12 +22,12 @@ impl FairQueue {
         waiting.push_back(key);
     }
 
-    /// Whether nothing waits.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.accounts.is_empty()
     }
 
-    /// The next key; it is no longer in a queue.
+    /// Takes the next key.
     pub fn pop(&mut self) -> Option<Arc<str>> {
         let account = self.accounts.pop_front()?;
         let waiting = self.waiting.get_mut(&account)?;

@@ -1,4 +1,5 @@
-//! First attempts of a webhook: in the order of the events, and those of one object one at a time, by their numbers.
+//! The queue of a webhook's first attempts: in the order of the events, and those about one object one at a time, in the order
+//! of their sequence numbers.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,18 +13,18 @@ use super::{
 
 #[derive(Debug, Default)]
 pub(super) struct FirstAttempts {
-    /// Those that may be sent now, with their subjects.
+    /// The jobs that can be sent now, with their subjects.
     ready: BTreeMap<EventOrder, Arc<str>>,
     subjects: HashMap<Arc<str>, Subject>,
     waiting: usize,
 }
 
-/// The object that events are about. Where that is not known, events are not kept apart.
+/// The events about one object. Events whose object is unknown are not ordered by object.
 #[derive(Debug, Default)]
 struct Subject {
-    /// By number. Without an order: not to be sent yet, or under way. Later ones wait for it all the same.
+    /// By sequence number. `None`: in flight or not yet to be sent; later events of the subject wait for it.
     places: BTreeMap<(i64, JobKey), Option<EventOrder>>,
-    /// That which is in `ready`.
+    /// The one in `ready`.
     head: Option<EventOrder>,
     is_busy: bool,
 }
@@ -33,12 +34,12 @@ fn place(job: &Job) -> (i64, JobKey) {
 }
 
 impl FirstAttempts {
-    /// How many wait to be sent.
+    /// Number of jobs that wait to be sent.
     pub(super) fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Keeps later events of its subject behind a job that may not be sent yet.
+    /// Reserves the place of a job that cannot be sent yet, so that later events of its subject wait for it.
     pub(super) fn reserve(&mut self, job: &Job) {
         if !job.subject.is_empty() {
             let subject = self.subjects.entry(job.subject.clone()).or_default();
@@ -47,7 +48,7 @@ impl FirstAttempts {
         }
     }
 
-    /// A job waits to be sent.
+    /// Adds a job to be sent.
     pub(super) fn push(&mut self, job: &Job) {
         if job.subject.is_empty() {
             let is_new = self
@@ -63,7 +64,7 @@ impl FirstAttempts {
         self.refresh(&job.subject);
     }
 
-    /// The next job, to be sent now. Its subject is busy until [`Self::attempt_ended`].
+    /// Takes the next job to send. Its subject is busy until [`Self::attempt_ended`].
     pub(super) fn pop(&mut self) -> Option<(JobKey, Arc<str>)> {
         let (order, name) = self.ready.pop_first()?;
         self.waiting -= 1;
@@ -75,7 +76,7 @@ impl FirstAttempts {
         Some((order.job, name))
     }
 
-    /// An attempt about this subject is over.
+    /// Records the end of an attempt about this subject.
     pub(super) fn attempt_ended(&mut self, name: &Arc<str>) {
         if let Some(subject) = self.subjects.get_mut(name) {
             subject.is_busy = false;
@@ -83,7 +84,7 @@ impl FirstAttempts {
         }
     }
 
-    /// A job is no longer before its first attempt: the next of its subject may go.
+    /// Removes a job that no longer waits for its first attempt, so that the next one of its subject can be sent.
     pub(super) fn remove(&mut self, job: &Job) {
         if job.subject.is_empty() {
             self.waiting -= usize::from(self.ready.remove(&job.order).is_some());

@@ -1,4 +1,4 @@
-//! One event for one webhook, on its way.
+//! One event for one webhook.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,26 +12,25 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// What is sent.
+/// An event to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Identifier, `evt_…`.
+    /// Id of the event, `evt_…`.
     pub id: Arc<str>,
-    /// Its type.
+    /// Type of the event.
     pub event_type: EventType,
     /// When it happened.
     pub created_at: Timestamp,
-    /// Its number among those of its object.
+    /// Sequence number among the events of its object.
     pub sequence: i64,
-    /// The body, byte for byte.
+    /// The request body, byte for byte.
     pub body: Bytes,
-    /// UID of the object that it is about; empty where that is not known any more. Events of one object are first attempted
-    /// in order.
+    /// UID of the object that it is about; empty if unknown. First attempts of an object's events are made in order.
     pub subject: Arc<str>,
 }
 
 impl Event {
-    /// An entry of an object's outbox.
+    /// The event of an outbox entry.
     pub fn of_entry(entry: &OutboxEntry, subject: &Arc<str>) -> Self {
         Self {
             id: entry.id.as_str().into(),
@@ -55,49 +54,49 @@ impl Event {
     }
 }
 
-/// Events of a webhook go out in this order: when they happened, then by their number.
+/// The order in which the events of a webhook are sent: by time, then by sequence number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EventOrder {
     created_at: Timestamp,
     pub(super) sequence: i64,
-    /// Makes it unique, whoever makes a second Delivery of an event.
+    /// Makes the order unique, even if somebody creates a second Delivery of an event.
     pub(super) job: JobKey,
 }
 
-/// Where the event is kept.
+/// Where the event is stored.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// In the outbox of its object.
     Outbox(Arc<Event>),
-    /// In a Delivery; this is the latest version known.
+    /// In a Delivery; this is its latest known version.
     Record(Arc<Delivery>),
 }
 
-/// What a job is doing.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It is being looked up whether a record of it is there.
+    /// Waits for a lookup of its record.
     Checking,
-    /// In its webhook's queue, under this ticket.
+    /// In the queue of its webhook, with this ticket.
     Ready(u64),
     /// Waits for this timer.
     Waiting(TimerId),
-    /// Being sent.
+    /// An attempt is in flight.
     InFlight,
-    /// Kept until its webhook may be sent to.
+    /// Kept until its webhook can be sent to.
     Held,
-    /// Nothing more is sent; maybe that is still to be written.
+    /// Nothing more is sent; that may still have to be written.
     Over,
 }
 
-/// Whether the record is being written.
+/// The state of the write of a job's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     No,
-    /// Asked for, and not begun.
+    /// Queued, but not started.
     Queued,
     Running,
-    /// It failed, and is asked for again after a pause.
+    /// Failed; queued again after a pause.
     Paused,
 }
 
@@ -111,29 +110,30 @@ pub(super) struct Job {
     pub(super) subject: Arc<str>,
     pub(super) test: bool,
     pub(super) source: Source,
-    /// What the record shall say, where it says something else or is not there.
+    /// The status to write to the record; `None` if the record already has it.
     pub(super) desired: Option<Box<DeliveryStatus>>,
     /// Whether `desired` has changed since the last write began.
     pub(super) is_news: bool,
     pub(super) state: State,
     pub(super) writing: Writing,
-    /// Failed writes or lookups in a row.
+    /// Number of consecutive failed writes or lookups.
     pub(super) failures: u32,
-    /// A creation began, so that the record may be there although nobody said so.
+    /// Whether a create was started, so that the record may exist although that is not confirmed.
     pub(super) may_be_stored: bool,
-    /// Its entry in an outbox waits for it.
+    /// Whether its outbox entry waits for it.
     pub(super) settles_entry: bool,
-    /// The watch has shown its record's end while that was being written.
+    /// Whether the watch reported the end of its record while the record was being written.
     pub(super) left_watch: bool,
-    /// A list did not have its record, which may be newer than that list.
+    /// Whether a list did not have its record. The record may be newer than that list.
     pub(super) is_missed: bool,
-    /// Not written before the webhook's disablement is.
+    /// Whether its record must not be written before the webhook's disablement.
     pub(super) awaits_disablement: bool,
-    /// Shall be given up, and its record deleted.
+    /// Whether it is to be dropped, and its record deleted.
     pub(super) dropped: bool,
-    /// Was held, or left over by an earlier process: goes out one after the other. Counted in `WebhookQueue::draining`.
+    /// Whether it was held, or left over by an earlier process. Such jobs are sent one after the other, and counted in
+    /// `WebhookQueue::draining`.
     pub(super) drains: bool,
-    /// Counted in `WebhookQueue::pending`.
+    /// Whether it is counted in `WebhookQueue::pending`.
     pub(super) is_counted: bool,
 }
 
@@ -187,14 +187,14 @@ impl Job {
         }
     }
 
-    /// How long to wait after another failed write or lookup.
+    /// Counts a failed write or lookup and returns the pause after it.
     pub(super) fn next_pause(&mut self) -> Duration {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8));
         self.failures += 1;
         pause.min(LONGEST_PAUSE)
     }
 
-    /// What is sent.
+    /// The event to send.
     pub(super) fn event(&self) -> Arc<Event> {
         match &self.source {
             Source::Outbox(event) => event.clone(),
@@ -213,17 +213,17 @@ impl Job {
         self.record().is_some()
     }
 
-    /// Version of the record that is known; 0 where none is.
+    /// The known version of the record; 0 if there is none.
     pub(super) fn version(&self) -> u64 {
         self.record().map_or(0, |record| revision(&**record))
     }
 
-    /// Whether the API server can have nothing of it.
+    /// Whether it is certain that no record exists.
     pub(super) fn is_unrecorded(&self) -> bool {
         !self.is_stored() && !self.may_be_stored
     }
 
-    /// Whether it has a record and waits for an attempt, or is under way.
+    /// Whether it has a record, and waits for an attempt or is in flight.
     pub(super) fn is_pending(&self) -> bool {
         self.is_stored() && !matches!(self.state, State::Over | State::Held)
     }
@@ -233,24 +233,24 @@ impl Job {
         self.desired.as_deref().or_else(recorded)
     }
 
-    /// How it stands, whether written or not.
+    /// The current status, whether written or not.
     pub(super) fn status(&self) -> DeliveryStatus {
         let known = self.known_status().cloned();
         known.unwrap_or(DeliveryStatus::new(DeliveryPhase::Pending, None))
     }
 
-    /// From now on this is how it stands.
+    /// Sets the current status, to be written.
     pub(super) fn set_status(&mut self, status: DeliveryStatus) {
         self.desired = Some(Box::new(status));
         self.is_news = true;
     }
 
-    /// Whether the next attempt is the first of its ladder.
+    /// Whether the next attempt is the first of a run of the retry schedule.
     pub(super) fn is_first_attempt(&self) -> bool {
         self.known_status().is_none_or(|status| status.retries == 0)
     }
 
-    /// Where it is, whether written or not.
+    /// The current phase, whether written or not.
     pub(super) fn phase(&self) -> DeliveryPhase {
         self.known_status()
             .map_or(DeliveryPhase::Pending, |status| status.phase)
@@ -265,8 +265,8 @@ impl Job {
         (!self.test && answered != Some(nonce)).then_some(nonce)
     }
 
-    /// Whether its end is written, and somebody has taken the label away since, to have it sent again.
-    pub(super) fn is_wanted_again(&self) -> bool {
+    /// Whether it is finished, that has been written, and its label was removed since, to send it again.
+    pub(super) fn was_unlabelled(&self) -> bool {
         let Some(record) = self.record() else { return false };
         let is_written = self.desired.is_none() || self.desired.as_deref() == record.status.as_ref();
         let ended = record

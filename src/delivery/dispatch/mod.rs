@@ -1,25 +1,29 @@
-//! What is sent when, and what is written down of it. Pure: facts and outcomes go in, [`Command`]s come out, and time is a
-//! parameter, so any interleaving of crashes, slow answers and failed writes can be tried in memory.
+//! The scheduler of deliveries: decides what is sent when, and what is recorded. No I/O: facts and outcomes go in,
+//! [`Command`]s come out, and time is a parameter, so that tests can try any interleaving of crashes, slow responses and failed
+//! writes in memory.
 //!
-//! An event of an outbox becomes a *job* for each webhook that wants it. Jobs wait in the queue of their webhook; the accounts
-//! take turns, and so do the webhooks of one account. A job starts without anything being written; a Delivery is created for
-//! it once something is owed (decisions, section 5): its attempt failed, has no outcome within a second, or the webhook has a
-//! backlog or may not be sent to. The outbox entry is *settled* once every job of it has its Delivery, or is delivered where
-//! that is not logged, and the webhooks have been looked up anew. Until then it stays in the outbox, so that a crash loses
-//! nothing.
+//! An outbox event becomes a *job* for each webhook that subscribes to it. Jobs wait in the queue of their webhook; accounts
+//! take turns, and so do the webhooks of one account. A job starts without any write. A Delivery is created for it once
+//! something is owed (decisions, section 5): its attempt failed or has no outcome within a second, or the webhook has a
+//! backlog or cannot be sent to. An outbox entry is *settled* once the webhooks have been listed after it was recorded, and
+//! each of its jobs has a Delivery, or was delivered without need for one. Until then it stays in the outbox, so that a crash
+//! loses nothing.
 //!
-//! This file has the [`Dispatcher`], its vocabulary and its timers; its other methods are beside what they are about:
+//! A webhook is a *suspect* if its last attempt failed or was slow, or if it has not had a success yet. Suspects share a limited
+//! part of the slots and writes.
 //!
-//! - `outbox`: entries of outboxes, from their recording until they are settled;
-//! - `job`: one event for one webhook, on its way;
+//! This file has the [`Dispatcher`], its types and its timers. Its other methods are in these modules:
+//!
+//! - `outbox`: outbox entries, from their recording until they are settled;
+//! - `job`: one event for one webhook;
 //! - `webhook_queue`: the jobs of one webhook, and how many of them are sent at a time;
-//! - `first_attempts`: the part of that queue in which events of one object keep their order;
-//! - `fair_queue`: a round-robin queue, in which accounts take turns;
-//! - `attempts`: which job is sent next, and what comes of an attempt;
+//! - `first_attempts`: the part of that queue which keeps the events of one object in order;
+//! - `fair_queue`: a round-robin queue in which accounts take turns;
+//! - `attempts`: starts attempts and evaluates their outcomes;
 //! - `requests`: deliveries that are requested to be sent now, before they are due;
-//! - `writes`: what is written down of a job;
-//! - `observed`: the Deliveries that exist, as the watch and lists show them;
-//! - `webhooks`: webhooks that come, change and go, and what that means for their jobs.
+//! - `writes`: the records of jobs;
+//! - `observed`: existing Deliveries, from the watch and lists;
+//! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.
 
 mod attempts;
 mod fair_queue;
@@ -63,38 +67,38 @@ use crate::{
 
 /// A webhook: `namespace/name`.
 pub type WebhookKey = Arc<str>;
-/// A job: `namespace/name` of its Delivery, whether that is there or not.
+/// A job: `namespace/name` of its Delivery, whether that exists or not.
 pub type JobKey = Arc<str>;
 
-/// A retry that a receiver asks to be later is so by at most this factor (decisions, section 5).
+/// `Retry-After` can lengthen a delay by at most this factor (decisions, section 5).
 const MAX_STRETCH: u32 = 2;
-/// First pause after a write or a lookup failed; it doubles from there.
+/// First pause after a failed write or lookup; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest such pause.
+/// Longest pause after a failed write or lookup.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What is written down of deliveries that succeed at once.
+/// Which deliveries that succeed at the first attempt are recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeliveryLog {
     /// Each, as one Delivery.
     #[default]
     All,
-    /// Nothing; only what failed at least once has a Delivery.
+    /// None; only deliveries that failed at least once are recorded.
     Failures,
 }
 
-/// Bounds.
+/// Limits of the dispatcher.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Attempts under way at the same time for one webhook.
+    /// Attempts in flight per webhook.
     pub in_flight_per_webhook: usize,
-    /// Attempts under way at the same time.
+    /// Attempts in flight.
     pub in_flight: usize,
-    /// Held deliveries of one webhook; the oldest are dropped.
+    /// Held deliveries per webhook; if there are more, the oldest are dropped.
     pub held_per_webhook: usize,
-    /// Jobs of one webhook that wait without a Delivery.
+    /// Waiting jobs without a Delivery per webhook.
     pub unrecorded_per_webhook: usize,
-    /// How long a job may be without an outcome before its Delivery is created (decisions, section 5).
+    /// How long a job may have no outcome before its Delivery is created (decisions, section 5).
     pub patience: Duration,
 }
 
@@ -110,117 +114,117 @@ impl Default for Limits {
     }
 }
 
-/// The time, told twice: for people and records, and for measuring. A clock that is set moves only the first.
+/// The current time: wall-clock time for records, and monotonic time for measuring, which setting the clock does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// What the clock on the wall says.
+    /// Wall-clock time.
     pub wall: Timestamp,
-    /// What never goes back.
+    /// Monotonic time.
     pub mono: Instant,
 }
 
-/// What is to be done.
+/// What the caller has to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Send; answer with [`Dispatcher::attempted`].
+    /// Make an attempt, then call [`Dispatcher::attempted`].
     Attempt {
         /// The job.
         job: JobKey,
         /// Its webhook.
         webhook: WebhookKey,
-        /// What to send.
+        /// The event to send.
         event: Arc<Event>,
     },
-    /// Look up whether the Delivery is there; answer with [`Dispatcher::checked`].
+    /// Read the Delivery, if it exists, then call [`Dispatcher::checked`].
     Check(JobKey),
-    /// Take a [`Dispatcher::begin_write`] when there is room.
+    /// Call [`Dispatcher::begin_write`] when there is a permit for a write.
     Write {
         /// The job.
         job: JobKey,
-        /// What else may go before it.
+        /// The priority of the write.
         class: WriteClass,
     },
-    /// Disable the webhook; answer with [`Dispatcher::disablement_written`].
+    /// Disable the webhook in its status, then call [`Dispatcher::disablement_written`].
     Disable(Disablement),
     /// The last event of the object with this UID is settled.
     Settled(Arc<str>),
 }
 
-/// Which writes go before which.
+/// The priority of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteClass {
     /// Something waits for it.
     Owed,
-    /// The record of a webhook whose receiver fails or is slow: there may be very many of them.
+    /// A record of a suspect webhook. There may be very many of them.
     Suspect,
-    /// A success that is merely logged.
+    /// A success that is only logged.
     Log,
 }
 
-/// A webhook that is to be disabled.
+/// A webhook to disable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disablement {
     /// The webhook.
     pub webhook: WebhookKey,
-    /// Its UID: another one of that name is not meant.
+    /// Its UID, to tell it from another webhook of the same name.
     pub uid: Arc<str>,
-    /// The generation whose ladder is over.
+    /// The generation of its spec to disable.
     pub generation: i64,
     /// When the last attempt ended.
     pub at: Timestamp,
-    /// Why.
+    /// Why it is disabled.
     pub reason: DisableReason,
-    /// Name of the Delivery.
+    /// Name of the Delivery that failed.
     pub delivery: String,
-    /// Its event.
+    /// Id of its event.
     pub event_id: Arc<str>,
-    /// The event's type.
+    /// Type of its event.
     pub event_type: EventType,
-    /// Status code of the last answer, if there was one.
+    /// Status code of the last response, if there was one.
     pub last_status_code: Option<i32>,
-    /// Attempts of it.
+    /// Number of attempts.
     pub attempts: i32,
-    /// Why the last one failed.
+    /// Why the last attempt failed.
     pub error: String,
 }
 
 impl Disablement {
-    /// Whether it is this very webhook that is meant, with the spec as it is.
+    /// Whether it applies to this webhook with its current spec.
     pub fn is_of(&self, webhook: &Webhook) -> bool {
         webhook.metadata.uid.as_deref() == Some(&self.uid)
             && webhook.metadata.generation == Some(self.generation)
     }
 }
 
-/// What came of an attempt.
+/// The outcome of an attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// It was sent.
+    /// The event was sent.
     Sent {
-        /// For the record.
+        /// The attempt, for the record.
         attempt: Attempt,
-        /// When the receiver wants the next attempt, counted from the end of this one.
+        /// Delay that the receiver asked for with `Retry-After`, from the end of this attempt.
         retry_after: Option<Duration>,
     },
-    /// It was not: the webhook cannot be sent to now. Its [`Gate`] has been told before.
+    /// It was not sent, because the webhook cannot be sent to, for this reason. Its [`Gate`] has been updated before.
     Blocked(String),
-    /// It was not, for a reason that passes.
+    /// It was not sent, for a temporary reason.
     Unready,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Timer {
-    /// A job's next attempt.
+    /// The next attempt of a job is due.
     Due(JobKey),
-    /// A job without an outcome.
+    /// A job has had no outcome for [`Limits::patience`].
     Patience(JobKey),
-    /// A failed write or lookup.
+    /// A failed write or lookup can be retried.
     Again(JobKey),
 }
 
 type TimerId = (Instant, u64);
 
-/// Decides what is sent when.
+/// The scheduler of deliveries.
 #[derive(Debug)]
 pub struct Dispatcher {
     limits: Limits,
@@ -228,24 +232,24 @@ pub struct Dispatcher {
     log: DeliveryLog,
     queues: HashMap<WebhookKey, WebhookQueue>,
     by_namespace: HashMap<Arc<str>, Vec<WebhookKey>>,
-    /// UIDs of webhooks that are gone, and after which revision, the latest last.
+    /// UIDs of deleted webhooks and their last revisions, latest last.
     gone: VecDeque<(Arc<str>, u64)>,
     jobs: HashMap<JobKey, Job>,
-    /// What is being sent, whether its job is still there or not.
+    /// Attempts in flight, including those of forgotten jobs.
     flights: HashMap<JobKey, Flight>,
     suspects_in_flight: usize,
-    /// Records that are over, which the watch may still show as they were.
+    /// Records that are finished or deleted, but that the watch may still show in an earlier version.
     tombstones: HashMap<JobKey, Tombstone>,
-    /// Records of webhooks that are not known, yet or any more.
+    /// Records of webhooks that are not known yet, or no longer.
     orphans: HashMap<WebhookKey, Orphans>,
     entries: Entries,
     /// Webhooks with something to send.
     ready: FairQueue,
-    /// Webhooks that wait for another suspect's attempt to end.
+    /// Suspect webhooks that wait for the attempt of another suspect to end.
     parked: FairQueue,
     timers: BTreeMap<TimerId, Timer>,
     timer_count: u64,
-    /// Whether nothing new is sent.
+    /// Whether no new attempts are started.
     stopped: bool,
     commands: VecDeque<Command>,
 }
@@ -261,9 +265,9 @@ fn name_of(key: &str) -> &str {
 }
 
 impl Dispatcher {
-    /// One that knows nothing. Then come, in this order: [`Self::webhook_seen`] of every webhook, [`Self::delivery_seen`] of
-    /// every unfinished Delivery, `at_start`, and [`Self::outbox_seen`] of every outbox, as [`Origin::Found`]. No command is
-    /// to be taken before, and nothing is to be recorded.
+    /// An empty dispatcher. Initialise it by calling, in this order, [`Self::webhook_seen`] for every webhook,
+    /// [`Self::delivery_seen`] with `at_start` for every unfinished Delivery, and [`Self::outbox_seen`] with [`Origin::Found`]
+    /// for every outbox. Before that, take no commands and record no events.
     pub fn new(limits: Limits, schedule: RetrySchedule, log: DeliveryLog) -> Self {
         Self {
             limits,
@@ -287,22 +291,22 @@ impl Dispatcher {
         }
     }
 
-    /// Nothing new is sent from now on; what is under way can still be written down.
+    /// Starts no new attempts from now on; outcomes of those in flight can still be recorded.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// The next thing to do. Take them until there is none after every call that tells something.
+    /// The next command. After every call that changes something, take commands until there is none.
     pub fn next_command(&mut self) -> Option<Command> {
         self.commands.pop_front().or_else(|| self.start_next())
     }
 
-    /// When [`Self::tick`] is to be called, if nothing happens until then.
+    /// When to call [`Self::tick`] next.
     pub fn next_timer(&self) -> Option<Instant> {
         self.timers.keys().next().map(|(at, _)| *at)
     }
 
-    /// Time has passed.
+    /// Handles the timers that have expired.
     pub fn tick(&mut self, now: Now) {
         while let Some(entry) = self.timers.first_entry()
             && entry.key().0 <= now.mono
@@ -344,14 +348,14 @@ impl Dispatcher {
         id
     }
 
-    /// After a write or a lookup failed.
+    /// Schedules a retry of a failed write or lookup.
     fn try_again(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let pause = job.next_pause();
         self.timer(now.mono + pause, Timer::Again(key.clone()));
     }
 
-    /// Takes a job out of its queue, and its timer away. Its state is to be set then.
+    /// Removes a job from its queue, and its timer. The caller sets its new state.
     fn withdraw(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         if let State::Waiting(timer) = job.state {
@@ -363,7 +367,7 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps the number of pending deliveries after a change of a job.
+    /// Updates the number of pending deliveries after a change of a job.
     fn count(&mut self, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(key)
             && let Some(queue) = self.queues.get_mut(&job.webhook)
@@ -372,7 +376,7 @@ impl Dispatcher {
         }
     }
 
-    /// Nothing more is to be done for a job. If it is being sent just now, it still takes its place until that ended.
+    /// Removes a job for which nothing is left to do. If it is in flight, it keeps its slot until the attempt ends.
     fn forget(&mut self, key: &JobKey) {
         self.settle(key);
         self.withdraw(key);

@@ -1,4 +1,4 @@
-//! The Deliveries that exist, as the watch and lists show them.
+//! Existing Deliveries, from the watch and lists.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -17,16 +17,16 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// A record that is over: finished, or deleted.
+/// A record that is finished or deleted.
 #[derive(Debug)]
 pub(super) struct Tombstone {
-    /// The watch's versions up to this one say nothing.
+    /// Versions up to this one are stale.
     version: u64,
     /// As [`Job::is_missed`].
     is_missed: bool,
 }
 
-/// By name, and whether they were there at the start.
+/// Records by name, and whether they existed at the start.
 pub(super) type Orphans = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
 
 fn webhook_key_of(record: &Delivery) -> WebhookKey {
@@ -34,7 +34,8 @@ fn webhook_key_of(record: &Delivery) -> WebhookKey {
     key(namespace, &record.spec.webhook)
 }
 
-/// Whether a record is for this very webhook, not for another one of its name. One without an owner was made by hand.
+/// Whether a record belongs to this webhook, and not to another one of the same name. A record without owner was created by
+/// hand, and belongs to any webhook of that name.
 fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
     let mut owners = record.metadata.owner_references.iter().flatten().peekable();
     owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.uid)
@@ -49,7 +50,7 @@ fn key_of(record: &Delivery) -> JobKey {
 }
 
 impl Dispatcher {
-    /// An unfinished Delivery is as the API server shows it, at the start or since.
+    /// Records an unfinished Delivery from the API server, at the start or later.
     pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
         let (job_key, version) = (key_of(&record), revision(&*record));
         if self
@@ -61,7 +62,7 @@ impl Dispatcher {
         }
         self.tombstones.remove(&job_key);
         match self.jobs.get_mut(&job_key) {
-            // The watch's store has the same: once in memory is enough.
+            // Share the object with the watch's store.
             Some(job) if job.is_stored() && job.version() == version => job.source = Source::Record(record),
             Some(job) if job.is_stored() && job.version() > version => {}
             Some(job) if job.state != State::Checking => {
@@ -69,25 +70,25 @@ impl Dispatcher {
                 job.left_watch = false;
                 self.settle(&job_key);
                 self.count(&job_key);
-                self.begin_anew_if_wanted(&job_key, now);
+                self.restart_if_unlabelled(&job_key, now);
                 self.attempt_if_requested(&job_key);
             }
             _ => self.adopt(job_key, record, at_start, now),
         }
     }
 
-    /// Sends what is over once more if its label was taken away.
-    pub(super) fn begin_anew_if_wanted(&mut self, job_key: &JobKey, now: Now) {
+    /// Sends a finished delivery again if its label was removed.
+    pub(super) fn restart_if_unlabelled(&mut self, job_key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get(job_key) else { return };
         if job.writing != Writing::Running
-            && job.is_wanted_again()
+            && job.was_unlabelled()
             && let Some(record) = job.record().cloned()
         {
             self.adopt(job_key.clone(), record, false, now);
         }
     }
 
-    /// Begins with a record, in place of what was known of it.
+    /// Creates a job for a record, in place of any earlier one.
     pub(super) fn adopt(&mut self, job_key: JobKey, record: Arc<Delivery>, at_start: bool, now: Now) {
         let subject = self.jobs.get(&job_key).map(|job| job.subject.clone());
         self.forget(&job_key);
@@ -104,7 +105,7 @@ impl Dispatcher {
         let (mut status, test) = (job.status(), job.test);
         let job = self.jobs.entry(job_key.clone()).insert_entry(job).into_mut();
         if status.phase.is_finished() {
-            // Its label was taken away: somebody wants it sent again.
+            // Its label was removed to send it again.
             status.phase = DeliveryPhase::Pending;
             status.retries = 0;
             status.next_attempt_at = Some(now.wall);
@@ -131,7 +132,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes on what was seen before its webhook.
+    /// Adopts the records that were seen before their webhook.
     pub(super) fn adopt_orphans(&mut self, webhook: &WebhookKey, now: Now) {
         let orphans = self.orphans.remove(webhook);
         for (job_key, (record, at_start)) in orphans.into_iter().flatten() {
@@ -146,7 +147,7 @@ impl Dispatcher {
         });
     }
 
-    /// A Delivery is no longer there, or is finished.
+    /// Records that a Delivery was deleted or is finished.
     pub fn delivery_gone(&mut self, namespace: &str, name: &str) {
         let job_key = key(namespace, name);
         self.tombstones.remove(&job_key);
@@ -155,14 +156,14 @@ impl Dispatcher {
             return;
         };
         if job.writing == Writing::Running {
-            // What came of the write tells what it means.
+            // The outcome of the write will show what happened.
             job.left_watch = true;
         } else {
             self.forget(&job_key);
         }
     }
 
-    /// Ends a job whose record is over. The watch still has to show that, unless it never showed the record, or has.
+    /// Ends a job whose record is finished or deleted. Keeps a tombstone if the watch has still to show that.
     pub(super) fn retire(&mut self, job_key: &JobKey, version: u64) {
         let is_awaited = self
             .jobs
@@ -176,9 +177,9 @@ impl Dispatcher {
         }
     }
 
-    /// These are all unfinished Deliveries that there are; whatever else was known of is gone. What is newer than all of
-    /// them may have been made while the list was under way: it stays until the next list does not have it either. What is not
-    /// known and not newer than `floor`, the revision of the list that was begun with, is from before that.
+    /// Handles a new list of all unfinished Deliveries: other known ones are gone. A known Delivery that is newer than all of
+    /// the list may have been created during the list call; it is kept until the next list lacks it too. An unknown one that
+    /// is not newer than `floor`, the revision of the initial list, is stale and ignored.
     pub fn deliveries_listed(&mut self, all: &[Arc<Delivery>], floor: u64, now: Now) {
         let listed: HashSet<JobKey> = all.iter().map(|record| key_of(record)).collect();
         let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Entries of outboxes, from their recording until they are settled.
+//! Outbox entries, from their recording until they are settled.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -18,16 +18,16 @@ use crate::{
     resources::{Delivery, ids},
 };
 
-/// An event from before a webhook's creation is not for it. Where only clocks can tell, as much as they may differ or have
-/// been set: an event too many is harmless, one too few is not. Entries are seldom older than some seconds.
+/// An event from before a webhook's creation is not sent to it. This is the tolerance if only clocks can tell the order: large,
+/// because sending one event too many is harmless, while missing one is not. Entries are rarely older than some seconds.
 const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_hours(24);
 
-/// How an entry came to be known.
+/// Where an entry comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This process has just recorded it, so nobody has sent it yet.
+    /// This process has just recorded it, so it has not been sent yet.
     Fresh,
-    /// It was found: an earlier process may have sent it, and logged that.
+    /// It was found in an outbox: an earlier process may have sent and logged it.
     Found,
 }
 
@@ -35,15 +35,15 @@ pub enum Origin {
 pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
     by_object: HashMap<Arc<str>, Object>,
-    /// By namespace: the webhooks were not looked up since.
+    /// Entries whose webhooks have not been listed since, by namespace.
     unverified: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 #[derive(Debug, Default)]
 struct Object {
-    /// The latest version that is known.
+    /// The latest known version.
     revision: u64,
-    /// What is in its outbox.
+    /// The events in its outbox.
     events: Vec<Arc<str>>,
 }
 
@@ -52,13 +52,13 @@ struct Entry {
     namespace: Arc<str>,
     event: Arc<Event>,
     origin: Origin,
-    /// The version of its object that it is known from.
+    /// The version of its object in which it was seen.
     revision: u64,
-    /// Whether the webhooks were looked up since.
+    /// Whether the webhooks have been listed since.
     is_verified: bool,
-    /// The jobs of it, those that are over included: none is made twice.
-    made: Vec<JobKey>,
-    /// Those that are not settled.
+    /// All its jobs, including finished ones, so that none is created twice.
+    jobs: Vec<JobKey>,
+    /// Number of jobs that are not settled.
     open: usize,
 }
 
@@ -78,7 +78,7 @@ impl Entries {
             origin,
             revision,
             is_verified: false,
-            made: Vec::new(),
+            jobs: Vec::new(),
             open: 0,
             event: event.clone(),
         };
@@ -103,7 +103,7 @@ impl Entries {
         }
     }
 
-    /// Takes out what the outbox of an object no longer has. Returns whether this is no old version.
+    /// Removes the entries that the outbox of an object no longer has. Returns `false` if this version is stale.
     fn shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) -> bool {
         let Some(object) = self.by_object.get_mut(uid) else {
             return true;
@@ -137,9 +137,9 @@ impl Entries {
 }
 
 impl Dispatcher {
-    /// An object has these entries in its outbox, in a version with this revision. To be told as [`Origin::Fresh`] of every
-    /// status that this process writes, one without entries included: the watch may show older versions for a while, and
-    /// only so they are known to be old. Entries that the watch shows are [`Origin::Found`].
+    /// Records the outbox of an object at this revision. Call it with [`Origin::Fresh`] for every status that this process
+    /// writes, even without entries: the watch may show older versions for a while, and this makes them recognisable as stale.
+    /// Call it with [`Origin::Found`] for entries from the watch.
     pub fn outbox_seen(
         &mut self,
         namespace: &str,
@@ -164,22 +164,22 @@ impl Dispatcher {
             known.revision = revision;
             known.events.push(id.clone());
             self.entries.insert(namespace, event, origin, revision);
-            self.send_to_all(&id, origin == Origin::Fresh, now);
+            self.create_jobs(&id, origin == Origin::Fresh, now);
         }
         if origin == Origin::Found {
             self.entries.forget_emptied(uid);
         }
     }
 
-    /// The watch shows this outbox of an object, in a version with this revision: what is no longer in it needs no memory.
-    /// New entries are not looked at; they are for [`Self::outbox_seen`].
+    /// Forgets the entries that are no longer in the outbox of an object, as the watch shows it at this revision. Ignores new
+    /// entries, which are for [`Self::outbox_seen`].
     pub fn outbox_shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) {
         if self.entries.shown(uid, revision, outbox) {
             self.entries.forget_emptied(uid);
         }
     }
 
-    /// An object is gone, and its outbox with it.
+    /// Forgets a deleted object and its outbox.
     pub fn object_gone(&mut self, uid: &str) {
         let object = self.entries.by_object.remove(uid);
         for id in object.into_iter().flat_map(|object| object.events) {
@@ -187,8 +187,8 @@ impl Dispatcher {
         }
     }
 
-    /// All objects were listed. Those that are not among them are gone, but for those that are known from a version later than
-    /// any of the list. Returns them.
+    /// Forgets the objects that are not in a new list of all objects, except those known in a version newer than all of the
+    /// list. Returns the forgotten ones.
     pub fn objects_listed(&mut self, listed: &HashSet<&str>, newest: u64) -> Vec<Arc<str>> {
         let objects = self.entries.by_object.iter();
         let gone: Vec<_> = objects
@@ -206,19 +206,19 @@ impl Dispatcher {
         self.entries.by_event.contains_key(event_id)
     }
 
-    /// Whether nothing is left to do for an entry.
+    /// Whether an entry is settled: nothing is left to do for it.
     pub fn is_settled(&self, event_id: &str) -> bool {
         self.entries.by_event.get(event_id).is_some_and(Entry::is_settled)
     }
 
-    /// What was made of the entries in the outboxes of a namespace, be it over or not.
-    pub fn made_of_outboxes(&self, namespace: &str) -> HashSet<JobKey> {
+    /// The jobs of the entries in the outboxes of a namespace, including finished ones.
+    pub fn jobs_of_outboxes(&self, namespace: &str) -> HashSet<JobKey> {
         let entries = self.entries.by_event.values();
         let of_it = entries.filter(|entry| *entry.namespace == *namespace);
-        of_it.flat_map(|entry| entry.made.iter().cloned()).collect()
+        of_it.flat_map(|entry| entry.jobs.iter().cloned()).collect()
     }
 
-    /// Entries whose webhooks have not been looked up since they were recorded, by namespace.
+    /// Entries whose webhooks have not been listed since they were recorded, by namespace.
     pub fn unverified(&self) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
         let unverified = self.entries.unverified.iter();
         unverified
@@ -226,19 +226,19 @@ impl Dispatcher {
             .collect()
     }
 
-    /// The webhooks were looked up after these entries were recorded, and [`Self::webhook_seen`] was told of all. Now nobody
-    /// who wants one of them can be unknown.
+    /// Marks these entries as verified. The webhooks must have been listed after the entries were recorded, and
+    /// [`Self::webhook_seen`] called for each, so that no subscribed webhook can be unknown.
     pub fn verified(&mut self, event_ids: &[Arc<str>], now: Now) {
         for id in event_ids {
-            self.send_to_all(id, false, now);
+            self.create_jobs(id, false, now);
             self.entries.verify(id);
-            self.tell_if_settled(id);
+            self.report_if_settled(id);
         }
     }
 
-    /// A job for each webhook that wants the event and has none yet. Those that are known when an event `is_just_recorded`
-    /// were there before it, whatever clocks say.
-    fn send_to_all(&mut self, id: &Arc<str>, is_just_recorded: bool, now: Now) {
+    /// Creates a job for each webhook that subscribes to the event and has none yet. If the event `is_just_recorded`, all known
+    /// webhooks existed before it, whatever clocks say.
+    fn create_jobs(&mut self, id: &Arc<str>, is_just_recorded: bool, now: Now) {
         let Some(entry) = self.entries.by_event.get(id) else {
             return;
         };
@@ -268,12 +268,12 @@ impl Dispatcher {
             else {
                 continue;
             };
-            if entry.made.contains(&job_key) {
+            if entry.jobs.contains(&job_key) {
                 continue;
             }
-            entry.made.push(job_key.clone());
+            entry.jobs.push(job_key.clone());
             if let Some(job) = self.jobs.get(&job_key) {
-                // It came with the records, or from this outbox before.
+                // The job exists already, from a record or from an earlier version of this outbox.
                 entry.open += usize::from(job.settles_entry);
                 continue;
             }
@@ -286,14 +286,14 @@ impl Dispatcher {
             queue.jobs.insert(job_key.clone());
             self.jobs.insert(job_key.clone(), job);
             match origin {
-                Origin::Fresh => self.take_on(&job_key, now),
+                Origin::Fresh => self.start(&job_key, now),
                 Origin::Found => self.commands.push_back(Command::Check(job_key)),
             }
         }
     }
 
-    /// An event that nobody has sent yet.
-    fn take_on(&mut self, job_key: &JobKey, now: Now) {
+    /// Enqueues or holds the job of an event that has not been sent yet.
+    fn start(&mut self, job_key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get(job_key) else { return };
         let Some(queue) = self.queues.get(&job.webhook) else {
             return;
@@ -312,7 +312,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether the Delivery that a [`Command::Check`] asked for is there.
+    /// Reports the result of a [`Command::Check`].
     pub fn checked(&mut self, job_key: &JobKey, found: Result<Option<Arc<Delivery>>, ()>, now: Now) {
         let is_waiting = |job: &&mut Job| job.state == State::Checking;
         let Some(job) = self.jobs.get_mut(job_key).filter(is_waiting) else {
@@ -321,7 +321,7 @@ impl Dispatcher {
         match found {
             Ok(None) => {
                 job.failures = 0;
-                self.take_on(job_key, now);
+                self.start(job_key, now);
             }
             Ok(Some(record)) if record.is_finished() => self.forget(job_key),
             Ok(Some(record)) => self.adopt(job_key.clone(), record, true, now),
@@ -329,7 +329,7 @@ impl Dispatcher {
         }
     }
 
-    /// A job is done with, or its record is written.
+    /// Settles a job towards its outbox entry: nothing is left to do for it, or its record has been written.
     pub(super) fn settle(&mut self, job_key: &JobKey) {
         let Some(job) = self.jobs.get_mut(job_key) else {
             return;
@@ -340,12 +340,12 @@ impl Dispatcher {
         let id = job.event_id.clone();
         if let Some(entry) = self.entries.by_event.get_mut(&id) {
             entry.open = entry.open.saturating_sub(1);
-            self.tell_if_settled(&id);
+            self.report_if_settled(&id);
         }
     }
 
-    /// Whoever waits for the last event of an object waits for those before it too.
-    fn tell_if_settled(&mut self, id: &Arc<str>) {
+    /// Reports that the last event of an object is settled, once all events before it are settled too.
+    fn report_if_settled(&mut self, id: &Arc<str>) {
         let Some(entry) = self.entries.by_event.get(id) else {
             return;
         };

@@ -1,13 +1,13 @@
 //! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a disabled webhook, which is
-//! sent once, as a test is.
+//! sent only once, like a test.
 //!
-//! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the echo
-//! is written together with the attempt's outcome. After a crash in between, the attempt is made again. A request that arrives
-//! while an attempt is under way is answered if that attempt succeeds. If it fails, another one follows at once, because the
+//! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the nonce
+//! is copied to the status together with the attempt's outcome. After a crash in between, the attempt is made again. A request
+//! that arrives during an attempt is answered if that attempt succeeds. If it fails, another one follows at once, because the
 //! receiver may have been repaired in the meantime.
 //!
-//! A requested attempt leaves the ladder of retries alone: if it fails before the next retry was due, that retry stays when it
-//! was scheduled. If the retry has fallen due meanwhile, the requested attempt counts as this retry.
+//! A requested attempt does not change the retry schedule: if it fails before the next retry was due, that retry stays when it
+//! was scheduled. If the retry has become due in the meantime, the requested attempt counts as that retry.
 
 use super::{
     Dispatcher, JobKey, WebhookKey,
@@ -54,7 +54,7 @@ impl Dispatcher {
             self.hold(key);
             return;
         }
-        // Only the outcome is worth a write.
+        // Not recorded until it has an outcome.
         if job.phase() != DeliveryPhase::Held {
             let mut status = job.status();
             status.phase = DeliveryPhase::Held;

@@ -1,4 +1,4 @@
-//! The jobs of one webhook: which of them is next, and how many at a time.
+//! The jobs of one webhook: which is next, and how many are sent at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,24 +14,24 @@ use super::{
 };
 use crate::{events::EventType, resources::DeliveryPhase};
 
-/// In flight to a webhook of which nothing is known yet.
+/// Initial limit of attempts in flight to a webhook.
 const FIRST_WINDOW: usize = 4;
 
-/// Whether a webhook may be sent to.
+/// Whether a webhook can be sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// It can be sent to.
     #[default]
     Open,
-    /// `spec.active` is false: nothing is recorded either.
+    /// `spec.active` is false: events are neither sent nor recorded.
     Inactive,
     /// It was disabled: events are held.
     Disabled,
-    /// Its secret is missing, its URL forbidden, or its namespace nobody's: events are held.
+    /// Its secret is missing or unusable, its URL is forbidden, or its namespace has no Account: events are held.
     Blocked,
 }
 
-/// What is known of a webhook.
+/// What the dispatcher knows about a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookFacts {
     /// Its namespace.
@@ -40,51 +40,51 @@ pub struct WebhookFacts {
     pub name: Arc<str>,
     /// Its UID.
     pub uid: Arc<str>,
-    /// The version that this is known from.
+    /// Revision of the Webhook that these facts are from.
     pub revision: u64,
     /// The generation of its spec.
     pub generation: i64,
     /// When it was created.
     pub created_at: Timestamp,
-    /// Types that it wants.
+    /// Event types that it subscribes to.
     pub events: Vec<EventType>,
-    /// Whether it may be sent to.
+    /// Whether it can be sent to.
     pub gate: Gate,
     /// Name of the Delivery that has disabled it.
     pub disabled_by: Option<Arc<str>>,
 }
 
-/// How a webhook fared since this process leads.
+/// Counters of a webhook since this replica became the leader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Deliveries that succeeded.
     pub delivered: i64,
     /// Attempts that failed.
     pub failed_attempts: i64,
-    /// Held deliveries that were given up.
+    /// Held deliveries that were dropped.
     pub dropped: i64,
-    /// When one last succeeded.
+    /// When a delivery last succeeded.
     pub last_success_at: Option<Timestamp>,
     /// When an attempt last failed.
     pub last_failure_at: Option<Timestamp>,
-    /// Why it did.
+    /// Why that attempt failed.
     pub last_failure: Option<String>,
-    /// Finished deliveries that were written down.
+    /// Finished deliveries recorded since the last pruning.
     pub finished: u64,
 }
 
-/// Where a webhook waits for its turn.
+/// The queue in which a webhook waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Nowhere: it has nothing to send, or as much under way as it may.
+    /// None: it has nothing to send, or has reached its limit of attempts in flight.
     Idle,
-    /// In the round robin of all.
+    /// [`Dispatcher::ready`](super::Dispatcher).
     Ready,
-    /// Among those that wait for another suspect's attempt to end.
+    /// [`Dispatcher::parked`](super::Dispatcher), where suspects wait.
     Parked,
 }
 
-/// The jobs of one webhook, and what decides when the next is sent.
+/// The jobs of one webhook, and the state that decides when the next is sent.
 #[derive(Debug)]
 pub(super) struct WebhookQueue {
     pub(super) facts: WebhookFacts,
@@ -92,29 +92,29 @@ pub(super) struct WebhookQueue {
     pub(super) disabling: Option<i64>,
     pub(super) jobs: BTreeSet<JobKey>,
     pub(super) first_attempts: FirstAttempts,
-    /// By ticket, as are `tests`.
+    /// By ticket, like `tests`.
     retries: BTreeMap<u64, JobKey>,
     tests: BTreeMap<u64, JobKey>,
     /// Jobs that were requested before they are due: retries, and held ones if the webhook is disabled.
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
-    /// Jobs that go one after the other.
+    /// Number of jobs of a backlog. While there are any, jobs are sent one after the other.
     pub(super) draining: usize,
-    /// Jobs with a record that wait for an attempt or are under way.
+    /// Number of jobs with a record that wait for an attempt or are in flight.
     pub(super) pending: usize,
     pub(super) in_flight: usize,
     window: usize,
-    /// Whether its last attempt failed, or it has not had a success yet.
+    /// Whether its last attempt failed or was slow, or it has not had a success yet.
     pub(super) is_suspect: bool,
     pub(super) place: Place,
-    /// Retries and first attempts take turns.
+    /// Whether a retry is next: retries and first attempts alternate.
     retry_next: bool,
     pub(super) tally: Tally,
 }
 
 impl WebhookQueue {
-    /// Of a webhook whose receiver is not known yet.
+    /// The empty queue of a new webhook.
     pub(super) fn new(facts: WebhookFacts) -> Self {
         Self {
             facts,
@@ -145,7 +145,7 @@ impl WebhookQueue {
         }
     }
 
-    /// Puts a job into its queue; the answer is its ticket.
+    /// Puts a job into its queue. Returns its ticket.
     pub(super) fn enqueue(&mut self, key: &JobKey, job: &Job) -> u64 {
         self.tickets += 1;
         if job.test {
@@ -160,7 +160,7 @@ impl WebhookQueue {
         self.tickets
     }
 
-    /// Takes a job out of whatever queue it is in.
+    /// Removes a job from the queue that it is in.
     pub(super) fn dequeue(&mut self, job: &Job) {
         self.first_attempts.remove(job);
         if let State::Ready(ticket) = job.state {
@@ -185,7 +185,7 @@ impl WebhookQueue {
         self.pending += usize::from(job.is_counted);
     }
 
-    /// The next job, to be sent now, and the subject if it is a first attempt.
+    /// Takes the next job to send, and its subject if it is a first attempt.
     pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
         let limit = if self.draining > 0 {
             1
@@ -222,7 +222,7 @@ impl WebhookQueue {
         }
     }
 
-    /// An attempt is over: it succeeded, it failed, or nothing was sent.
+    /// Records the end of an attempt. `outcome` is whether it succeeded, or `None` if nothing was sent.
     pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(subject) = subject {
@@ -241,7 +241,7 @@ impl WebhookQueue {
         }
     }
 
-    /// How many wait to be sent.
+    /// Number of jobs that wait to be sent.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.tests.len() + self.first_attempts.len() + self.retries.len() + self.requested.len()

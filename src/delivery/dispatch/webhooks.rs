@@ -1,4 +1,4 @@
-//! The webhooks, and what becomes of their jobs when they can no longer be sent to, or can be again.
+//! New, changed and deleted webhooks, and the effect on their jobs.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{
 };
 use crate::resources::DeliveryPhase;
 
-/// How many webhooks that are gone are remembered: as many as may go while a list of them is under way.
+/// Number of deleted webhooks that are remembered: as many as may be deleted during a list call.
 const GONE_KEPT: usize = 1024;
 
 impl Dispatcher {
-    /// A webhook is as the facts say, be they from the watch or from a list. Older facts than those that are known are
-    /// ignored; a gate that closes for what is not in the Webhook itself comes with the same revision.
+    /// Records the facts about a webhook, from the watch or a list. Ignores facts older than the known ones. If the gate
+    /// changes for a reason outside of the Webhook, such as its Secret, the revision is the same as before.
     pub fn webhook_seen(&mut self, facts: WebhookFacts, now: Now) {
         let webhook = key(&facts.namespace, &facts.name);
         match self.queues.get(&webhook).map(|queue| &queue.facts) {
@@ -42,7 +42,7 @@ impl Dispatcher {
         match (before, queue.gate()) {
             (before, after) if before == after => {}
             (_, Gate::Open) => self.release_all(&webhook, now),
-            // Of a disabled webhook only requested deliveries are sent.
+            // For a disabled webhook, only requested deliveries are sent.
             (Gate::Open | Gate::Disabled, _) => self.hold_all(&webhook),
             (_, Gate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
@@ -50,14 +50,15 @@ impl Dispatcher {
         self.make_ready(&webhook);
     }
 
-    /// Whether these facts are from before the webhook went. One that could not be read for a while comes back newer.
+    /// Whether these facts predate the webhook's deletion. A webhook that was unreadable for a while comes back with a newer
+    /// revision.
     fn is_gone(&self, facts: &WebhookFacts) -> bool {
         let is_it = |(uid, revision): &(Arc<str>, u64)| *uid == facts.uid && facts.revision <= *revision;
         self.gone.iter().any(is_it)
     }
 
-    /// The watch says that the webhook with this UID is no longer there after this revision, and with it goes everything that
-    /// is owed to it. Not to be told of one that the watch has never shown: a list may have it before.
+    /// Records that the watch no longer has the webhook with this UID after this revision, and forgets everything that is owed
+    /// to it. Do not call it for a webhook that the watch has never shown: a list may be ahead of the watch.
     pub fn webhook_gone(&mut self, webhook: &WebhookKey, uid: &str, revision: u64) {
         self.gone.retain(|(gone, _)| **gone != *uid);
         self.gone.push_back((uid.into(), revision));
@@ -77,7 +78,7 @@ impl Dispatcher {
                 self.by_namespace.remove(&queue.facts.namespace);
             }
         }
-        // Another one of that name has nothing to do with what is under way to this one.
+        // Attempts in flight to this webhook do not count for another one of the same name.
         let flights = self.flights.values_mut();
         for flight in flights.filter(|flight| flight.webhook.as_ref() == Some(webhook)) {
             flight.webhook = None;
@@ -92,7 +93,7 @@ impl Dispatcher {
         webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
     }
 
-    /// The webhooks that are known.
+    /// The known webhooks.
     pub fn webhooks(&self) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
         self.queues.iter().map(|(key, queue)| (key, &queue.facts))
     }
@@ -102,21 +103,22 @@ impl Dispatcher {
         self.jobs.get(job).map(|job| &job.webhook)
     }
 
-    /// How a webhook fares, with the numbers of its pending and held deliveries.
+    /// The counters of a webhook, and the numbers of its pending and held deliveries.
     pub fn tally(&self, webhook: &WebhookKey) -> Option<(Tally, i64, i64)> {
         let queue = self.queues.get(webhook)?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Some((queue.tally.clone(), count(queue.pending), count(queue.held.len())))
     }
 
-    /// Finished records of a webhook were counted anew: [`Tally::finished`] starts over.
+    /// Resets [`Tally::finished`], because the finished records of the webhook are being counted again.
     pub fn finished_counted(&mut self, webhook: &WebhookKey) {
         if let Some(queue) = self.queues.get_mut(webhook) {
             queue.tally.finished = 0;
         }
     }
 
-    /// The disablement is written (or the webhook was changed before it could be): what waited for that goes on.
+    /// Continues with the writes that waited for a disablement, which has been written, or became obsolete because the webhook
+    /// was changed.
     pub fn disablement_written(&mut self, webhook: &WebhookKey) {
         for key in self.jobs_of(webhook) {
             if let Some(job) = self.jobs.get_mut(&key)
@@ -147,7 +149,7 @@ impl Dispatcher {
         self.attempt_requested(webhook);
     }
 
-    /// In the order of their events, each with a fresh ladder.
+    /// Sends all held jobs, in the order of their events, each with a new run of the retry schedule.
     fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
         let mut keys = self.jobs_of(webhook);
         // Including those that were requested while the webhook was disabled and have not been sent yet.
@@ -164,7 +166,7 @@ impl Dispatcher {
         }
     }
 
-    /// Sends what was held. Only its outcome is worth a write.
+    /// Sends a held job. Not recorded until it has an outcome.
     pub(super) fn release(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let mut status = job.status();
@@ -178,7 +180,7 @@ impl Dispatcher {
         self.enqueue(key);
     }
 
-    /// Keeps a job until its webhook may be sent to, with a record of it.
+    /// Holds a job until its webhook can be sent to, with a record of it.
     pub(super) fn hold(&mut self, key: &JobKey) {
         self.withdraw(key);
         let Some(job) = self.jobs.get_mut(key) else { return };
@@ -186,8 +188,8 @@ impl Dispatcher {
             return;
         };
         let mut status = job.status();
-        // The process ended after the webhook's status was written, and before this one's was. If it has no retries behind it
-        // and is recorded, somebody wants it sent again.
+        // This delivery has disabled the webhook, but the process ended between writing the status of the webhook and that of
+        // the delivery. If it is recorded without retries, it was restarted since, to be sent again.
         let has_disabled_it = queue.facts.disabled_by.as_deref() == Some(name_of(key))
             && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
         if has_disabled_it {
@@ -222,7 +224,7 @@ impl Dispatcher {
         }
     }
 
-    /// Gives a held delivery up, because there are too many.
+    /// Drops a held delivery, because there are too many.
     fn drop_job(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         if let Some(queue) = self.queues.get_mut(&job.webhook) {

@@ -1,4 +1,4 @@
-//! What is written down of a job.
+//! The records of jobs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,27 +24,27 @@ use crate::{
 pub enum WriteRequest {
     /// Create this Delivery.
     Create(Box<Delivery>),
-    /// Put this in the place of the version that it names.
+    /// Replace the Delivery, guarded by its resourceVersion.
     Replace(Box<Delivery>),
-    /// Delete it, whatever it says by now: the object with this UID, in any version.
+    /// Delete the Delivery with this UID, in any version.
     Delete(Arc<Delivery>),
 }
 
-/// What came of it.
+/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Written {
-    /// It is done; this is the Delivery now.
+    /// The write succeeded; this is the Delivery now.
     Stored(Arc<Delivery>),
-    /// It is refused, because the Delivery is another one than was thought: this one.
+    /// The write was refused because of a conflict; this is the current Delivery.
     Found(Arc<Delivery>),
-    /// It is deleted, or there was none, or there can be none any more since its namespace is going.
+    /// The Delivery was deleted or did not exist, or cannot be created because its namespace is being deleted.
     Gone,
-    /// It failed, and is to be tried again.
+    /// The write failed and must be retried.
     Failed,
 }
 
 impl Dispatcher {
-    /// Asks for the record of a job to be brought up to date.
+    /// Queues a write of a job's record, if it is out of date.
     pub(super) fn write(&mut self, key: &JobKey) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let is_due = job.dropped || (job.desired.is_some() && !job.awaits_disablement);
@@ -68,15 +68,15 @@ impl Dispatcher {
         });
     }
 
-    /// Has a Delivery created for a job that is under way.
+    /// Queues the creation of a pending Delivery for a job.
     pub(super) fn record_as_pending(&mut self, key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         job.set_status(DeliveryStatus::new(DeliveryPhase::Pending, Some(now.wall)));
         self.write(key);
     }
 
-    /// What is to be written for a job now, if it still is. Every request is answered with [`Self::written`]; until then there
-    /// is no other for this job.
+    /// The write for a job, if it is still needed. The caller must report its outcome with [`Self::written`]; until then there
+    /// is no other write for this job.
     pub fn begin_write(&mut self, key: &JobKey, now: Now) -> Option<WriteRequest> {
         let job = self.jobs.get_mut(key)?;
         if job.writing != Writing::Queued {
@@ -111,10 +111,10 @@ impl Dispatcher {
         Some(request)
     }
 
-    /// What came of a write.
+    /// Reports the outcome of a write.
     pub fn written(&mut self, key: &JobKey, result: Written, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
-        // A request for a job that was forgotten since.
+        // The write was for an earlier job with this key, which has been forgotten.
         if job.writing != Writing::Running {
             return;
         }
@@ -122,7 +122,7 @@ impl Dispatcher {
         match result {
             Written::Stored(record) => self.stored(key, record, now),
             Written::Found(record) if record.is_finished() => {
-                // Our own write that seemed to have failed, or an earlier process's.
+                // Written by an earlier process, or by a write of ours that seemed to have failed.
                 self.count_finished(key);
                 self.retire(key, revision(&*record));
             }
@@ -131,7 +131,7 @@ impl Dispatcher {
                 self.settle(key);
                 self.count(key);
                 self.write(key);
-                self.begin_anew_if_wanted(key, now);
+                self.restart_if_unlabelled(key, now);
                 self.attempt_if_requested(key);
             }
             Written::Gone => {
@@ -153,7 +153,7 @@ impl Dispatcher {
             job.desired = None;
         }
         let (is_finished, version) = (record.is_finished(), revision(&*record));
-        // The watch may know better already.
+        // The watch may already have shown a newer version.
         let is_latest = job.version() <= version;
         let is_over = job.state == State::Over && job.desired.is_none() && !job.dropped;
         if is_finished && is_over {
@@ -161,19 +161,19 @@ impl Dispatcher {
             if is_latest {
                 self.retire(key, version);
             } else {
-                self.begin_anew_if_wanted(key, now);
+                self.restart_if_unlabelled(key, now);
             }
             return;
         }
         if job.left_watch && !is_finished {
-            // Deleted since.
+            // It has been deleted since.
             self.forget(key);
             return;
         }
         if is_latest {
             job.source = Source::Record(record);
         }
-        // A held delivery that was released is not worth a write of its own: its outcome is.
+        // The release of a held delivery is not written by itself, only together with the outcome of its attempt.
         let is_worth =
             |status: &DeliveryStatus| status.attempt_count > 0 || status.phase == DeliveryPhase::Held;
         let must_write = job.dropped || job.desired.as_deref().is_some_and(is_worth);

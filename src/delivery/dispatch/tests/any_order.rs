@@ -1,4 +1,4 @@
-//! Whatever happens in whatever order, crashes included: everything arrives, and nothing is left over.
+//! Whatever happens, in any order and with crashes: every event arrives, and nothing is left over.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
     world::{Fate, Receiver, World},
 };
 
-/// What to do next, to which of those that are there.
+/// The next action, and which object it is applied to.
 type Step = (u8, u8, u8);
 
 fn fate(dice: u8) -> Fate {

@@ -1,11 +1,11 @@
-//! What is kept has bounds.
+//! Memory and records are bounded.
 
 use super::{
     super::*,
     world::{Fate, Receiver, World},
 };
 
-/// A webhook that cannot be sent to, and holds so many deliveries at most.
+/// A webhook that cannot be sent to, with this limit of held deliveries.
 fn holding(held_per_webhook: usize) -> (World, WebhookKey) {
     let limits = Limits {
         held_per_webhook,

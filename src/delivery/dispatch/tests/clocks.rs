@@ -1,4 +1,4 @@
-//! A clock on the wall that is set: no retry is skipped, none comes early, and none comes twice.
+//! Setting the wall clock: no retry is skipped, early, or made twice.
 
 use std::time::Duration;
 

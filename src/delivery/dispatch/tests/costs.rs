@@ -1,4 +1,4 @@
-//! How many writes to the API server it takes.
+//! The number of writes to the API server.
 
 use std::time::{Duration, Instant};
 
@@ -131,7 +131,7 @@ fn a_backlog_costs_one_and_the_end_another() {
         world.record("ns", "i-1", Fate::Good);
     }
     world.work(false);
-    // One is under way, three wait, the other six are written down.
+    // One is in flight, three wait, the other six are recorded.
     assert_eq!(world.writes, writes(6, 0));
     assert_eq!(world.tally(&webhook).1, 6);
     world.run();
@@ -166,7 +166,7 @@ fn a_write_that_fails_is_tried_again_ever_more_slowly() {
     assert_eq!(&pauses[..6], [1, 2, 4, 8, 16, 30]);
 }
 
-/// Debug builds are slow, and machines shared: what is quadratic takes minutes here.
+/// Generous, because debug builds are slow and machines are shared; quadratic code takes minutes here.
 #[test]
 fn nothing_is_quadratic() {
     const MANY: usize = 20_000;

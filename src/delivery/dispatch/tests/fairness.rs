@@ -1,4 +1,4 @@
-//! A receiver that is slow or dead hurts nobody else.
+//! A slow or dead receiver does not affect other webhooks.
 
 use std::collections::HashMap;
 
@@ -136,7 +136,7 @@ fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
     world.add_hook("a", "one");
     world.add_hook("b", "one");
     world.settle();
-    // One attempt each under way, and more to send: both are parked.
+    // Each has one attempt in flight and more to send, so both are parked.
     for number in 0..3 {
         world.record("a", &format!("a-{number}"), Fate::Good);
         world.record("b", &format!("b-{number}"), Fate::Good);

@@ -1,4 +1,4 @@
-//! The ladder of retries, on the shipped schedule.
+//! Retries, on the default schedule.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::resources::DeliveryPhase;
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
 
-/// A webhook that is known, and in which state its receiver is.
+/// A known webhook whose receiver is in this state.
 fn world(receiver: Receiver) -> (World, WebhookKey) {
     let mut world = World::new(DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");

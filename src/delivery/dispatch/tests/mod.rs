@@ -1,4 +1,4 @@
-//! The dispatcher in a world made of memory.
+//! Tests of the dispatcher against a simulated API server and receivers.
 
 mod any_order;
 mod bounds;

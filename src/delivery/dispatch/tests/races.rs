@@ -1,4 +1,4 @@
-//! What comes late, twice, or in the wrong order: one test for each that once went wrong.
+//! Messages that come late, twice or out of order: one test for each case that once failed.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn a_webhook_enabled_before_its_disablement_was_seen_sends_what_was_held() {
     world.execute(0, Fate::Good);
     world.land(0);
     world.record("ns", "i-2", Fate::Good);
-    // Disabled in this process only; the watch comes with the changed spec at once.
+    // Disabled only in this process so far; the watch shows the changed spec at once.
     world.change_hook(&webhook, true);
     world.receivers.clear();
     world.run();
@@ -84,7 +84,7 @@ fn an_old_version_of_an_outbox_sends_nothing_again() {
     world.execute(0, Fate::Good);
     world.land(0);
     assert!(world.clear_outboxes(Fate::Good));
-    // Only now the watch shows the version with the entry.
+    // Only now does the watch show the version with the entry.
     world.run();
     assert_eq!(world.begun.len(), 1);
     world.audit_end();
@@ -202,7 +202,7 @@ fn the_exhausted_one_is_not_written_before_the_disablement() {
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
     world.execute(0, Fate::Good);
     world.pass(Duration::from_secs(1));
-    // The write is asked for before, and begins after.
+    // The write is queued before, and begins after.
     assert!(matches!(world.commands[..], [Command::Write { .. }]));
     world.land(0);
     world.execute(0, Fate::Good);

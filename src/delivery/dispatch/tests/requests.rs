@@ -1,4 +1,4 @@
-//! Deliveries that somebody wants sent now.
+//! Deliveries that are requested to be sent now.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn world() -> (World, WebhookKey, JobKey) {
     (world, webhook, job)
 }
 
-/// The same, but the webhook is disabled, and the delivery that did it is exhausted. The other one is held.
+/// The same, but another delivery is exhausted and has disabled the webhook, so this one is held.
 fn disabled() -> (World, WebhookKey, [JobKey; 2]) {
     let (mut world, webhook, exhausted) = world();
     world.run();
@@ -44,7 +44,7 @@ fn next(world: &mut World) {
     world.pass(at.saturating_duration_since(world.now().mono));
 }
 
-/// Goes on until a retry is due and under way.
+/// Advances until a retry is due and in flight.
 fn retry_begins(world: &mut World) {
     while world.sendings.is_empty() {
         next(world);
@@ -211,7 +211,7 @@ fn a_held_one_of_a_disabled_webhook_is_sent_once_and_held_if_it_fails() {
     );
     assert_eq!(status.attempt_requested_at, nonce);
     assert_eq!(world.tally(&webhook).2, 1);
-    // The receiver is mended.
+    // The receiver is repaired.
     world.receivers.insert(webhook.clone(), Receiver::Up);
     world.request(&held);
     world.run();
@@ -291,7 +291,7 @@ fn while_the_secret_cannot_be_read_what_was_requested_waits_ever_longer() {
         .map(|pair| pair[1] - pair[0])
         .collect();
     assert_eq!(waits, [1, 2, 4, 8]);
-    // Once it is enabled it goes out as all that is held.
+    // Once the webhook is enabled, it is sent like all held deliveries.
     world.report_of(0, Report::Unready);
     world.receivers.clear();
     world.change_hook(&webhook, true);
@@ -328,7 +328,7 @@ fn what_is_requested_when_the_webhook_is_disabled_is_sent_once_all_the_same() {
     }
     let attempts = world.status(&second).attempt_count;
     retry_begins(&mut world);
-    // Only one is under way at a time, as the receiver fails: this one has to wait.
+    // Only one is in flight at a time, because the receiver fails, so this one must wait.
     world.request(&second);
     world.work(false);
     assert_eq!(world.sendings.len(), 1);
@@ -366,7 +366,7 @@ fn a_crash_between_a_request_and_its_attempt_or_that_and_its_record_loses_nothin
             let status = world.status(&job);
             assert_eq!(status.attempt_count, attempts + 1);
             assert_eq!(status.attempt_requested_at, nonce);
-            // And the next one sends nothing again.
+            // The next leader sends nothing again.
             world.crash(|_| false);
             world.settle();
             assert_eq!(world.status(&job), status);
@@ -399,7 +399,7 @@ fn many_go_out_in_the_order_of_their_events_as_many_at_a_time_as_ever() {
         world.land(0);
     }
     let order: Vec<_> = world.begun[begun..].iter().map(|it| it.job.clone()).collect();
-    // The first to be asked for is under way before the others are known.
+    // The first requested one is in flight before the others are known.
     let requested: Vec<_> = order.iter().filter(|job| **job != fresh).skip(1).collect();
     assert_eq!(requested, jobs[..19].iter().collect::<Vec<_>>());
     let place = order.iter().position(|job| *job == fresh).unwrap();

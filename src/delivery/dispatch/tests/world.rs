@@ -1,5 +1,5 @@
-//! An API server, watches that lag, receivers and the shell around a dispatcher. Nothing happens by itself: each step is
-//! taken by the test, in any order.
+//! Simulates an API server, lagging watches, receivers and the controller around a dispatcher. Nothing happens by itself: the
+//! test takes each step, in any order.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -30,13 +30,13 @@ pub enum Receiver {
     Gone,
 }
 
-/// What becomes of a write.
+/// The fate of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Good,
     /// It does not arrive.
     Lost,
-    /// It arrives, and nobody hears of that.
+    /// It arrives, but its response is lost.
     Unheard,
 }
 
@@ -105,8 +105,8 @@ pub struct World {
     hook_watch: VecDeque<HookChange>,
     object_watch: VecDeque<(String, u64)>,
     versions: HashMap<(String, u64), Vec<OutboxEntry>>,
-    /// What the shell was told of webhooks.
-    told: HashMap<WebhookKey, WebhookFacts>,
+    /// What the controller knows about webhooks.
+    webhook_facts: HashMap<WebhookKey, WebhookFacts>,
     pub no_secret: HashSet<WebhookKey>,
     pub commands: Vec<Command>,
     pub requests: Vec<(JobKey, WriteRequest)>,
@@ -116,16 +116,16 @@ pub struct World {
     pub receivers: HashMap<WebhookKey, Receiver>,
     /// Every attempt that began.
     pub begun: Vec<Sending>,
-    /// Every attempt that was answered well.
+    /// Every attempt that succeeded.
     pub arrived: HashSet<JobKey>,
     pub writes: Writes,
     pub disablements: Vec<Disablement>,
     /// The revision when this process began.
     pub floor: u64,
     bodies: HashMap<String, String>,
-    /// What has to arrive.
+    /// Events that must arrive.
     pub owed: HashMap<JobKey, (WebhookKey, String)>,
-    /// What was written as delivered, and nobody wants again.
+    /// Deliveries recorded as delivered and not requested again.
     logged: HashSet<JobKey>,
     dropped: i64,
 }
@@ -155,7 +155,7 @@ impl World {
             hook_watch: VecDeque::new(),
             object_watch: VecDeque::new(),
             versions: HashMap::new(),
-            told: HashMap::new(),
+            webhook_facts: HashMap::new(),
             no_secret: HashSet::new(),
             commands: Vec::new(),
             requests: Vec::new(),
@@ -187,7 +187,7 @@ impl World {
         self.revision
     }
 
-    // Accounts' doings.
+    // Actions of users.
 
     pub fn add_hook(&mut self, namespace: &str, name: &str) -> WebhookKey {
         let revision = self.next_revision();
@@ -238,7 +238,7 @@ impl World {
         hook.facts.generation += 1;
         hook.active = active;
         if !active {
-            // What was recorded before and has no Delivery yet may be lost, if the process crashes.
+            // Events recorded before that have no Delivery yet may be lost if the process crashes.
             self.owed.retain(|_, (owed_to, _)| owed_to != webhook);
         }
         self.touch(webhook);
@@ -250,8 +250,8 @@ impl World {
         } else {
             self.no_secret.insert(webhook.clone());
         }
-        if let Some(facts) = self.told.get(webhook).cloned() {
-            self.tell(facts);
+        if let Some(facts) = self.webhook_facts.get(webhook).cloned() {
+            self.show_webhook(facts);
         }
         self.take_commands();
     }
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    /// Takes the label away.
+    /// Removes the label of a finished Delivery.
     pub fn redeliver(&mut self, job: &JobKey) {
         let Some(record) = self.deliveries.get(job).filter(|record| is_labelled(record)) else {
             return;
@@ -293,7 +293,7 @@ impl World {
         self.store(job, record);
     }
 
-    /// Asks for it to be sent now, as REST does. Returns the nonce.
+    /// Requests that a Delivery be sent now, as REST does. Returns the nonce.
     pub fn request(&mut self, job: &JobKey) -> Option<String> {
         let mut record = (**self.deliveries.get(job)?).clone();
         let nonce = format!("2026-11-22T10:00:00.{}Z", self.revision);
@@ -307,7 +307,7 @@ impl World {
         Some(nonce)
     }
 
-    /// Takes the request back.
+    /// Withdraws the request.
     pub fn take_back(&mut self, job: &JobKey) {
         let mut record = (*self.deliveries[job]).clone();
         if let Some(annotations) = &mut record.metadata.annotations {
@@ -408,7 +408,7 @@ impl World {
         }
     }
 
-    /// The outboxes are cleared of what is settled.
+    /// Removes settled entries from the outboxes.
     pub fn clear_outboxes(&mut self, fate: Fate) -> bool {
         let mut any = false;
         for uid in self.objects.keys().cloned().collect::<Vec<_>>() {
@@ -468,7 +468,7 @@ impl World {
         }
     }
 
-    // The shell.
+    // The controller.
 
     pub fn take_commands(&mut self) {
         while let Some(command) = self.dispatcher.next_command() {
@@ -484,7 +484,7 @@ impl World {
         }
     }
 
-    /// Carries out one command, up to where somebody else has to answer.
+    /// Carries out one command, up to the point where another party must answer.
     pub fn execute(&mut self, index: usize, fate: Fate) {
         let now = self.now();
         match self.commands.remove(index) {
@@ -519,7 +519,7 @@ impl World {
             !self.logged.contains(&job),
             "{job} is logged as delivered, and sent again"
         );
-        let body = self.bodies.get(&*event.id).expect("an event of somebody");
+        let body = self.bodies.get(&*event.id).expect("a known event");
         assert_eq!(event.body, body.as_bytes(), "another body of {}", event.id);
         let at = self.elapsed;
         let sending = Sending {
@@ -576,7 +576,7 @@ impl World {
         self.take_commands();
     }
 
-    /// An attempt ends, as the receiver is now.
+    /// Ends an attempt, with the outcome that the receiver's state gives.
     pub fn land(&mut self, index: usize) {
         let webhook = self.sendings[index].webhook.clone();
         let code = match self.receivers.get(&webhook).unwrap_or(&Receiver::Up) {
@@ -615,14 +615,14 @@ impl World {
         self.take_commands();
     }
 
-    fn tell(&mut self, mut facts: WebhookFacts) {
+    fn show_webhook(&mut self, mut facts: WebhookFacts) {
         let webhook = key(&facts.namespace, &facts.name);
         if self
-            .told
+            .webhook_facts
             .get(&webhook)
-            .is_none_or(|told| told.revision <= facts.revision)
+            .is_none_or(|known| known.revision <= facts.revision)
         {
-            self.told.insert(webhook.clone(), facts.clone());
+            self.webhook_facts.insert(webhook.clone(), facts.clone());
         }
         if facts.gate == Gate::Open && self.no_secret.contains(&webhook) {
             facts.gate = Gate::Blocked;
@@ -636,10 +636,10 @@ impl World {
             return false;
         };
         match change {
-            HookChange::Is(facts) => self.tell(facts),
+            HookChange::Is(facts) => self.show_webhook(facts),
             HookChange::Gone(webhook, uid) => {
-                if self.told.get(&webhook).is_some_and(|told| told.uid == uid) {
-                    self.told.remove(&webhook);
+                if self.webhook_facts.get(&webhook).is_some_and(|known| known.uid == uid) {
+                    self.webhook_facts.remove(&webhook);
                 }
                 self.dispatcher.webhook_gone(&webhook, &uid, u64::MAX);
             }
@@ -677,7 +677,7 @@ impl World {
         true
     }
 
-    /// The watch of Deliveries starts over with a list, which was begun before it is told.
+    /// Restarts the watch of Deliveries with a list that is already outdated when the dispatcher gets it.
     pub fn relist(&mut self) {
         self.delivery_watch.clear();
         let all: Vec<_> = self.unfinished();
@@ -702,7 +702,7 @@ impl World {
             return;
         };
         for facts in hooks {
-            self.tell(facts);
+            self.show_webhook(facts);
         }
         let now = self.now();
         self.dispatcher.verified(&ids, now);
@@ -721,8 +721,8 @@ impl World {
         self.tick();
     }
 
-    /// The process ends, at once, and another takes over. What is under way to receivers may arrive; of the writes those do
-    /// for which `lands` says so.
+    /// The process crashes, and another takes over. Attempts in flight may arrive; of the running writes, those arrive for
+    /// which `lands` returns true.
     pub fn crash(&mut self, lands: impl Fn(usize) -> bool) {
         for (index, (job, request)) in std::mem::take(&mut self.requests).into_iter().enumerate() {
             if lands(index) {
@@ -742,7 +742,7 @@ impl World {
         self.hook_watch.clear();
         self.object_watch.clear();
         self.versions.clear();
-        self.told.clear();
+        self.webhook_facts.clear();
         self.dispatcher = Dispatcher::new(self.limits.clone(), self.schedule.clone(), self.log);
         for facts in self
             .hooks
@@ -750,7 +750,7 @@ impl World {
             .map(|hook| hook.facts.clone())
             .collect::<Vec<_>>()
         {
-            self.tell(facts);
+            self.show_webhook(facts);
         }
         self.floor = self.revision;
         let now = self.now();
@@ -776,12 +776,12 @@ impl World {
 
     // Everything at once.
 
-    /// Lets everything happen that can happen without time passing, attempts included.
+    /// Runs everything that can happen without time passing, including attempts.
     pub fn settle(&mut self) {
         self.work(true);
     }
 
-    /// As [`Self::settle`], but attempts stay under way.
+    /// Like [`Self::settle`], but attempts stay in flight.
     pub fn work(&mut self, land: bool) {
         self.take_commands();
         for round in 0.. {
@@ -792,7 +792,7 @@ impl World {
         }
     }
 
-    /// Lets the next thing happen. Returns whether there was one.
+    /// Runs the next step. Returns whether there was one.
     fn step(&mut self, land: bool) -> bool {
         let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
         if !self.commands.is_empty() {
@@ -812,7 +812,7 @@ impl World {
         true
     }
 
-    /// Goes on, through time, until it is so.
+    /// Runs and advances time until a condition holds.
     pub fn run_until(&mut self, is_so: impl Fn(&Self) -> bool) {
         self.take_commands();
         while !is_so(self) {
@@ -823,7 +823,7 @@ impl World {
         }
     }
 
-    /// Goes on until nothing is left to wait for; returns the times at which something was.
+    /// Runs until no timer is left; returns the times of the timers.
     pub fn run(&mut self) {
         self.settle();
         while let Some(at) = self.dispatcher.next_timer() {
@@ -832,7 +832,7 @@ impl World {
         }
     }
 
-    /// Everybody is well, everything enabled, and time goes on.
+    /// Repairs all receivers, enables all webhooks, and advances time.
     pub fn heal(&mut self) {
         self.receivers.clear();
         self.no_secret.clear();
@@ -840,7 +840,7 @@ impl World {
             self.change_hook(&webhook, true);
         }
         self.run();
-        // What a list was too early to tell the next one tells.
+        // The next list corrects what an outdated one left out.
         self.relist();
         self.relist();
     }
@@ -863,7 +863,7 @@ impl World {
         self.dispatcher.tally(webhook).unwrap()
     }
 
-    /// The books are right at every moment.
+    /// Checks that the counters are right; holds at every moment.
     pub fn audit(&self) {
         let d = &self.dispatcher;
         let flights = d.flights.len();
@@ -901,7 +901,7 @@ impl World {
         assert_eq!(in_queues, d.jobs.len());
     }
 
-    /// Nothing is left over, and everything has arrived.
+    /// Checks that nothing is left over, and that every event has arrived.
     pub fn audit_end(&mut self) {
         self.audit();
         self.count_dropped();
