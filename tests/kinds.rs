@@ -317,7 +317,7 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
         (
             instance("sshKeys", json!(["-----BEGIN OPENSSH PRIVATE KEY-----"])),
             "spec.sshKeys[0]",
-            "this is a private one",
+            "this is a private key",
         ),
         (
             instance("privateNetwork", json!("net1")),

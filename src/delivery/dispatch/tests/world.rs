@@ -638,7 +638,11 @@ impl World {
         match change {
             HookChange::Is(facts) => self.show_webhook(facts),
             HookChange::Gone(webhook, uid) => {
-                if self.webhook_facts.get(&webhook).is_some_and(|known| known.uid == uid) {
+                if self
+                    .webhook_facts
+                    .get(&webhook)
+                    .is_some_and(|known| known.uid == uid)
+                {
                     self.webhook_facts.remove(&webhook);
                 }
                 self.dispatcher.webhook_gone(&webhook, &uid, u64::MAX);
