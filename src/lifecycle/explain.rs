@@ -1,6 +1,9 @@
 //! Why an instance differs from its spec, in words for the account holder.
 
-use super::{requests::current, summary::in_progress};
+use super::{
+    requests::current,
+    summary::{in_progress, plan_change_pending},
+};
 use crate::resources::{
     Instance, InstanceState, InstanceStatus,
     conditions::{self, READY},
@@ -40,13 +43,8 @@ pub fn explain(instance: &Instance) -> Option<Explanation> {
     }
     let pending = status.plan.filter(|plan| *plan != instance.spec.plan);
     of_condition(&status).or_else(|| {
-        pending.map(|plan| {
-            let (wanted, plan) = (instance.spec.plan.as_str(), plan.as_str());
-            let message = format!(
-                "plan {wanted} takes effect at the next reboot, or stop and start; {plan} is in effect"
-            );
-            Explanation::new("PlanChangePending", message)
-        })
+        pending
+            .map(|plan| Explanation::new("PlanChangePending", plan_change_pending(instance.spec.plan, plan)))
     })
 }
 

@@ -6,7 +6,7 @@ use super::decision::{Gate, Note, Trouble};
 use crate::{
     providers::OffCause,
     resources::{
-        Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+        Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
         conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
     },
 };
@@ -58,11 +58,7 @@ pub(super) fn describe(
     set(READY, ready, message.clone());
     match status.plan {
         Some(plan) if plan != instance.spec.plan && !reconciling && *gate == Gate::Open => {
-            let message = format!(
-                "plan {} takes effect at the next reboot, or stop and start; {} is in effect",
-                instance.spec.plan.as_str(),
-                plan.as_str()
-            );
+            let message = plan_change_pending(instance.spec.plan, plan);
             let desired = Desired {
                 type_: RESTART_REQUIRED,
                 status: Some(true),
@@ -73,6 +69,15 @@ pub(super) fn describe(
         }
         _ => conditions::remove(&mut status.conditions, RESTART_REQUIRED),
     }
+}
+
+/// What is said of a plan that is not in effect yet, beside the one that is.
+pub(super) fn plan_change_pending(wanted: Plan, in_effect: Plan) -> String {
+    format!(
+        "plan {} takes effect at the next reboot, or stop and start; {} is in effect",
+        wanted.as_str(),
+        in_effect.as_str()
+    )
 }
 
 fn summarise(
