@@ -161,12 +161,12 @@ async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> R
     product.stop().await?;
     let bare_after = bare_client::turn(&cluster, patches, sizes).await?;
 
-    // (e), (a) and (b), on one new process with all ten thousand instances.
+    // (e), (a) and (b), on new processes with all ten thousand instances.
     let mut product = Product::run(&cluster).await?;
     let large_fresh = footprint::settled(&product, sizes).await?;
     let idle = footprint::idle(&product, sizes).await?;
-    read_beside(table, &cluster, &product, baseline, &account, sizes).await?;
     product.stop().await?;
+    measure_facades(table, &cluster, baseline, &account, sizes).await?;
 
     // (c) is last, because no other part can use its objects.
     creates::measure(table, &cluster, &account, sizes).await?;
@@ -184,29 +184,30 @@ async fn measure_reads(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
     convergence::converge(&cluster, &product, &account, "all", sizes.large).await?;
-    read_beside(table, &cluster, &product, baseline, &account, sizes).await?;
     product.stop().await?;
+    measure_facades(table, &cluster, baseline, &account, sizes).await?;
     cluster.stop().await;
     Ok(())
 }
 
-async fn read_beside(
+/// Measures (a) and (b) of this build, and of another one if there is one, both started as `stellage api`.
+async fn measure_facades(
     table: &mut Table,
     cluster: &Cluster,
-    product: &Product,
     baseline: Option<&Path>,
     account: &Account,
     sizes: &Sizes,
 ) -> Result<()> {
+    let mut product = Product::api(cluster).await?;
     let mut before = match baseline {
         Some(program) => Some(Product::api_of(cluster, program).await?),
         None => None,
     };
-    reads::measure(table, cluster, product, before.as_ref(), account, sizes).await?;
+    reads::measure(table, cluster, &product, before.as_ref(), account, sizes).await?;
     if let Some(before) = &mut before {
         before.stop().await?;
     }
-    Ok(())
+    product.stop().await
 }
 
 /// Prints a line of progress.

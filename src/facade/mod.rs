@@ -67,7 +67,8 @@ impl Facade {
             rate_limits: Arc::default(),
             provisioning: duration_in_words(provisioning),
         });
-        let router = middleware::around(openapi::router(), &app, metrics);
+        let (routes, served) = openapi::router();
+        let router = middleware::around(routes, &served, &app, metrics);
         Self { app, router }
     }
 

@@ -1,7 +1,7 @@
 //! Query parameters: pages, filters, `include`.
 
-use axum::extract::Query;
 use http::Uri;
+use url::form_urlencoded;
 
 use super::error::{ApiError, Detail};
 
@@ -26,14 +26,8 @@ pub struct Parameters(Vec<(String, String)>);
 impl Parameters {
     /// The parameters of a request.
     pub fn of(uri: &Uri) -> Self {
-        let none = uri.query().is_none_or(str::is_empty);
-        Self(if none {
-            Vec::new()
-        } else {
-            Query::try_from_uri(uri)
-                .map(|Query(pairs)| pairs)
-                .unwrap_or_default()
-        })
+        let query = uri.query().unwrap_or_default();
+        Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
     }
 
     /// The value of a parameter.

@@ -1,12 +1,8 @@
 //! Rate limits: one bucket per key (GCRA), refilled evenly over the hour.
 
-use std::{
-    collections::{HashMap, HashSet},
-    num::NonZeroU32,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
 
+use foldhash::HashMap;
 use governor::{
     Quota, RateLimiter,
     clock::{Clock, DefaultClock},

@@ -66,7 +66,7 @@ pub fn delivery_name_of(id: &str) -> Option<String> {
 }
 
 fn is_suffix(text: &str) -> bool {
-    text.len() == SUFFIX && text.bytes().all(|b| ALPHABET.contains(&b))
+    text.len() == SUFFIX && text.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9'))
 }
 
 /// Whether `name` has the form `i-<16 of [a-z0-9]>`.

@@ -33,6 +33,8 @@ pub struct Served {
     pub path: String,
     /// The methods that it supports.
     pub methods: Vec<Method>,
+    /// Whether they need an API key.
+    pub needs_key: bool,
 }
 
 #[derive(OpenApi)]
@@ -79,29 +81,12 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(catalogue::plans))
         .routes(routes!(catalogue::regions))
         .routes(routes!(catalogue::images))
+        .routes(routes!(document))
 }
 
-fn document_route() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(document))
-}
-
-/// The routes, and the paths that they serve.
-pub(super) struct Routes {
-    /// Routes that need an API key.
-    pub(super) with_key: Router<Arc<App>>,
-    /// Public routes.
-    pub(super) without_key: Router<Arc<App>>,
-    /// Paths and methods of all routes.
-    pub(super) served: Vec<Served>,
-}
-
-/// The routes of the API.
-pub(super) fn router() -> Routes {
-    Routes {
-        with_key: routes().split_for_parts().0,
-        without_key: document_route().split_for_parts().0,
-        served: served(&DOCUMENT.value),
-    }
+/// The routes of the API, and the paths that they serve.
+pub(super) fn router() -> (Router<Arc<App>>, Vec<Served>) {
+    (routes().split_for_parts().0, served(&DOCUMENT.value))
 }
 
 struct Document {
@@ -110,7 +95,7 @@ struct Document {
 }
 
 static DOCUMENT: LazyLock<Document> = LazyLock::new(|| {
-    let (_, described) = routes().merge(document_route()).split_for_parts();
+    let (_, described) = routes().split_for_parts();
     let mut value = serde_json::to_value(described).unwrap_or_default();
     complete::complete(&mut value);
     Document {
@@ -143,10 +128,8 @@ fn served(document: &Value) -> Vec<Served> {
     let paths = document["paths"].as_object().into_iter().flatten();
     paths
         .map(|(path, operations)| {
-            let mut methods: Vec<Method> = operations
-                .as_object()
-                .into_iter()
-                .flatten()
+            let operations = || operations.as_object().into_iter().flatten();
+            let mut methods: Vec<Method> = operations()
                 .filter_map(|(method, _)| method.to_ascii_uppercase().parse().ok())
                 .collect();
             if methods.contains(&Method::GET) {
@@ -156,6 +139,7 @@ fn served(document: &Value) -> Vec<Served> {
             Served {
                 path: path.clone(),
                 methods,
+                needs_key: operations().any(|(_, operation)| operation.get("security").is_none()),
             }
         })
         .collect()

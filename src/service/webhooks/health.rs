@@ -36,7 +36,6 @@ impl Health {
     }
 }
 
-/// The health of a webhook's deliveries, and the reason if they are not healthy.
 /// Why a webhook is not healthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
