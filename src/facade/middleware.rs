@@ -158,7 +158,7 @@ impl Observer {
 /// Surrounds everything: request id, key, rate limit, scope, error format, panics and metrics.
 ///
 /// One service rather than two `from_fn` layers, which clone the route twice for each request and move it through four more
-/// futures: a fifth more CPU time for a read.
+/// futures.
 #[derive(Clone)]
 struct Surround<S> {
     app: Arc<App>,
