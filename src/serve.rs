@@ -25,8 +25,9 @@ use crate::{
     runtime::{
         Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
         events::Events,
+        http::tls::CertificateError,
         lease::{self, LeaderElection},
-        ops, telemetry,
+        open_files, ops, telemetry,
         watch::{Listener, Watches},
     },
     service::{self, Service},
@@ -49,6 +50,9 @@ pub enum ServeError {
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
+    /// The certificate of the REST API cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// The address is in use or not available.
     #[error("cannot listen on {address}: {source}; choose another with {flag}")]
     Bind {
@@ -93,7 +97,7 @@ pub async fn serve(
     let (health, metrics) = (Health::default(), Metrics::new());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
-    let metrics_url = url(&ops_listener);
+    let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
@@ -116,7 +120,8 @@ pub async fn serve(
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
-        api_url = Some(url(&listener));
+        let certificate = settings.certificate()?;
+        api_url = Some(url(&listener, certificate.is_some()));
         let service = Arc::new(service(&common, &watches, clock.clone()));
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
@@ -127,10 +132,11 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
+        let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                facade.serve(listener, shutdown, grace).await;
+                facade.serve(listener, limits, certificate, shutdown, grace).await;
                 Ok(())
             }),
         ));
@@ -365,7 +371,8 @@ async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, Se
 }
 
 /// The URL under which a listener can be reached from this machine.
-fn url(listener: &TcpListener) -> String {
+fn url(listener: &TcpListener, is_tls: bool) -> String {
+    let scheme = if is_tls { "https" } else { "http" };
     listener.local_addr().map_or_else(
         |_| String::new(),
         |address| {
@@ -379,7 +386,7 @@ fn url(listener: &TcpListener) -> String {
             } else {
                 host
             };
-            format!("http://{host}:{}", address.port())
+            format!("{scheme}://{host}:{}", address.port())
         },
     )
 }

@@ -126,7 +126,7 @@ impl ReceiverSettings {
 }
 
 /// Parses an address range or a single address.
-fn range(text: &str) -> Result<IpNet, &'static str> {
+pub fn range(text: &str) -> Result<IpNet, &'static str> {
     let text = text.trim();
     text.parse()
         .or_else(|_| text.parse().map(|address: std::net::IpAddr| IpNet::from(address)))
