@@ -412,7 +412,7 @@ fn parameters() -> Value {
         },
         "IdempotencyKey": {
             "name": "Idempotency-Key", "in": "header",
-            "description": "Requests with the same key and body are carried out once, however often they are sent; the answer to a repetition has the header `Idempotency-Replayed: true`. The same key with another body is refused with 422 `idempotency_key_reused`. For actions, each object remembers the last 256 keys.",
+            "description": "Requests with the same key and body are carried out once, however often they are sent; the answer to a repetition has the header `Idempotency-Replayed: true`. The same key with another body is refused with 422 `idempotency_key_reused`. For actions, each object remembers the last 16 keys; a create is remembered for as long as its object exists.",
             "schema": { "type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$" },
             "example": "5f0c2a3e-9f5b-4f5e-8a57-1f9b4ef0e7b1",
         },
