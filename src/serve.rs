@@ -122,7 +122,7 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = Arc::new(service(&common, &watches, clock.clone()));
+        let service = Arc::new(service(&common, &settings, &watches, clock.clone()));
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -182,9 +182,14 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) -> Service {
+fn service(
+    common: &CommonSettings,
+    settings: &ApiSettings,
+    watches: &Watches,
+    clock: Arc<dyn Clock>,
+) -> Service {
     let rules = common.receivers.rules();
-    Service::new(service::Dependencies {
+    let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
         clock,
@@ -193,7 +198,8 @@ fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) ->
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),
         }),
-    })
+    };
+    Service::with_calls(dependencies, settings.max_api_calls.into())
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;

@@ -106,6 +106,10 @@ pub struct ApiSettings {
     )]
     pub trusted_proxies: Vec<IpNet>,
 
+    /// Calls of the API server that the REST API makes at the same time; accounts take turns, and one gets at most half of them
+    #[arg(long, env = "STELLAGE_MAX_API_CALLS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    pub max_api_calls: u16,
+
     /// PEM file with the certificate of the REST API and its intermediates; with it, the API speaks TLS only
     #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
