@@ -17,13 +17,14 @@ use crate::{
         instance::InstanceController,
         webhook::{self, WebhookController},
     },
-    delivery::{ClientError, ReceiverClient, ReceiverUrl},
+    delivery::{ClientError, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
         lease::{self, LeaderElection},
@@ -94,6 +95,7 @@ pub async fn serve(
     let shutdown = shutdown_on_signals()?;
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
+    let api_server = config.cluster_url.host().map(ToOwned::to_owned);
     let (health, metrics) = (Health::default(), Metrics::new());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
@@ -114,6 +116,18 @@ pub async fn serve(
         watches.shutdown.clone(),
     ));
 
+    let rules = common.receivers.rules();
+    if !common.receivers.receiver_allow_cluster {
+        let addresses = ClusterAddresses {
+            client: watches.client.clone(),
+            api_server,
+            given: common.receivers.own_addresses.clone(),
+        };
+        rules.own.replace(addresses.known_at_once());
+        let own = rules.own.clone();
+        tokio::spawn(addresses.follow(move |ranges| own.replace(ranges), watches.shutdown.clone()));
+    }
+
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -122,7 +136,13 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = Arc::new(service(&common, &settings, &watches, clock.clone()));
+        let service = Arc::new(service(
+            &common,
+            &settings,
+            rules.clone(),
+            &watches,
+            clock.clone(),
+        ));
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -142,7 +162,7 @@ pub async fn serve(
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, &watches, clock))
+        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
     if let Some(controllers) = &controllers {
@@ -185,10 +205,10 @@ pub async fn serve(
 fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
+    rules: TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
 ) -> Service {
-    let rules = common.receivers.rules();
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
@@ -242,12 +262,12 @@ impl Controllers {
     fn new(
         settings: ControllerSettings,
         common: &CommonSettings,
+        rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
-        let rules = common.receivers.rules();
         let webhooks = WebhookController::new(
             webhook::Deps {
                 client: watches.client.clone(),

@@ -3,6 +3,7 @@
 //! - [`backoff`]: retry delays per object;
 //! - [`client`]: the client of the API server, and calls with a timeout;
 //! - [`clock`]: time as a parameter;
+//! - [`cluster_addresses`]: the addresses of the cluster and of this machine;
 //! - [`events`]: Kubernetes Events, published in the background;
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
@@ -18,6 +19,7 @@
 pub mod backoff;
 pub mod client;
 pub mod clock;
+pub mod cluster_addresses;
 pub mod events;
 pub mod fair_permits;
 pub mod fair_queue;
