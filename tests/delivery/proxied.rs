@@ -27,7 +27,10 @@ async fn deliveries_go_through_the_proxy_under_the_name_of_the_receiver() {
     let outcome = through(&proxy, "ada:p%40ss@").post(&url).await;
     assert!(outcome.is_success(), "{outcome:?}");
     assert_eq!(receiver.count(), 1);
-    assert_eq!(proxy.targets(), [format!("hooks.receiver.test:{}", receiver.port())]);
+    assert_eq!(
+        proxy.targets(),
+        [format!("hooks.receiver.test:{}", receiver.port())]
+    );
 
     for credentials in ["", "ada:wrong@"] {
         let outcome = through(&proxy, credentials).post(&url).await;
@@ -41,7 +44,10 @@ async fn deliveries_go_through_the_proxy_under_the_name_of_the_receiver() {
 async fn a_proxy_that_makes_no_connection_is_a_failed_attempt() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let url = receiver.url_by("hooks.receiver.test");
-    for (proxying, label) in [(Proxying::Refuses, "proxy"), (Proxying::IsSilent, "connect_timeout")] {
+    for (proxying, label) in [
+        (Proxying::Refuses, "proxy"),
+        (Proxying::IsSilent, "connect_timeout"),
+    ] {
         let proxy = ConnectProxy::start(proxying).await;
         let outcome = through(&proxy, "").post(&url).await;
         assert_eq!(outcome.label(), label, "{proxying:?}: {outcome:?}");
@@ -57,7 +63,13 @@ async fn a_proxy_that_makes_no_connection_is_a_failed_attempt() {
 async fn what_is_forbidden_does_not_reach_the_proxy() {
     let proxy = ConnectProxy::start(Proxying::Connects).await;
     let sender = through(&proxy, "");
-    for host in ["127.0.0.1", "10.0.0.5", "kubernetes.default.svc", "[fd00::1]", "hooks.example.com:22"] {
+    for host in [
+        "127.0.0.1",
+        "10.0.0.5",
+        "kubernetes.default.svc",
+        "[fd00::1]",
+        "hooks.example.com:22",
+    ] {
         let outcome = sender.post(&format!("https://{host}/")).await;
         assert!(outcome.label().starts_with("forbidden_"), "{host}: {outcome:?}");
     }

@@ -77,7 +77,9 @@ async fn serve(client: TcpStream, proxying: Proxying, targets: Arc<Mutex<Vec<Str
         }
         head.push(line.trim_end().to_owned());
     }
-    let target = head[0].strip_prefix("CONNECT ").and_then(|rest| rest.strip_suffix(" HTTP/1.1"));
+    let target = head[0]
+        .strip_prefix("CONNECT ")
+        .and_then(|rest| rest.strip_suffix(" HTTP/1.1"));
     let target = target.expect("a CONNECT request").to_owned();
     let authorization = head.iter().find_map(|line| {
         let (name, value) = line.split_once(": ")?;
