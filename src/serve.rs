@@ -17,16 +17,18 @@ use crate::{
         instance::InstanceController,
         webhook::{self, WebhookController},
     },
-    delivery::{ClientError, ReceiverClient, ReceiverUrl},
+    delivery::{ClientError, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        cluster_addresses::ClusterAddresses,
         events::Events,
+        http::tls::CertificateError,
         lease::{self, LeaderElection},
-        ops, telemetry,
+        open_files, ops, telemetry,
         watch::{Listener, Watches},
     },
     service::{self, Service},
@@ -49,6 +51,9 @@ pub enum ServeError {
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
+    /// The certificate of the REST API cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// The address is in use or not available.
     #[error("cannot listen on {address}: {source}; choose another with {flag}")]
     Bind {
@@ -90,10 +95,11 @@ pub async fn serve(
     let shutdown = shutdown_on_signals()?;
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
+    let api_server = config.cluster_url.host().map(ToOwned::to_owned);
     let (health, metrics) = (Health::default(), Metrics::new());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
-    let metrics_url = url(&ops_listener);
+    let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
@@ -110,14 +116,33 @@ pub async fn serve(
         watches.shutdown.clone(),
     ));
 
+    let rules = common.receivers.rules();
+    if !common.receivers.receiver_allow_cluster {
+        let addresses = ClusterAddresses {
+            client: watches.client.clone(),
+            api_server,
+            given: common.receivers.own_addresses.clone(),
+        };
+        rules.own.replace(addresses.known_at_once());
+        let own = rules.own.clone();
+        tokio::spawn(addresses.follow(move |ranges| own.replace(ranges), watches.shutdown.clone()));
+    }
+
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
         let listener = bind(settings.listen, "--listen").await?;
-        api_url = Some(url(&listener));
-        let service = Arc::new(service(&common, &watches, clock.clone()));
+        let certificate = settings.certificate()?;
+        api_url = Some(url(&listener, certificate.is_some()));
+        let service = Arc::new(service(
+            &common,
+            &settings,
+            rules.clone(),
+            &watches,
+            clock.clone(),
+        ));
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -127,16 +152,17 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
+        let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                facade.serve(listener, shutdown, grace).await;
+                facade.serve(listener, limits, certificate, shutdown, grace).await;
                 Ok(())
             }),
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, &watches, clock))
+        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
     if let Some(controllers) = &controllers {
@@ -176,9 +202,14 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) -> Service {
-    let rules = common.receivers.rules();
-    Service::new(service::Dependencies {
+fn service(
+    common: &CommonSettings,
+    settings: &ApiSettings,
+    rules: TargetRules,
+    watches: &Watches,
+    clock: Arc<dyn Clock>,
+) -> Service {
+    let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
         clock,
@@ -187,7 +218,8 @@ fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) ->
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),
         }),
-    })
+    };
+    Service::with_calls(dependencies, settings.max_api_calls.into())
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -230,12 +262,12 @@ impl Controllers {
     fn new(
         settings: ControllerSettings,
         common: &CommonSettings,
+        rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
-        let rules = common.receivers.rules();
         let webhooks = WebhookController::new(
             webhook::Deps {
                 client: watches.client.clone(),
@@ -365,7 +397,8 @@ async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, Se
 }
 
 /// The URL under which a listener can be reached from this machine.
-fn url(listener: &TcpListener) -> String {
+fn url(listener: &TcpListener, is_tls: bool) -> String {
+    let scheme = if is_tls { "https" } else { "http" };
     listener.local_addr().map_or_else(
         |_| String::new(),
         |address| {
@@ -379,7 +412,7 @@ fn url(listener: &TcpListener) -> String {
             } else {
                 host
             };
-            format!("http://{host}:{}", address.port())
+            format!("{scheme}://{host}:{}", address.port())
         },
     )
 }

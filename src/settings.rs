@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::Args;
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     catalogue::Catalogue,
@@ -11,7 +11,13 @@ use crate::{
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
     resources::validation,
-    runtime::lease::LeaseTimes,
+    runtime::{
+        http::{
+            Limits,
+            tls::{Certificate, CertificateError},
+        },
+        lease::LeaseTimes,
+    },
 };
 
 /// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
@@ -81,6 +87,58 @@ pub struct ApiSettings {
     /// Address of the REST API; port 0 takes a free one
     #[arg(long, env = "STELLAGE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
+
+    /// Connections at the same time; beyond that, the one that has been idle for the longest time is closed
+    #[arg(long, env = "STELLAGE_MAX_CONNECTIONS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
+
+    /// Connections at the same time from one address (from one /64, with IPv6)
+    #[arg(long, env = "STELLAGE_MAX_CONNECTIONS_PER_PEER", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections_per_peer: u32,
+
+    /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them
+    #[arg(
+        long = "trusted-proxies",
+        env = "STELLAGE_TRUSTED_PROXIES",
+        value_name = "CIDR",
+        value_delimiter = ',',
+        value_parser = crate::delivery::settings::range
+    )]
+    pub trusted_proxies: Vec<IpNet>,
+
+    /// Calls of the API server that the REST API makes at the same time; accounts take turns, and one gets at most half of them
+    #[arg(long, env = "STELLAGE_MAX_API_CALLS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    pub max_api_calls: u16,
+
+    /// PEM file with the certificate of the REST API and its intermediates; with it, the API speaks TLS only
+    #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of --tls-cert; both are read again when they change
+    #[arg(long, env = "STELLAGE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+}
+
+impl ApiSettings {
+    /// The certificate of the API, if it speaks TLS.
+    pub fn certificate(&self) -> Result<Option<Certificate>, CertificateError> {
+        let files = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        files
+            .map(|(chain, key)| Certificate::load(chain, key))
+            .transpose()
+    }
+
+    /// What the clients of the API are granted.
+    pub fn limits(&self) -> Limits {
+        let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        Limits {
+            trusted: self.trusted_proxies.clone(),
+            ..Limits::of(
+                number(self.max_connections),
+                number(self.max_connections_per_peer),
+            )
+        }
+    }
 }
 
 /// Settings of the controllers.

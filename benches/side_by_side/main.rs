@@ -9,6 +9,7 @@
 //! - (c) creates through REST (`creates`), compared with posting the same objects to the API server;
 //! - (d) the time until 5,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
 //! - (e) memory and CPU time of `stellage run` (`footprint`);
+//! - a client's latency under hostile connections (`attack`), compared with the same client without them;
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
@@ -20,11 +21,12 @@
 //! makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to stderr, the table to stdout. `--quick` tests the bench itself; its numbers are meaningless. Parts can be
-//! selected by name: `instances`, `reads` (only (a) and (b) of them), `webhooks`, or one of `webhooks-sender`,
+//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `webhooks`, or one of `webhooks-sender`,
 //! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
 //! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
 mod account;
+mod attack;
 mod bare_client;
 mod bare_handler;
 mod cluster;
@@ -76,6 +78,7 @@ struct Wanted {
     sizes: Sizes,
     instances: bool,
     reads: bool,
+    connections: bool,
     /// Another build of `stellage` to compare reads with.
     baseline: Option<PathBuf>,
     webhooks: Vec<Part>,
@@ -87,6 +90,7 @@ impl Wanted {
             sizes: Sizes::FULL,
             instances: false,
             reads: false,
+            connections: false,
             baseline: None,
             webhooks: Vec::new(),
         };
@@ -103,21 +107,23 @@ impl Wanted {
                 }
                 "instances" => wanted.instances = true,
                 "reads" => wanted.reads = true,
+                "connections" => wanted.connections = true,
                 "webhooks" => wanted.webhooks.extend(Part::ALL),
                 name => {
                     let part = Part::ALL.into_iter().find(|part| part.name() == name);
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, webhooks, {names})"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, webhooks, {names})"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
                 }
             }
         }
-        if !wanted.instances && !wanted.reads && wanted.webhooks.is_empty() {
+        if !wanted.instances && !wanted.reads && !wanted.connections && wanted.webhooks.is_empty() {
             wanted.instances = true;
+            wanted.connections = true;
             wanted.webhooks.extend(Part::ALL);
         }
         Ok(wanted)
@@ -129,6 +135,9 @@ impl Wanted {
             measure(&mut table, self.baseline.as_deref(), &self.sizes).await?;
         } else if self.reads {
             measure_reads(&mut table, self.baseline.as_deref(), &self.sizes).await?;
+        }
+        if self.connections {
+            attack::measure(&mut table, &self.sizes).await?;
         }
         for part in self.webhooks {
             part.measure(&mut table, &self.sizes).await?;

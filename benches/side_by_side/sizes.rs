@@ -28,6 +28,8 @@ pub struct Sizes {
     pub finished: u64,
     /// Pending deliveries whose memory is measured.
     pub pending: u64,
+    /// Hostile connections to the facade.
+    pub hostile_connections: usize,
     /// How long healthy receivers are measured, without and with hostile ones.
     pub hostile: Duration,
 }
@@ -47,6 +49,7 @@ impl Sizes {
         webhooks: &[0, 1, 5, 50],
         finished: 100_000,
         pending: 10_000,
+        hostile_connections: 10_000,
         hostile: Duration::from_secs(60),
     };
 
@@ -64,6 +67,7 @@ impl Sizes {
         webhooks: &[0, 1, 5, 50],
         finished: 5_000,
         pending: 500,
+        hostile_connections: 500,
         hostile: Duration::from_secs(15),
     };
 }

@@ -52,6 +52,11 @@ impl Target {
         })
     }
 
+    /// The server's address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A complete request, which can be sent any number of times.
     pub fn request(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Vec<u8> {
         let Self { address, token, .. } = self;

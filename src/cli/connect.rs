@@ -52,7 +52,7 @@ impl Cluster {
     fn failure(&self, doing: &str, error: &CallError) -> Failure {
         let Some(status) = error.status() else {
             let reason = match error {
-                CallError::Timeout => error.to_string(),
+                CallError::Timeout | CallError::Busy => error.to_string(),
                 CallError::Api(error) => innermost(error),
             };
             let url = self.url.clone();

@@ -94,6 +94,9 @@ pub enum AttemptError {
     /// The TCP connection timed out.
     #[error("no connection to the receiver within {} s", .0.as_secs_f64())]
     ConnectTimeout(Duration),
+    /// The operator's proxy made no connection, for this reason.
+    #[error("the proxy of this service made no connection to the receiver: {0}")]
+    Proxy(&'static str),
     /// The TLS handshake timed out.
     #[error("the TLS handshake with the receiver did not finish within {} s", .0.as_secs_f64())]
     TlsTimeout(Duration),
@@ -143,6 +146,7 @@ impl AttemptError {
             Self::NoAddress | Self::Dns => "dns",
             Self::Connect(_) => "connect",
             Self::ConnectTimeout(_) => "connect_timeout",
+            Self::Proxy(_) => "proxy",
             Self::TlsTimeout(_) => "tls_timeout",
             Self::TlsExpired => "tls_expired",
             Self::TlsUnknownIssuer => "tls_unknown_issuer",
@@ -180,6 +184,7 @@ impl From<&ConnectError> for AttemptError {
             ConnectError::Lookup => Self::Dns,
             ConnectError::Tcp(reason) => Self::Connect(reason),
             ConnectError::TcpTimeout(limit) => Self::ConnectTimeout(*limit),
+            ConnectError::Proxy(reason) => Self::Proxy(reason),
             ConnectError::TlsTimeout(limit) => Self::TlsTimeout(*limit),
             ConnectError::Tls(error) => of_tls(error),
             ConnectError::Closed => Self::Reset,

@@ -45,7 +45,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    AttemptError, AttemptOutcome, ReceiverUrl, RetryAfter, TargetRules,
+    AttemptError, AttemptOutcome, ProxyUrl, ReceiverUrl, RetryAfter, TargetRules,
     attempt::MAX_RESPONSE,
     connect_error::{ConnectError, find},
     connector::{Allowance, Connector},
@@ -88,6 +88,8 @@ pub struct ClientSettings {
     pub extra_ca: Option<PathBuf>,
     /// DNS servers to use instead of the system's.
     pub name_servers: Vec<SocketAddr>,
+    /// The proxy to connect through. It looks up names, so it must check their addresses.
+    pub proxy: Option<ProxyUrl>,
 }
 
 impl Default for ClientSettings {
@@ -99,6 +101,7 @@ impl Default for ClientSettings {
             idle_timeout: Duration::from_secs(4),
             extra_ca: None,
             name_servers: Vec::new(),
+            proxy: None,
         }
     }
 }
@@ -145,7 +148,11 @@ impl ReceiverClient {
         let rules = Arc::new(rules);
         let resolver = GuardedResolver::new(&settings.name_servers, rules.clone())?;
         let roots = authorities(load_native_certs(), settings.extra_ca.as_deref())?;
-        let connector = Connector::new(resolver, Arc::new(tls(roots)?), settings.connect_timeout);
+        let tls = Arc::new(tls(roots)?);
+        let connector = match &settings.proxy {
+            Some(proxy) => Connector::through(proxy, tls, settings.connect_timeout),
+            None => Connector::new(resolver, tls, settings.connect_timeout),
+        };
         let http = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())

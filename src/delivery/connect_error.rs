@@ -22,6 +22,9 @@ pub enum ConnectError {
     /// No address accepted a TCP connection in time.
     #[error("the TCP connection timed out")]
     TcpTimeout(Duration),
+    /// The proxy could not be reached, or did not connect to the receiver, for this reason.
+    #[error("{0}")]
+    Proxy(&'static str),
     /// The TLS handshake did not finish in time.
     #[error("the TLS handshake timed out")]
     TlsTimeout(Duration),

@@ -16,7 +16,7 @@ use std::{
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::{
-    client::legacy::connect::{Connected, Connection, HttpConnector},
+    client::legacy::connect::{Connected, Connection, HttpConnector, proxy::Tunnel},
     rt::TokioIo,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -29,6 +29,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::Service;
 
 use super::{
+    ProxyUrl,
     connect_error::{ConnectError, find},
     resolver::GuardedResolver,
 };
@@ -46,19 +47,25 @@ const LARGEST_ALLOWANCE: u64 = 2 * 1024 * 1024;
 /// Opens connections for the HTTP client. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connector {
-    tcp: HttpConnector<GuardedResolver>,
+    tcp: Dialer,
     tls: TlsConnector,
     timeout: Duration,
 }
 
+/// Opens TCP connections to receivers.
+#[derive(Clone)]
+enum Dialer {
+    /// To the addresses that the resolver allows.
+    Direct(HttpConnector<GuardedResolver>),
+    /// Through a proxy, to the host of the URL; boxed, because it is large.
+    Proxy(Box<Tunnel<HttpConnector>>),
+}
+
+type TunnelError = <Tunnel<HttpConnector> as Service<Uri>>::Error;
+
 impl Connector {
     pub(super) fn new(resolver: GuardedResolver, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
-        let mut tcp = HttpConnector::new_with_resolver(resolver);
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        // hyper divides this among the addresses, so that an unreachable first one leaves time for the others.
-        tcp.set_connect_timeout(Some(timeout));
-        tcp.set_recv_buffer_size(Some(RECEIVE_BUFFER));
+        let tcp = Dialer::Direct(dialer(HttpConnector::new_with_resolver(resolver), timeout));
         Self {
             tcp,
             tls: tls.into(),
@@ -66,13 +73,33 @@ impl Connector {
         }
     }
 
+    /// A connector that goes through a proxy.
+    pub(super) fn through(proxy: &ProxyUrl, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
+        let tunnel = Tunnel::new(proxy.uri().clone(), dialer(HttpConnector::new(), timeout));
+        let tunnel = match proxy.authorization() {
+            Some(header) => tunnel.with_auth(header.clone()),
+            None => tunnel,
+        };
+        Self {
+            tcp: Dialer::Proxy(Box::new(tunnel)),
+            tls: tls.into(),
+            timeout,
+        }
+    }
+
+    async fn dial(&mut self, uri: Uri) -> Result<TokioIo<TcpStream>, ConnectError> {
+        match &mut self.tcp {
+            Dialer::Direct(tcp) => tcp.call(uri).await.map_err(|error| self.of_tcp(&error)),
+            Dialer::Proxy(tunnel) => tunnel.call(uri).await.map_err(|error| of_proxy(&error)),
+        }
+    }
+
     async fn connect(mut self, uri: Uri) -> Result<ReceiverStream, ConnectError> {
         let deadline = Instant::now() + self.timeout;
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        let tcp = tokio::time::timeout_at(deadline, self.tcp.call(uri))
+        let tcp = tokio::time::timeout_at(deadline, self.dial(uri))
             .await
-            .map_err(|_| ConnectError::TcpTimeout(self.timeout))?
-            .map_err(|error| self.of_tcp(&error))?;
+            .map_err(|_| ConnectError::TcpTimeout(self.timeout))??;
         let name = ServerName::try_from(host).map_err(|_| ConnectError::NoAddress)?;
         let stream = Metered {
             inner: tcp.into_inner(),
@@ -102,6 +129,24 @@ impl Connector {
             }
         }
     }
+}
+
+fn dialer<R>(mut tcp: HttpConnector<R>, timeout: Duration) -> HttpConnector<R> {
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    // hyper divides this among the addresses, so that an unreachable first one leaves time for the others.
+    tcp.set_connect_timeout(Some(timeout));
+    tcp.set_recv_buffer_size(Some(RECEIVE_BUFFER));
+    tcp
+}
+
+fn of_proxy(error: &TunnelError) -> ConnectError {
+    tracing::debug!(%error, "the proxy made no connection");
+    ConnectError::Proxy(match error {
+        TunnelError::ConnectFailed(_) => "the proxy cannot be reached",
+        TunnelError::ProxyAuthRequired => "the proxy does not take this service's credentials",
+        _ => "the proxy refused it",
+    })
 }
 
 fn of_tls(error: &io::Error) -> ConnectError {

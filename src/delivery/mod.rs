@@ -10,13 +10,14 @@
 //! Allowed receivers:
 //!
 //! - [`target`]: checks the URL of a receiver;
-//! - [`rules`]: which addresses and names are allowed; `addresses`: those that are never public.
+//! - [`rules`]: which addresses, names and ports are allowed; `addresses`: those that are never public; [`own_ranges`]: those
+//!   of the cluster itself; `ports`: those of other protocols.
 //!
 //! The HTTP client:
 //!
 //! - [`client`]: makes an attempt, which is one POST;
-//! - [`resolver`]: looks up names and returns only allowed addresses; `connector`: dials exactly those, and limits how much a
-//!   receiver may send; `connect_error`: why a connection failed;
+//! - [`resolver`]: looks up names and returns only allowed addresses; `connector`: dials exactly those, or goes through
+//!   a [`proxy`], and limits how much a receiver may send; `connect_error`: why a connection failed;
 //! - [`attempt`]: the outcome of an attempt, with messages for the account holder.
 //!
 //! - [`settings`]: the flags for all of this.
@@ -30,6 +31,9 @@ pub mod client;
 mod connect_error;
 mod connector;
 pub mod dispatch;
+pub mod own_ranges;
+mod ports;
+pub mod proxy;
 pub mod resolver;
 pub mod rules;
 pub mod schedule;
@@ -39,6 +43,8 @@ pub mod target;
 
 pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
 pub use client::{ClientError, ClientSettings, ReceiverClient};
+pub use own_ranges::OwnRanges;
+pub use proxy::ProxyUrl;
 pub use rules::{Forbidden, TargetRules};
 pub use schedule::RetrySchedule;
 pub use settings::{DeliverySettings, ReceiverSettings};

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use thiserror::Error;
 
-use super::addresses;
+use super::{OwnRanges, addresses, ports};
 
 /// Suffixes of names in the local network or cluster (RFC 6762, RFC 8375, ICANN's reservation of `internal`, and those of
 /// Kubernetes). The cluster's domain is checked in addition.
@@ -34,6 +34,10 @@ pub struct TargetRules {
     pub deny_names: Vec<String>,
     /// The DNS domain of the cluster, whose names are internal.
     pub cluster_domain: String,
+    /// Address ranges of the cluster itself. They count as denied.
+    pub own: OwnRanges,
+    /// Ports to allow although they belong to other protocols than HTTP.
+    pub allow_ports: Vec<u16>,
 }
 
 impl Default for TargetRules {
@@ -45,6 +49,8 @@ impl Default for TargetRules {
             allow_names: Vec::new(),
             deny_names: Vec::new(),
             cluster_domain: "cluster.local".to_owned(),
+            own: OwnRanges::default(),
+            allow_ports: Vec::new(),
         }
     }
 }
@@ -55,7 +61,7 @@ pub enum Forbidden {
     /// The built-in rules forbid it.
     #[error("{0}")]
     BuiltIn(&'static str),
-    /// It is in a range that the administrator has denied.
+    /// It is in a range that the administrator has denied, or belongs to the cluster. Tenants need not know which.
     #[error("an address that the administrator has denied")]
     Denied,
 }
@@ -100,14 +106,22 @@ impl TargetRules {
     fn administrator_on(&self, address: IpAddr) -> Option<bool> {
         let inner = addresses::mapped(address).map(IpAddr::from);
         // The prefix lengths of IPv4 ranges are converted to those of mapped addresses, to compare them with IPv6 ones.
+        let width = |range: &IpNet| range.prefix_len() + if range.addr().is_ipv4() { 96 } else { 0 };
         let narrowest = |ranges: &[IpNet]| {
             ranges
                 .iter()
                 .filter(|range| range.contains(&address) || inner.is_some_and(|inner| range.contains(&inner)))
-                .map(|range| range.prefix_len() + if range.addr().is_ipv4() { 96 } else { 0 })
+                .map(width)
                 .max()
         };
-        narrower(narrowest(&self.allow), narrowest(&self.deny))
+        let own = self.own.narrowest(inner.unwrap_or(address));
+        let denied = narrowest(&self.deny).max(own.as_ref().map(width));
+        narrower(narrowest(&self.allow), denied)
+    }
+
+    /// Whether receivers may use this port.
+    pub(super) fn allows_port(&self, port: u16) -> bool {
+        !ports::is_of_another_protocol(port) || self.allow_ports.contains(&port)
     }
 
     /// Checks whether a name is allowed. `name` must be in lower case and without a final dot.
@@ -200,6 +214,44 @@ mod tests {
         assert!(
             !check("64:ff9b::127.0.0.1") && !check("64:ff9b::169.254.169.254") && !check("2002:a00:1::1")
         );
+    }
+
+    #[test]
+    fn the_clusters_own_addresses_are_denied_even_in_an_allowed_range() {
+        let rules = allowing(&["10.0.0.0/8", "127.0.0.0/8", "10.96.7.0/24"]);
+        let ranges = ["10.96.0.0/12", "198.51.7.9/32", "127.0.0.1/32", "2a00:1::/48"];
+        // Clones share what is learned later.
+        let clone = rules.clone();
+        rules.own.replace(ranges.map(|range| range.parse().unwrap()));
+        let check = |address: &str| clone.check_address(address.parse().unwrap());
+        for denied in ["10.96.0.1", "::ffff:10.97.0.1", "198.51.7.9", "2a00:1::5"] {
+            assert_eq!(check(denied), Err(Forbidden::Denied), "{denied}");
+        }
+        for allowed in ["10.1.2.3", "10.96.7.1", "127.0.0.1", "198.51.7.8", "2a00:2::5"] {
+            assert_eq!(check(allowed), Ok(()), "{allowed}");
+        }
+    }
+
+    #[test]
+    fn a_port_of_another_protocol_is_refused_unless_it_is_allowed() {
+        let rules = TargetRules {
+            allow_ports: vec![6379],
+            ..TargetRules::default()
+        };
+        for port in [22, 25, 5432, 10250] {
+            let error = parse(&format!("https://example.com:{port}/"), &rules).unwrap_err();
+            let message = error.to_string();
+            assert!(
+                error.label() == "forbidden_port" && message.contains(&port.to_string()),
+                "{message}"
+            );
+        }
+        for port in [443, 6379, 8443] {
+            assert!(
+                parse(&format!("https://example.com:{port}/"), &rules).is_ok(),
+                "{port}"
+            );
+        }
     }
 
     #[test]

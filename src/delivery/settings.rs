@@ -6,7 +6,7 @@ use clap::Args;
 use ipnet::IpNet;
 
 use super::{
-    ClientSettings, RetrySchedule, TargetRules,
+    ClientSettings, OwnRanges, ProxyUrl, RetrySchedule, TargetRules,
     dispatch::{DeliveryLog, Limits},
 };
 
@@ -92,6 +92,29 @@ pub struct ReceiverSettings {
     #[arg(long, env = "STELLAGE_CLUSTER_DOMAIN", value_name = "NAME", default_value = "cluster.local", value_parser = suffix)]
     pub cluster_domain: String,
 
+    /// Let receivers have addresses of the cluster itself (its services, pods and nodes, this pod) where --receiver-allow allows
+    /// them or they are public; by default they are denied
+    #[arg(long, env = "STELLAGE_RECEIVER_ALLOW_CLUSTER")]
+    pub receiver_allow_cluster: bool,
+
+    /// Addresses of this pod and its node, which receivers may not have: status.podIPs and status.hostIPs, through the downward
+    /// API; those of network interfaces are known anyway
+    #[arg(long, env = "STELLAGE_OWN_ADDRESSES", value_name = "ADDRESS", value_delimiter = ',', value_parser = range)]
+    pub own_addresses: Vec<IpNet>,
+
+    /// Ports to allow for receivers although they belong to other protocols than HTTP, such as 6379
+    #[arg(
+        long = "receiver-allow-port",
+        env = "STELLAGE_RECEIVER_ALLOW_PORT",
+        value_name = "PORT",
+        value_delimiter = ','
+    )]
+    pub receiver_allow_port: Vec<u16>,
+
+    /// Proxy that connects to receivers (HTTP CONNECT) and checks their addresses: http://[USER:PASSWORD@]HOST:PORT
+    #[arg(long, env = "STELLAGE_RECEIVER_PROXY", value_name = "URL", hide_env_values = true, value_parser = ProxyUrl::parse)]
+    pub receiver_proxy: Option<ProxyUrl>,
+
     /// Seconds until a receiver must have answered an attempt, including the connection
     #[arg(long, env = "STELLAGE_RECEIVER_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub receiver_timeout_seconds: u64,
@@ -110,6 +133,8 @@ impl ReceiverSettings {
             allow_names: self.receiver_allow_name.clone(),
             deny_names: self.receiver_deny_name.clone(),
             cluster_domain: self.cluster_domain.clone(),
+            own: OwnRanges::default(),
+            allow_ports: self.receiver_allow_port.clone(),
         }
     }
 
@@ -120,13 +145,14 @@ impl ReceiverSettings {
             connect_timeout: Duration::from_secs(self.receiver_connect_timeout_seconds),
             extra_ca: self.receiver_ca.clone(),
             name_servers: self.receiver_name_server.clone(),
+            proxy: self.receiver_proxy.clone(),
             ..ClientSettings::default()
         }
     }
 }
 
 /// Parses an address range or a single address.
-fn range(text: &str) -> Result<IpNet, &'static str> {
+pub fn range(text: &str) -> Result<IpNet, &'static str> {
     let text = text.trim();
     text.parse()
         .or_else(|_| text.parse().map(|address: std::net::IpAddr| IpNet::from(address)))
@@ -190,6 +216,9 @@ mod tests {
             "--receiver-deny-name=..",
             "--receiver-timeout-seconds=0",
             "--receiver-name-server=127.0.0.1",
+            "--receiver-allow-port=ssh",
+            "--receiver-proxy=socks5://proxy.example",
+            "--own-addresses=here",
         ] {
             assert!(Command::try_parse_from(["stellage", wrong]).is_err(), "{wrong}");
         }

@@ -41,6 +41,11 @@ pub enum UrlError {
     /// Port 0.
     #[error("must have a port from 1 to 65535, or none for 443")]
     Port,
+    /// A port of another protocol than HTTP.
+    #[error(
+        "must have another port: {0} belongs to another protocol than HTTP; only an administrator can allow it"
+    )]
+    ForbiddenPort(u16),
     /// Not a URL, for this reason.
     #[error("must be a URL such as https://hooks.example.com/stellage ({0})")]
     Malformed(String),
@@ -69,6 +74,7 @@ impl UrlError {
         match self {
             Self::Address { .. } => "forbidden_address",
             Self::InternalName(_) | Self::DeniedName(_) => "forbidden_name",
+            Self::ForbiddenPort(_) => "forbidden_port",
             _ => "invalid_url",
         }
     }
@@ -116,6 +122,11 @@ impl ReceiverUrl {
         let mut url = Url::parse(text).map_err(|error| UrlError::Malformed(error.to_string()))?;
         if url.port() == Some(0) {
             return Err(UrlError::Port);
+        }
+        if let Some(port) = url.port()
+            && !rules.allows_port(port)
+        {
+            return Err(UrlError::ForbiddenPort(port));
         }
         match url.host() {
             Some(Host::Ipv4(address)) => check_literal(rules, address.into())?,

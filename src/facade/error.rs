@@ -15,6 +15,8 @@ use crate::service::error::{Error as ServiceError, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
+    /// 400: the request is not valid HTTP.
+    BadRequest,
     /// 400: the body is missing or not JSON.
     JsonError,
     /// 401: the API key is missing or not valid.
@@ -29,6 +31,8 @@ pub enum ErrorCode {
     NotFound,
     /// 405: the path does not support the method; `Allow` lists those that it does.
     MethodNotAllowed,
+    /// 408: the head of the request did not arrive in time.
+    RequestTimeout,
     /// 409: the object changed during the request; read it and try again.
     Conflict,
     /// 409: the status of the instance, webhook or delivery does not allow the request.
@@ -47,6 +51,8 @@ pub enum ErrorCode {
     IdempotencyKeyReused,
     /// 429: the key has used up its requests for now.
     RateLimitExceeded,
+    /// 431: the head of the request is too large.
+    HeadersTooLarge,
     /// 500: an internal error.
     ServerError,
     /// 503: the service cannot reach a system that it depends on; try again.
@@ -55,7 +61,8 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
+        Self::BadRequest,
         Self::JsonError,
         Self::Unauthorized,
         Self::Forbidden,
@@ -63,6 +70,7 @@ impl ErrorCode {
         Self::ResourceLimitExceeded,
         Self::NotFound,
         Self::MethodNotAllowed,
+        Self::RequestTimeout,
         Self::Conflict,
         Self::InvalidState,
         Self::Protected,
@@ -72,6 +80,7 @@ impl ErrorCode {
         Self::InvalidInput,
         Self::IdempotencyKeyReused,
         Self::RateLimitExceeded,
+        Self::HeadersTooLarge,
         Self::ServerError,
         Self::ServiceUnavailable,
     ];
@@ -79,6 +88,7 @@ impl ErrorCode {
     /// The code as it appears in the body.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::BadRequest => "bad_request",
             Self::JsonError => "json_error",
             Self::Unauthorized => "unauthorized",
             Self::Forbidden => "forbidden",
@@ -86,6 +96,7 @@ impl ErrorCode {
             Self::ResourceLimitExceeded => "resource_limit_exceeded",
             Self::NotFound => "not_found",
             Self::MethodNotAllowed => "method_not_allowed",
+            Self::RequestTimeout => "request_timeout",
             Self::Conflict => "conflict",
             Self::InvalidState => "invalid_state",
             Self::Protected => "protected",
@@ -95,6 +106,7 @@ impl ErrorCode {
             Self::InvalidInput => "invalid_input",
             Self::IdempotencyKeyReused => "idempotency_key_reused",
             Self::RateLimitExceeded => "rate_limit_exceeded",
+            Self::HeadersTooLarge => "headers_too_large",
             Self::ServerError => "server_error",
             Self::ServiceUnavailable => "service_unavailable",
         }
@@ -103,17 +115,19 @@ impl ErrorCode {
     /// The HTTP status of the answer.
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::JsonError => StatusCode::BAD_REQUEST,
+            Self::BadRequest | Self::JsonError => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::Forbidden | Self::TokenReadonly | Self::ResourceLimitExceeded => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::Conflict | Self::InvalidState | Self::Protected => StatusCode::CONFLICT,
             Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
             Self::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::InvalidInput | Self::IdempotencyKeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::RateLimitExceeded => StatusCode::TOO_MANY_REQUESTS,
+            Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::ServerError => StatusCode::INTERNAL_SERVER_ERROR,
             Self::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }

@@ -6,7 +6,7 @@
 //! - `instances`, `webhooks`, `deliveries`, `account`, `keys`, `catalogue`: the resources, with their bodies and views;
 //! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
-//! - `response`, `view`, `error`: answers;
+//! - `response`, `view`, `error`, `unreadable`: answers;
 //! - [`openapi`]: the routes, and the document generated from them.
 
 mod account;
@@ -26,21 +26,26 @@ mod precondition;
 mod query;
 mod rate_limit;
 mod response;
+mod unreadable;
 mod view;
 mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body};
-use http::Request;
+use http::{Request, header::CACHE_CONTROL};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
-use self::rate_limit::RateLimits;
+use self::{rate_limit::RateLimits, response::NO_STORE};
 use crate::{
     resources::{Account, ApiKey},
-    runtime::{Metrics, http::connections, watch::Listener},
+    runtime::{
+        Metrics,
+        http::{self as server, Limits, tls::Certificate},
+        watch::Listener,
+    },
     service::{Service, instances::duration_in_words},
 };
 
@@ -85,19 +90,34 @@ impl Facade {
         B::Error: Into<axum::BoxError>,
     {
         let mut router = self.router.clone();
-        match router.call(request.map(Body::new)).await {
+        let mut response = match router.call(request.map(Body::new)).await {
             Ok(response) => response,
             Err(never) => match never {},
-        }
+        };
+        response.headers_mut().entry(CACHE_CONTROL).or_insert(NO_STORE);
+        response
     }
 
-    /// Serves until `shutdown`, then gives running requests `grace` to finish.
-    pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken, grace: Duration) {
+    /// Serves until `shutdown`, over TLS if there is a certificate, then gives running requests `grace` to finish.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        limits: Limits,
+        certificate: Option<Certificate>,
+        shutdown: CancellationToken,
+        grace: Duration,
+    ) {
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {
             let facade = facade.clone();
             async move { Ok::<_, std::convert::Infallible>(facade.answer(request).await) }
         });
-        connections(listener, service, shutdown, grace).await;
+        let options = server::Options {
+            limits,
+            unreadable: unreadable::answer,
+            certificate,
+            grace,
+        };
+        server::connections(listener, service, options, shutdown).await;
     }
 }

@@ -1,6 +1,12 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour.
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own, and
+//! they are full after a restart. They even out load; what an account may have is limited by quotas.
 
-use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use foldhash::HashMap;
 use governor::{
@@ -45,20 +51,43 @@ pub struct Exceeded {
     pub retry_after: u64,
 }
 
+/// Time in which any bucket is full again.
+const REFILL: Duration = Duration::from_secs(3600);
+/// Number of buckets from which on full ones are looked for.
+const FEW: usize = 64;
+
 /// Buckets by the UID of a key or account.
 #[derive(Default)]
-struct Buckets(RwLock<HashMap<Box<str>, Arc<Mutex<Bucket>>>>);
+struct Buckets(RwLock<ByUid>);
+
+#[derive(Default)]
+struct ByUid {
+    buckets: HashMap<Box<str>, Arc<Mutex<Bucket>>>,
+    /// Number of buckets after full ones were last dropped.
+    left: usize,
+}
+
+impl ByUid {
+    /// The bucket of a UID, created full if there is none. Drops full ones, which are worth nothing, each time their number
+    /// has doubled: so those of keys that were deleted while they were in use do not pile up either.
+    fn of(&mut self, uid: &str, limit: u32, now: Instant) -> Arc<Mutex<Bucket>> {
+        if self.buckets.len() >= FEW.max(2 * self.left) {
+            self.buckets.retain(|_, bucket| !bucket.lock().is_full(now));
+            self.left = self.buckets.len();
+        }
+        let fresh = || Arc::new(Mutex::new(Bucket::new(limit, DefaultClock::default())));
+        self.buckets.entry(uid.into()).or_insert_with(fresh).clone()
+    }
+}
 
 impl Buckets {
     /// Takes one request out of a bucket, which is created if there is none with this limit.
     fn take(&self, uid: &str, limit: u32) -> Taken {
-        let bucket = self.0.read().get(uid).cloned();
-        let bucket = bucket.unwrap_or_else(|| {
-            let mut buckets = self.0.write();
-            let fresh = || Arc::new(Mutex::new(Bucket::new(limit, DefaultClock::default())));
-            buckets.entry(uid.into()).or_insert_with(fresh).clone()
-        });
+        let now = Instant::now();
+        let bucket = self.0.read().buckets.get(uid).cloned();
+        let bucket = bucket.unwrap_or_else(|| self.0.write().of(uid, limit, now));
         let mut bucket = bucket.lock();
+        bucket.used = now;
         if !bucket.has_limit(limit) {
             *bucket = Bucket::new(limit, DefaultClock::default());
         }
@@ -71,11 +100,11 @@ impl Buckets {
             Change::Replaced(objects) => {
                 let uids = objects.iter().filter_map(|object| object.meta().uid.as_deref());
                 let existing: HashSet<&str> = uids.collect();
-                self.0.write().retain(|uid, _| existing.contains(&**uid));
+                self.0.write().buckets.retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(object) => {
                 let uid = object.meta().uid.as_deref().unwrap_or_default();
-                self.0.write().remove(uid);
+                self.0.write().buckets.remove(uid);
             }
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
@@ -140,6 +169,8 @@ struct Taken {
 /// A bucket of requests.
 struct Bucket<C: Clock = DefaultClock> {
     limit: NonZeroU32,
+    /// When it was last used.
+    used: Instant,
     clock: C,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
 }
@@ -150,9 +181,15 @@ impl<C: Clock + Clone> Bucket<C> {
         let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
         Self {
             limit,
+            used: Instant::now(),
             limiter: RateLimiter::direct_with_clock(Quota::per_hour(limit), clock.clone()).with_middleware(),
             clock,
         }
+    }
+
+    /// Whether it has not been used for so long that it is full.
+    fn is_full(&self, now: Instant) -> bool {
+        now.duration_since(self.used) > REFILL
     }
 
     /// Whether this bucket was made for `limit`.
@@ -307,11 +344,26 @@ mod tests {
     }
 
     #[test]
+    fn buckets_that_are_full_again_do_not_pile_up() {
+        let mut buckets = ByUid::default();
+        let begun = Instant::now();
+        for hour in 0..5 {
+            let now = begun + hour * (REFILL + Duration::from_secs(1));
+            for number in 0..100 {
+                buckets.of(&format!("{hour}-{number}"), 10, now).lock().used = now;
+            }
+            assert!(buckets.buckets.len() <= 200, "{}", buckets.buckets.len());
+            // What is in use stays.
+            assert!(buckets.buckets.contains_key(format!("{hour}-0").as_str()));
+        }
+    }
+
+    #[test]
     fn what_is_deleted_leaves_nothing_behind() {
         let (credentials, limits) = twelve_keys(2);
         spend(&credentials, &limits, 0);
         limits.key_listener().changed(&Change::Deleted(key(0)));
         limits.account_listener().changed(&Change::Deleted(account(2)));
-        assert!(limits.keys.0.read().is_empty() && limits.accounts.0.read().is_empty());
+        assert!(limits.keys.0.read().buckets.is_empty() && limits.accounts.0.read().buckets.is_empty());
     }
 }

@@ -16,6 +16,9 @@ use crate::service::index::Object;
 /// The Content-Type of every body.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// `Cache-Control` of every answer but the OpenAPI document: they belong to one account, and some contain secrets.
+pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
 /// A JSON answer. `size` is an estimate of its length in bytes.
 pub fn json(status: StatusCode, body: &impl Serialize, size: usize) -> Result<Response, ApiError> {
     let mut bytes = Vec::with_capacity(size);

@@ -32,6 +32,9 @@ pub enum CallError {
     /// No response in time.
     #[error("the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
     Timeout,
+    /// Too many other calls were waiting.
+    #[error("too many calls of the API server were waiting")]
+    Busy,
     /// The API server refused the call, or could not be reached.
     #[error(transparent)]
     Api(#[from] kube::Error),
@@ -42,6 +45,7 @@ impl CallError {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Timeout => "api_timeout",
+            Self::Busy => "api_busy",
             Self::Api(kube::Error::Api(status)) if status.is_conflict() => "conflict",
             Self::Api(kube::Error::Api(_)) => "api_refused",
             Self::Api(_) => "api_unreachable",

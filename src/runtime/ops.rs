@@ -3,6 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::body::Body;
+use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
     header::{ALLOW, CONTENT_TYPE},
@@ -10,12 +11,20 @@ use http::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{Health, Metrics, http::connections};
+use super::{
+    Health, Metrics,
+    http::{Limits, Options, connections},
+};
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The media type of the text that `prometheus-client` writes.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// Connections at the same time, and from one address. They are the port's own, so that clients of the REST API cannot keep
+/// probes from being answered; and a probe opens, asks and closes within milliseconds.
+const CONNECTIONS: usize = 256;
+const CONNECTIONS_PER_PEER: usize = 64;
 
 /// Serves until `shutdown`.
 pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shutdown: CancellationToken) {
@@ -23,7 +32,21 @@ pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shut
         let response = answer(request.method(), request.uri().path(), &health, &metrics);
         async move { Ok::<_, Infallible>(response) }
     });
-    connections(listener, service, shutdown, Duration::from_secs(1)).await;
+    let options = Options {
+        limits: Limits::of(CONNECTIONS, CONNECTIONS_PER_PEER),
+        unreadable,
+        certificate: None,
+        grace: Duration::from_secs(1),
+    };
+    connections(listener, service, options, shutdown).await;
+}
+
+fn unreadable(status: StatusCode) -> Response<Bytes> {
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut response = Response::new(Bytes::from(format!("{reason}\n")));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, TEXT);
+    response
 }
 
 fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Body> {

@@ -137,6 +137,7 @@ impl From<CallError> for Error {
         match error.status() {
             Some(status) => refused(status),
             None => match error {
+                CallError::Busy => Self::unavailable("the service is busy; try again"),
                 CallError::Api(kube::Error::SerdeError(error)) => {
                     tracing::error!(%error, "cannot parse the API server's answer");
                     Self::fault()
@@ -365,7 +366,9 @@ mod tests {
             &json!({ "causes": [{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }] }),
         );
         assert_eq!(ending.kind, ErrorKind::Conflict);
-        assert_eq!(Error::from(CallError::Timeout).kind, ErrorKind::Unavailable);
+        for error in [CallError::Timeout, CallError::Busy].map(Error::from) {
+            assert!(error.kind == ErrorKind::Unavailable && error.retry_after.is_some());
+        }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
 /// Annotation with the digest of the body of the create, if the create had a key.
 pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 
-/// Actions remembered for each object; the oldest are forgotten first.
-const MAX_REMEMBERED: usize = 256;
+/// Actions remembered for each object; the oldest are forgotten first. Few, because each write of the object carries them all.
+const MAX_REMEMBERED: usize = 16;
 
 /// A request with an idempotency key, to be carried out once however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,5 +172,7 @@ mod tests {
         }
         assert_eq!(first.was_done(&object), Ok(false));
         assert_eq!(remembered(&object).len(), MAX_REMEMBERED);
+        let annotation = object.annotation_of(IDEMPOTENCY_ANNOTATION).unwrap();
+        assert!(annotation.len() < 2048, "{} bytes", annotation.len());
     }
 }

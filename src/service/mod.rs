@@ -41,7 +41,7 @@ use self::{
     credentials::Credentials,
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
-    store::{ApiCalls, KeyedLocks, Store},
+    store::{ApiCalls, KeyedLocks, MAX_CALLS, Store},
     webhooks::IndexedWebhook,
 };
 
@@ -112,6 +112,11 @@ pub struct Listeners {
 impl Service {
     /// A service with these dependencies.
     pub fn new(dependencies: Dependencies) -> Self {
+        Self::with_calls(dependencies, MAX_CALLS)
+    }
+
+    /// A service that makes at most so many calls of the API server at the same time.
+    pub fn with_calls(dependencies: Dependencies, at_once: usize) -> Self {
         let Dependencies {
             client,
             clock,
@@ -119,7 +124,7 @@ impl Service {
             usage,
             receiver_check,
         } = dependencies;
-        let calls = Arc::new(ApiCalls::new(client));
+        let calls = Arc::new(ApiCalls::new(client, at_once));
         Self {
             instances: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),

@@ -2,6 +2,7 @@
 
 mod client;
 mod hostile;
+mod proxied;
 mod targets;
 
 use std::{io::Write as _, time::Duration};

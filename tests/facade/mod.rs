@@ -1,6 +1,7 @@
 //! The REST facade with a real API server; every answer is checked against the OpenAPI document.
 
 mod account;
+mod connections;
 mod contract;
 mod deliveries;
 mod errors;

@@ -52,7 +52,7 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
 ///
 /// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator
 /// is configured otherwise. Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
-/// list.
+/// list. Pages do not lead beyond the newest 10,000 deliveries that match.
 #[utoipa::path(
     get,
     path = "/v1/webhooks/{id}/deliveries",

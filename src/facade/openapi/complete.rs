@@ -319,7 +319,7 @@ impl Operation<'_> {
     }
 
     fn success_headers(self, status: &str) -> Value {
-        let mut names = vec!["X-Request-Id"];
+        let mut names = vec!["X-Request-Id", "Cache-Control"];
         if self.needs_key() {
             names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]);
         }
@@ -341,7 +341,7 @@ impl Operation<'_> {
             let status = code.status();
             let response = &mut responses[status.as_str()];
             if response.is_null() {
-                let mut names = vec!["X-Request-Id"];
+                let mut names = vec!["X-Request-Id", "Cache-Control"];
                 if self.needs_key() && code != ErrorCode::Unauthorized {
                     names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]);
                 }
@@ -412,7 +412,7 @@ fn parameters() -> Value {
         },
         "IdempotencyKey": {
             "name": "Idempotency-Key", "in": "header",
-            "description": "Requests with the same key and body are carried out once, however often they are sent; the answer to a repetition has the header `Idempotency-Replayed: true`. The same key with another body is refused with 422 `idempotency_key_reused`. For actions, each object remembers the last 256 keys.",
+            "description": "Requests with the same key and body are carried out once, however often they are sent; the answer to a repetition has the header `Idempotency-Replayed: true`. The same key with another body is refused with 422 `idempotency_key_reused`. For actions, each object remembers the last 16 keys; a create is remembered for as long as its object exists.",
             "schema": { "type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$" },
             "example": "5f0c2a3e-9f5b-4f5e-8a57-1f9b4ef0e7b1",
         },
@@ -434,6 +434,7 @@ fn headers() -> Value {
     let text = |description: &str, required: bool, example: &str| json!({ "description": description, "required": required, "schema": { "type": "string" }, "example": example });
     json!({
         "X-Request-Id": text("Identifier of the request; quote it in support requests.", true, examples::REQUEST_ID),
+        "Cache-Control": text("`no-store`: the answer belongs to one account, and may contain secrets. Only this document may be cached.", true, "no-store"),
         "RateLimit-Limit": integer("Requests that the key may make per hour.", 3600),
         "RateLimit-Remaining": integer("Requests left at the moment. The allowance refills evenly over the hour.", 3599),
         "RateLimit-Reset": integer("Seconds until the full allowance is available again.", 1),

@@ -299,7 +299,11 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
             code,
             "the key has used up its 3600 requests per hour; try again in 1 s",
         ),
-        ErrorCode::MethodNotAllowed | ErrorCode::ServerError => ApiError::fault(),
+        ErrorCode::BadRequest
+        | ErrorCode::MethodNotAllowed
+        | ErrorCode::RequestTimeout
+        | ErrorCode::HeadersTooLarge
+        | ErrorCode::ServerError => ApiError::fault(),
         ErrorCode::ServiceUnavailable => {
             ApiError::unavailable("the service cannot reach its database at the moment; try again")
         }

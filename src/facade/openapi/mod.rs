@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 
 use axum::{Router, response::Response};
 use bytes::Bytes;
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -25,6 +25,9 @@ use super::{
 
 /// The path of the document.
 const DOCUMENT_PATH: &str = "/v1/openapi.json";
+
+/// `Cache-Control` of the document, which is the same for everybody.
+const DOCUMENT_MAY_BE_CACHED: HeaderValue = HeaderValue::from_static("public, max-age=300");
 
 /// A served path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +119,11 @@ pub fn value() -> &'static Value {
     security(()),
 )]
 async fn document() -> Response {
-    response::rendered(StatusCode::OK, DOCUMENT.bytes.clone())
+    let mut response = response::rendered(StatusCode::OK, DOCUMENT.bytes.clone());
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, DOCUMENT_MAY_BE_CACHED);
+    response
 }
 
 /// A reference to a schema of the document.
@@ -205,8 +212,15 @@ mod tests {
     fn every_error_code_is_described_with_an_example() {
         let text = value().to_string();
         for code in ErrorCode::ALL {
-            let described =
-                code == ErrorCode::MethodNotAllowed || text.contains(&format!("\"{}\":{{", code.as_str()));
+            // Answers to what is no request of an operation.
+            let is_general = matches!(
+                code,
+                ErrorCode::BadRequest
+                    | ErrorCode::MethodNotAllowed
+                    | ErrorCode::RequestTimeout
+                    | ErrorCode::HeadersTooLarge
+            );
+            let described = is_general || text.contains(&format!("\"{}\":{{", code.as_str()));
             assert!(described, "{}", code.as_str());
         }
     }

@@ -6,10 +6,15 @@
 mod bulk;
 mod selection;
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
+use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use kube::{Api, api::ListParams, core::DeserializeGuard};
+use kube::{
+    Api,
+    api::ListParams,
+    core::{DeserializeGuard, ObjectMeta},
+};
 use serde_json::{Value, json};
 
 pub use self::{
@@ -20,7 +25,7 @@ pub use self::{
 use self::selection::is_of;
 use super::{
     Service,
-    error::Error,
+    error::{Detail, Error},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -40,10 +45,17 @@ use crate::{
 
 /// Deliveries per page of a list call.
 const PAGE: u32 = 500;
+/// How deep a list can be paged into: of each delivery up to there, the request keeps its name in memory.
+const DEEPEST: usize = 10_000;
+/// Deliveries of a page that are read at the same time.
+const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Attempts to change a delivery that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
+/// The complaint about a page beyond [`DEEPEST`].
+const TOO_DEEP: &str =
+    "must not lead beyond the newest 10000 deliveries; use the filters status and event_type";
 /// The name of the kind in messages.
 const WORD: &str = "delivery";
 
@@ -106,7 +118,7 @@ impl When {
 
 impl Service {
     /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. `None` as
-    /// the selection selects nothing.
+    /// the selection selects nothing. `invalid_input` if the page is too deep, but not past the end.
     pub async fn list_deliveries(
         &self,
         namespace: &str,
@@ -122,18 +134,27 @@ impl Service {
         let skip = usize::try_from(page.saturating_sub(1))
             .unwrap_or(usize::MAX)
             .saturating_mul(limit);
-        let mut newest: Vec<Delivery> = Vec::new();
-        let mut total = 0;
-        let reading = self.each_delivery(&item.webhook, selection, |page| {
-            total += page.len();
-            newest.extend(page);
-            newest.sort_by_cached_key(|delivery| (Reverse(created_at(delivery)), delivery.id()));
-            newest.truncate(skip.saturating_add(limit));
-        });
+        let wanted = skip.saturating_add(limit);
+        let is_too_deep = wanted > DEEPEST;
+        let mut newest = Newest::of(if is_too_deep { 0 } else { wanted });
+        let reading = async {
+            self.each_key(&item.webhook, selection, |metadata| newest.add(metadata))
+                .await?;
+            let total = newest.total;
+            if is_too_deep && skip < total {
+                return Err(Error::invalid(vec![Detail::new(
+                    "page",
+                    "invalid_value",
+                    TOO_DEEP,
+                )]));
+            }
+            let names = newest.keys.into_iter().skip(skip).map(|(_, name)| name);
+            let page = self.read_all(&item.webhook, selection, names).await?;
+            Ok((page, total))
+        };
         tokio::time::timeout(DEADLINE, reading)
             .await
-            .map_err(|_| too_slow())??;
-        Ok((newest.into_iter().skip(skip).collect(), total))
+            .map_err(|_| too_slow())?
     }
 
     /// The delivery with this id, and its webhook; `not_found` if it does not belong to the webhook.
@@ -212,6 +233,55 @@ impl Service {
             .ok_or_else(unknown)
     }
 
+    /// Reads these deliveries, without bodies, in this order; those that have ended or changed their status since are left out.
+    async fn read_all(
+        &self,
+        webhook: &Webhook,
+        selection: Selection,
+        names: impl Iterator<Item = String>,
+    ) -> Result<Vec<Delivery>, Error> {
+        let reads = names.map(async |name| {
+            let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
+            Ok::<_, Error>(delivery.map(without_body))
+        });
+        let read: Vec<_> = futures::stream::iter(reads)
+            .buffered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let read = read.into_iter().flatten();
+        Ok(read
+            .filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook))
+            .collect())
+    }
+
+    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order.
+    async fn each_key(
+        &self,
+        webhook: &Webhook,
+        selection: Selection,
+        mut see: impl FnMut(ObjectMeta),
+    ) -> Result<(), Error> {
+        let _reading = self.calls.long_read(webhook.namespace()).await?;
+        let api: Api<Delivery> = self.calls.api(webhook.namespace());
+        let mut parameters = ListParams::default()
+            .labels(&selection.labels(webhook))
+            .limit(PAGE);
+        loop {
+            let page = {
+                let _permit = self.calls.permit(webhook.namespace()).await?;
+                bounded(api.list_metadata(&parameters)).await?
+            };
+            let metadata = page.items.into_iter().map(|object| object.metadata);
+            metadata
+                .filter(|metadata| selection.has_key(metadata, webhook))
+                .for_each(&mut see);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(()),
+            }
+        }
+    }
+
     /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
     async fn each_delivery(
         &self,
@@ -219,6 +289,7 @@ impl Service {
         selection: Selection,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
+        let _reading = self.calls.long_read(webhook.namespace()).await?;
         // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
         let mut parameters = ListParams::default()
@@ -226,25 +297,53 @@ impl Service {
             .limit(PAGE);
         loop {
             let page = {
-                let _permit = self.calls.permit().await;
+                let _permit = self.calls.permit(webhook.namespace()).await?;
                 bounded(api.list(&parameters)).await?
             };
             let readable = page.items.into_iter().filter_map(|object| object.0.ok());
             let selected =
                 readable.filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook));
-            see(selected
-                .map(|mut delivery| {
-                    delivery.spec.body = String::new();
-                    delivery.metadata.managed_fields = None;
-                    delivery
-                })
-                .collect());
+            see(selected.map(without_body).collect());
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => parameters = parameters.continue_token(&token),
                 None => return Ok(()),
             }
         }
     }
+}
+
+/// The newest of the deliveries that were added.
+struct Newest {
+    most: usize,
+    /// Newest first, then by name.
+    keys: BTreeSet<(Reverse<Timestamp>, String)>,
+    total: usize,
+}
+
+impl Newest {
+    fn of(most: usize) -> Self {
+        Self {
+            most,
+            keys: BTreeSet::new(),
+            total: 0,
+        }
+    }
+
+    fn add(&mut self, metadata: ObjectMeta) {
+        self.total += 1;
+        let created = selection::created(&metadata);
+        self.keys
+            .insert((Reverse(created), metadata.name.unwrap_or_default()));
+        if self.keys.len() > self.most {
+            self.keys.pop_last();
+        }
+    }
+}
+
+fn without_body(mut delivery: Delivery) -> Delivery {
+    delivery.spec.body = String::new();
+    delivery.metadata.managed_fields = None;
+    delivery
 }
 
 /// The error of a request that takes too long.
@@ -271,6 +370,24 @@ pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_all_deliveries_only_the_keys_of_the_newest_are_kept() {
+        let mut newest = Newest::of(3);
+        for second in [5, 1, 9, 7, 3, 9] {
+            newest.add(
+                serde_json::from_value(json!({
+                    "name": format!("dlv-{second}-{}", newest.total),
+                    "creationTimestamp": format!("2026-11-22T10:00:0{second}Z"),
+                }))
+                .unwrap(),
+            );
+            assert!(newest.keys.len() <= 3);
+        }
+        let names: Vec<_> = newest.keys.into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names, ["dlv-9-2", "dlv-9-5", "dlv-7-3"]);
+        assert_eq!(newest.total, 6);
+    }
 
     #[test]
     fn the_nonce_of_a_request_differs_from_the_last_one_and_from_the_echo() {

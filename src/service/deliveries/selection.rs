@@ -1,13 +1,14 @@
 //! Filters for the deliveries of a webhook, and the status of a delivery.
 
 use jiff::Timestamp;
-use kube::Resource as _;
+use kube::{Resource as _, core::ObjectMeta};
 
 use crate::{
     events::EventType,
     resources::{
         Delivery, DeliveryPhase, Webhook,
         delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+        ids,
     },
     service::{
         id::{DeliveryId, PublicId as _},
@@ -47,6 +48,24 @@ impl Selection {
         format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
     }
 
+    /// As [`Self::has`], of what the label selector has found, by its metadata.
+    pub(super) fn has_key(self, metadata: &ObjectMeta, webhook: &Webhook) -> bool {
+        let label = |name: &str| metadata.labels.as_ref().and_then(|labels| labels.get(name));
+        let is_finished = label(FINISHED_LABEL).is_some();
+        // As in `shown_phase`.
+        let phase = label(PHASE_LABEL)
+            .and_then(|text| {
+                DeliveryPhase::ALL
+                    .into_iter()
+                    .find(|phase| phase.as_str() == text)
+            })
+            .filter(|phase| !phase.is_finished() || is_finished)
+            .unwrap_or(DeliveryPhase::Pending);
+        metadata.deletion_timestamp.is_none()
+            && self.status.is_none_or(|status| status == phase)
+            && is_owned(metadata, webhook)
+    }
+
     /// Whether the selection includes this delivery, and it belongs to this webhook.
     pub(super) fn has(self, delivery: &Delivery, webhook: &Webhook) -> bool {
         self.status.is_none_or(|status| status == shown_phase(delivery))
@@ -59,9 +78,14 @@ impl Selection {
 
 /// Whether a delivery belongs to this webhook, and not to a deleted one of the same name.
 pub(super) fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
-    let mut owners = delivery.metadata.owner_references.iter().flatten();
-    delivery.spec.webhook == webhook.name()
-        && DeliveryId::parse(&delivery.id()).is_some()
+    delivery.spec.webhook == webhook.name() && is_owned(&delivery.metadata, webhook)
+}
+
+/// Whether it can be addressed, and does not belong to a deleted webhook of the same name.
+fn is_owned(metadata: &ObjectMeta, webhook: &Webhook) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    DeliveryId::parse(&ids::delivery_id(name)).is_some()
         && owners.all(|owner| owner.kind != Webhook::kind(&()) || owner.uid == webhook.uid())
 }
 
@@ -82,7 +106,12 @@ pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
 
 /// When a delivery was recorded.
 pub fn created_at(delivery: &Delivery) -> Timestamp {
-    let created = delivery.metadata.creation_timestamp.as_ref();
+    created(&delivery.metadata)
+}
+
+/// When the object with this metadata was created.
+pub(super) fn created(metadata: &ObjectMeta) -> Timestamp {
+    let created = metadata.creation_timestamp.as_ref();
     created.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
 }
 
@@ -178,6 +207,28 @@ mod tests {
             ("Exhausted", false, DeliveryPhase::Pending),
         ] {
             assert_eq!(shown_phase(&delivery(is, finished)), expected, "{is} {finished}");
+        }
+        // What a list sees of their metadata comes to the same.
+        for (phase, finished, expected) in [
+            (Some("held"), false, DeliveryPhase::Held),
+            (Some("delivered"), true, DeliveryPhase::Delivered),
+            (Some("exhausted"), false, DeliveryPhase::Pending),
+            (None, false, DeliveryPhase::Pending),
+        ] {
+            let mut metadata = delivery("Pending", finished).metadata;
+            let labels = metadata.labels.get_or_insert_default();
+            labels.extend(phase.map(|phase| (PHASE_LABEL.to_owned(), phase.to_owned())));
+            for status in DeliveryPhase::ALL {
+                let selection = Selection {
+                    status: Some(status),
+                    event_type: None,
+                };
+                assert_eq!(
+                    selection.has_key(&metadata, &webhook()),
+                    status == expected,
+                    "{phase:?}"
+                );
+            }
         }
         let mut without = delivery("Held", false);
         without.status = None;

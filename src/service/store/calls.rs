@@ -1,36 +1,51 @@
 //! Calls to the API server, bounded in time and in number.
 
+use std::{sync::Arc, time::Duration};
+
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::Value;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
-    runtime::client::{CallError, bounded},
+    runtime::{
+        FairPermits,
+        client::{CallError, bounded},
+        fair_permits::Permit,
+    },
     service::index::Object,
 };
 
 /// The service's name in managedFields.
 pub const FIELD_MANAGER: &str = "stellage-api";
 
-/// Maximum number of concurrent API calls. The API server's default limit for all clients is 400 reads and 200 writes.
-const MAX_CALLS: usize = 128;
+/// How many calls to make at the same time (decisions, section 8). The API server's default limit for all clients is 400 reads
+/// and 200 writes.
+pub const MAX_CALLS: usize = 128;
+/// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn why.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Requests that read all deliveries of a webhook, at the same time: of one account, and in all. Each holds a page of them.
+const LONG_READS_PER_ACCOUNT: usize = 2;
+const LONG_READS: usize = 16;
 
-/// The API server, for objects of any kind.
+/// The API server, for objects of any kind. Accounts, which are known by their namespaces, take turns.
 pub struct ApiCalls {
     client: Client,
-    permits: Semaphore,
+    permits: Arc<FairPermits>,
+    long_reads: Arc<FairPermits>,
+    longest_wait: Duration,
 }
 
 impl ApiCalls {
-    /// Calls through `client`.
-    pub fn new(client: Client) -> Self {
+    /// Calls through `client`, at most `at_once` at a time, and half of them for one account.
+    pub fn new(client: Client, at_once: usize) -> Self {
         Self {
             client,
-            permits: Semaphore::new(MAX_CALLS),
+            permits: FairPermits::new(at_once, at_once.div_ceil(2)),
+            long_reads: FairPermits::new(LONG_READS, LONG_READS_PER_ACCOUNT),
+            longest_wait: LONGEST_WAIT,
         }
     }
 
@@ -43,14 +58,24 @@ impl ApiCalls {
     }
 
     /// Waits for a permit to make a call; hold it during the call.
-    pub async fn permit(&self) -> Option<SemaphorePermit<'_>> {
-        // The semaphore is never closed.
-        self.permits.acquire().await.ok()
+    pub async fn permit(&self, namespace: &str) -> Result<Permit, CallError> {
+        self.in_time(&self.permits, namespace).await
+    }
+
+    /// Waits for a permit to read many objects page by page; hold it until the last page. Each page needs a permit of its own.
+    pub async fn long_read(&self, namespace: &str) -> Result<Permit, CallError> {
+        self.in_time(&self.long_reads, namespace).await
+    }
+
+    async fn in_time(&self, permits: &Arc<FairPermits>, namespace: &str) -> Result<Permit, CallError> {
+        tokio::time::timeout(self.longest_wait, permits.acquire(namespace))
+            .await
+            .map_err(|_| CallError::Busy)
     }
 
     /// The current object, if it exists.
     pub async fn get<K: Object>(&self, namespace: &str, name: &str) -> Result<Option<K>, CallError> {
-        let _permit = self.permit().await;
+        let _permit = self.permit(namespace).await?;
         bounded(self.api(namespace).get_opt(name)).await
     }
 
@@ -60,7 +85,7 @@ impl ApiCalls {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let _permit = self.permit().await;
+        let _permit = self.permit(namespace).await?;
         bounded(self.api(namespace).create(&parameters, object)).await
     }
 
@@ -70,7 +95,7 @@ impl ApiCalls {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
-        let _permit = self.permit().await;
+        let _permit = self.permit(namespace).await?;
         bounded(self.api(namespace).patch(name, &parameters, &Patch::Merge(patch))).await
     }
 
@@ -85,8 +110,28 @@ impl ApiCalls {
             }),
             ..DeleteParams::background()
         };
-        let _permit = self.permit().await;
+        let _permit = self.permit(object.namespace()).await?;
         let api = self.api::<K>(object.namespace());
         Ok(bounded(api.delete(object.name(), &parameters)).await?.left())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Config;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_waits_too_long_is_refused_and_another_account_is_not() {
+        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let mut calls = ApiCalls::new(Client::try_from(nowhere).unwrap(), 4);
+        calls.longest_wait = Duration::from_millis(10);
+        let held = [calls.permit("big").await, calls.permit("big").await];
+        assert!(held.iter().all(Result::is_ok));
+        assert!(matches!(calls.permit("big").await, Err(CallError::Busy)));
+        assert!(calls.permit("small").await.is_ok());
+        drop(held);
+        assert!(calls.permit("big").await.is_ok());
     }
 }

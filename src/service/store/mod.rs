@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 pub use self::{
-    calls::ApiCalls,
+    calls::{ApiCalls, MAX_CALLS},
     create::{Created, KeyedCreate},
     locks::KeyedLocks,
     modify::{Verdict, contended, merge_patch, pause},

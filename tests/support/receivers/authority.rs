@@ -59,6 +59,13 @@ impl Authority {
         config(certificate.der().clone(), &key, alpn)
     }
 
+    /// A certificate for these names, and its key, in PEM.
+    pub fn issue(&self, names: &[&str]) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(names).signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// As `server`, with TLS 1.2 only.
     pub fn server_with_tls12(&self, names: &[&str], alpn: &[&str]) -> Arc<ServerConfig> {
         let key = KeyPair::generate().unwrap();

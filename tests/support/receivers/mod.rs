@@ -4,6 +4,7 @@
 //! - `receiver`: a receiver with configurable answers that records its requests;
 //! - `hostile`: receivers that misbehave below HTTP;
 //! - `authority`: certificates;
+//! - `proxy`: a CONNECT proxy;
 //! - `dns`: a DNS server.
 //!
 //! All certificates are issued by [`Authority::shared`]; the sender under test has to trust its PEM.
@@ -17,9 +18,11 @@
 mod authority;
 mod dns;
 mod hostile;
+mod proxy;
 mod receiver;
 
 pub use authority::Authority;
 pub use dns::{DnsServer, Reply};
 pub use hostile::{Hostile, HostileReceiver};
+pub use proxy::{ConnectProxy, Proxying};
 pub use receiver::{Answer, Options, Protocols, Received, Receiver};

@@ -1,0 +1,34 @@
+//! Answers to requests that reach no handler, because their head cannot be parsed, is late or is too large.
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+
+use super::{
+    error::{ApiError, ErrorCode},
+    response::{JSON, NO_STORE},
+};
+
+/// The answer with this status, in the error format.
+pub(super) fn answer(status: StatusCode) -> Response<Bytes> {
+    let error = match status {
+        StatusCode::REQUEST_TIMEOUT => ApiError::new(
+            ErrorCode::RequestTimeout,
+            "the head of the request did not arrive in time",
+        ),
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => ApiError::new(
+            ErrorCode::HeadersTooLarge,
+            "the head of the request is too large; send at most 32 KiB and 100 headers",
+        ),
+        _ => ApiError::new(ErrorCode::BadRequest, "the request is not valid HTTP/1.1"),
+    };
+    let id = hex::encode(rand::random::<[u8; 16]>());
+    let mut response = Response::new(Bytes::from(error.body(&id)));
+    *response.status_mut() = error.code.status();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, JSON);
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    if let Ok(id) = id.try_into() {
+        headers.insert("x-request-id", id);
+    }
+    response
+}

@@ -1,0 +1,337 @@
+//! Which connections a server has open, and which one it closes to make room for another.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Limits;
+
+/// `Connection::idle_since` while a request is being handled.
+const BUSY: u64 = u64::MAX;
+/// Connections looked at in the search for an idle one, so that a full table costs an accept little. Those that were looked at
+/// are the last to be looked at again.
+const MAX_LOOKS: usize = 64;
+/// How long to wait for room if no connection ends: one of those that were busy may be idle now.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// The connections of a server.
+pub(super) struct Admission {
+    limits: Limits,
+    state: Mutex<State>,
+    left: Notify,
+    started: Instant,
+}
+
+/// An open connection. It leaves the table when dropped.
+pub(super) struct Admitted {
+    admission: Arc<Admission>,
+    id: u64,
+    connection: Arc<Connection>,
+}
+
+/// What the table needs to know of a connection.
+struct Connection {
+    /// Since when it has been waiting for its peer, in microseconds since the server started, or [`BUSY`].
+    idle_since: AtomicU64,
+    /// Whether it has sent a whole head.
+    has_asked: AtomicBool,
+    close: Notify,
+}
+
+/// Why a connection was not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    /// All connections are busy.
+    Server,
+    /// The peer has used up its share, and all its connections are busy.
+    Peer,
+}
+
+/// Place in the order in which connections are closed: those of trusted proxies last, otherwise the one that has been idle for
+/// the longest time first. A connection may have been idle for a shorter time than its place says, never for a longer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    is_trusted: bool,
+    idle_since: u64,
+    id: u64,
+}
+
+#[derive(Default)]
+struct State {
+    last_id: u64,
+    connections: HashMap<u64, Entry>,
+    /// All of them.
+    places: BTreeSet<Place>,
+    /// Those of each peer that has a share.
+    peers: HashMap<IpAddr, BTreeSet<Place>>,
+}
+
+struct Entry {
+    connection: Arc<Connection>,
+    place: Place,
+    /// Whose share it counts against.
+    peer: Option<IpAddr>,
+}
+
+impl Admission {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            state: Mutex::default(),
+            left: Notify::new(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Adds a connection. If there is no room, closes the connection that has been idle for the longest time: of this peer if it
+    /// has used up its share, or else of all.
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, NoRoom> {
+        let address = address.to_canonical();
+        let is_trusted = self.limits.trusted.iter().any(|range| range.contains(&address));
+        let peer = (!is_trusted).then(|| sharing(address));
+        let now = self.now();
+        let mut state = self.state.lock();
+        if let Some(peer) = peer
+            && state
+                .peers
+                .get(&peer)
+                .is_some_and(|places| places.len() >= self.limits.per_peer)
+        {
+            state.close_oldest_idle(Some(peer), now).ok_or(NoRoom::Peer)?;
+        }
+        if state.connections.len() >= self.limits.connections {
+            state.close_oldest_idle(None, now).ok_or(NoRoom::Server)?;
+        }
+        let (id, connection) = state.add(peer, is_trusted, now);
+        Ok(Admitted {
+            admission: self.clone(),
+            id,
+            connection,
+        })
+    }
+
+    /// Waits until there may be room again.
+    pub(super) async fn room(&self) {
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.left.notified()).await;
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(BUSY - 1)
+    }
+}
+
+/// The address that has a share: an IPv6 network of a /64 is one host's.
+fn sharing(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+    }
+}
+
+impl State {
+    fn add(&mut self, peer: Option<IpAddr>, is_trusted: bool, now: u64) -> (u64, Arc<Connection>) {
+        self.last_id += 1;
+        let (id, place) = (
+            self.last_id,
+            Place {
+                is_trusted,
+                idle_since: now,
+                id: self.last_id,
+            },
+        );
+        let connection = Arc::new(Connection {
+            idle_since: AtomicU64::new(now),
+            has_asked: AtomicBool::new(false),
+            close: Notify::new(),
+        });
+        let entry = Entry {
+            connection: connection.clone(),
+            place,
+            peer,
+        };
+        self.connections.insert(id, entry);
+        self.place(place, peer);
+        (id, connection)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.connections.remove(&id)?;
+        self.displace(entry.place, entry.peer);
+        Some(entry)
+    }
+
+    fn place(&mut self, place: Place, peer: Option<IpAddr>) {
+        self.places.insert(place);
+        if let Some(peer) = peer {
+            self.peers.entry(peer).or_default().insert(place);
+        }
+    }
+
+    fn displace(&mut self, place: Place, peer: Option<IpAddr>) {
+        self.places.remove(&place);
+        if let Some(peer) = peer
+            && let Some(places) = self.peers.get_mut(&peer)
+        {
+            places.remove(&place);
+            if places.is_empty() {
+                self.peers.remove(&peer);
+            }
+        }
+    }
+
+    /// Closes the connection of this peer, or of all, that has been idle for the longest time.
+    fn close_oldest_idle(&mut self, peer: Option<IpAddr>, now: u64) -> Option<()> {
+        for _ in 0..MAX_LOOKS {
+            let places = peer.map_or(Some(&self.places), |peer| self.peers.get(&peer))?;
+            let place = *places.first()?;
+            let entry = self.connections.get_mut(&place.id)?;
+            let idle_since = entry.connection.idle_since.load(Ordering::Relaxed);
+            if idle_since == place.idle_since {
+                let entry = self.remove(place.id)?;
+                entry.connection.close.notify_one();
+                return Some(());
+            }
+            if place.idle_since >= now {
+                // Every place before `now` has been looked at.
+                return None;
+            }
+            let new = Place {
+                idle_since: idle_since.min(now),
+                ..place
+            };
+            entry.place = new;
+            let peer = entry.peer;
+            self.displace(place, peer);
+            self.place(new, peer);
+        }
+        None
+    }
+}
+
+impl Admitted {
+    /// A request begins.
+    pub(super) fn begin(&self) {
+        self.connection.has_asked.store(true, Ordering::Relaxed);
+        self.connection.idle_since.store(BUSY, Ordering::Relaxed);
+    }
+
+    /// A request has been answered. What is left is up to the peer, which has to read the answer.
+    pub(super) fn end(&self) {
+        self.connection
+            .idle_since
+            .store(self.admission.now(), Ordering::Relaxed);
+    }
+
+    /// Whether a request has begun.
+    pub(super) fn has_asked(&self) -> bool {
+        self.connection.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the connection has to make room.
+    pub(super) async fn must_close(&self) {
+        self.connection.close.notified().await;
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.admission.state.lock().remove(self.id);
+        self.admission.left.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn admission(connections: usize, per_peer: usize) -> Arc<Admission> {
+        Arc::new(Admission::new(Limits {
+            trusted: vec!["10.0.0.0/8".parse().unwrap()],
+            ..Limits::of(connections, per_peer)
+        }))
+    }
+
+    fn admit(admission: &Arc<Admission>, address: &str) -> Result<Admitted, NoRoom> {
+        // Two connections in the same microsecond would be closed in the order of their ids.
+        std::thread::sleep(Duration::from_micros(2));
+        admission.admit(address.parse().unwrap())
+    }
+
+    fn must_close(connection: &Admitted) -> bool {
+        connection.must_close().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_connection_that_was_idle_for_the_longest_time_makes_room() {
+        let all = admission(3, 3);
+        let [first, second, third] = [1, 2, 3].map(|host| admit(&all, &format!("192.0.2.{host}")).unwrap());
+        first.begin();
+        first.end();
+        second.begin();
+        let fourth = admit(&all, "192.0.2.4").unwrap();
+        assert!(
+            must_close(&third),
+            "the first has been used since, the second is busy"
+        );
+        assert!(![&first, &second, &fourth].into_iter().any(must_close));
+        let fifth = admit(&all, "192.0.2.5").unwrap();
+        assert!(must_close(&first));
+        for busy in [&fourth, &fifth] {
+            busy.begin();
+        }
+        assert_eq!(admit(&all, "192.0.2.6").err(), Some(NoRoom::Server));
+        fourth.end();
+        assert!(admit(&all, "192.0.2.6").is_ok() && must_close(&fourth));
+    }
+
+    #[test]
+    fn a_peer_that_has_used_up_its_share_makes_room_among_its_own() {
+        let all = admission(100, 2);
+        let other = admit(&all, "192.0.2.1").unwrap();
+        // Addresses of one /64 are one peer.
+        let own = ["2001:db8::1", "2001:db8::2:1"].map(|address| admit(&all, address).unwrap());
+        let next = admit(&all, "2001:db8::3").unwrap();
+        assert!(must_close(&own[0]) && !must_close(&own[1]) && !must_close(&other));
+        own[1].begin();
+        next.begin();
+        assert_eq!(admit(&all, "2001:db8::4").err(), Some(NoRoom::Peer));
+        assert!(admit(&all, "2001:db8:0:1::4").is_ok());
+        drop(own);
+        assert!(admit(&all, "2001:db8::4").is_ok());
+    }
+
+    #[test]
+    fn a_trusted_proxy_has_no_share_and_makes_room_last() {
+        let all = admission(6, 2);
+        let proxy = [0; 5].map(|_| admit(&all, "::ffff:10.0.0.1").unwrap());
+        let direct = admit(&all, "192.0.2.1").unwrap();
+        let another = admit(&all, "192.0.2.2").unwrap();
+        assert!(must_close(&direct) && !proxy.iter().any(must_close));
+        let _sixth = admit(&all, "10.0.0.1").unwrap();
+        assert!(must_close(&another) && !proxy.iter().any(must_close));
+        let _seventh = admit(&all, "192.0.2.1").unwrap();
+        assert!(must_close(&proxy[0]));
+    }
+
+    #[test]
+    fn nothing_is_left_of_connections_that_have_ended() {
+        let all = admission(3, 2);
+        for round in 0..10 {
+            let admitted = [1, 2, 1, 2].map(|host| admit(&all, &format!("192.0.2.{host}")).ok());
+            assert!(admitted.iter().all(Option::is_some), "{round}");
+        }
+        let state = all.state.lock();
+        assert!(state.connections.is_empty() && state.places.is_empty() && state.peers.is_empty());
+    }
+}
