@@ -4,6 +4,7 @@
 //! - [`client`]: the client of the API server, and calls with a timeout;
 //! - [`clock`]: time as a parameter;
 //! - [`events`]: Kubernetes Events, published in the background;
+//! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: the loop that serves HTTP connections;
 //! - [`lease`]: leader election;
@@ -17,6 +18,8 @@ pub mod backoff;
 pub mod client;
 pub mod clock;
 pub mod events;
+pub mod fair_permits;
+pub mod fair_queue;
 pub mod health;
 pub mod http;
 pub mod lease;
@@ -28,6 +31,8 @@ pub mod watch;
 
 pub use backoff::Backoffs;
 pub use clock::{Clock, SystemClock};
+pub use fair_permits::FairPermits;
+pub use fair_queue::FairQueue;
 pub use health::Health;
 pub use metrics::Metrics;
 pub use reconcile_queue::ReconcileQueue;

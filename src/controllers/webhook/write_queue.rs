@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::delivery::dispatch::{FairQueue, JobKey, WriteClass};
+use crate::{
+    delivery::dispatch::{JobKey, WriteClass},
+    runtime::FairQueue,
+};
 
 /// The queue of writes. Accounts take turns, and no class of writes can use all permits: records of failing receivers come in
 /// bursts, which would delay the API server's handling of instances.

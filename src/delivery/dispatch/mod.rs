@@ -18,7 +18,6 @@
 //! - `job`: one event for one webhook;
 //! - `webhook_queue`: the jobs of one webhook, and how many of them are sent at a time;
 //! - `first_attempts`: the part of that queue which keeps the events of one object in order;
-//! - `fair_queue`: a round-robin queue in which accounts take turns;
 //! - `attempts`: starts attempts and evaluates their outcomes;
 //! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: the records of jobs;
@@ -26,7 +25,6 @@
 //! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.
 
 mod attempts;
-mod fair_queue;
 mod first_attempts;
 mod job;
 mod observed;
@@ -46,7 +44,6 @@ use std::{
 
 use jiff::Timestamp;
 
-pub use fair_queue::FairQueue;
 pub use job::Event;
 pub use outbox::Origin;
 pub use webhook_queue::{Gate, Tally, WebhookFacts};
@@ -63,6 +60,7 @@ use super::schedule::RetrySchedule;
 use crate::{
     events::EventType,
     resources::{Attempt, DisableReason, Webhook},
+    runtime::FairQueue,
 };
 
 /// A webhook: `namespace/name`.

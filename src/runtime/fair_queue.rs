@@ -5,21 +5,30 @@ use std::{
     sync::Arc,
 };
 
-/// A queue in which accounts take turns; used for webhooks and for writes.
-#[derive(Debug, Default)]
-pub struct FairQueue {
+/// A queue in which accounts take turns; used for webhooks, for writes, and for calls of the REST API.
+#[derive(Debug)]
+pub struct FairQueue<T = Arc<str>> {
     accounts: VecDeque<Arc<str>>,
-    waiting: HashMap<Arc<str>, VecDeque<Arc<str>>>,
+    waiting: HashMap<Arc<str>, VecDeque<T>>,
 }
 
-impl FairQueue {
-    /// Puts a key at the end of its account's queue.
-    pub fn push(&mut self, account: &Arc<str>, key: Arc<str>) {
+impl<T> Default for FairQueue<T> {
+    fn default() -> Self {
+        Self {
+            accounts: VecDeque::new(),
+            waiting: HashMap::new(),
+        }
+    }
+}
+
+impl<T> FairQueue<T> {
+    /// Puts an item at the end of its account's queue.
+    pub fn push(&mut self, account: &Arc<str>, item: T) {
         let waiting = self.waiting.entry(account.clone()).or_default();
         if waiting.is_empty() {
             self.accounts.push_back(account.clone());
         }
-        waiting.push_back(key);
+        waiting.push_back(item);
     }
 
     /// Whether it is empty.
@@ -27,17 +36,17 @@ impl FairQueue {
         self.accounts.is_empty()
     }
 
-    /// Takes the next key.
-    pub fn pop(&mut self) -> Option<Arc<str>> {
+    /// Takes the next item.
+    pub fn pop(&mut self) -> Option<T> {
         let account = self.accounts.pop_front()?;
         let waiting = self.waiting.get_mut(&account)?;
-        let key = waiting.pop_front();
+        let item = waiting.pop_front();
         if waiting.is_empty() {
             self.waiting.remove(&account);
         } else {
             self.accounts.push_back(account);
         }
-        key
+        item
     }
 }
 
@@ -50,13 +59,10 @@ mod tests {
         let mut queue = FairQueue::default();
         let (big, small): (Arc<str>, Arc<str>) = ("big".into(), "small".into());
         for webhook in ["big/1", "big/2", "big/3"] {
-            queue.push(&big, webhook.into());
+            queue.push(&big, webhook);
         }
-        queue.push(&small, "small/1".into());
-        let order: Vec<Arc<str>> = std::iter::from_fn(|| queue.pop()).collect();
-        assert_eq!(
-            order.iter().map(|key| &**key).collect::<Vec<_>>(),
-            ["big/1", "small/1", "big/2", "big/3"]
-        );
+        queue.push(&small, "small/1");
+        let order: Vec<&str> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, ["big/1", "small/1", "big/2", "big/3"]);
     }
 }
