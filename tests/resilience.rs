@@ -73,8 +73,11 @@ async fn a_controller_that_is_killed_again_and_again_loses_no_transition_and_mak
                 tenant.apply(&format!("passing-{round}-{i}"), |_| {}).await;
                 if let Some(last) = round.checked_sub(1) {
                     let name = format!("passing-{last}-{i}");
-                    let deleted = tenant.instances().delete(&name, &DeleteParams::default());
-                    deleted.await.unwrap();
+                    tenant
+                        .instances()
+                        .delete(&name, &DeleteParams::default())
+                        .await
+                        .unwrap();
                 }
             }
         };
