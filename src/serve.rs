@@ -20,7 +20,7 @@ use crate::{
     delivery::{ClientError, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
-    providers::simulator::{Pools, SimulatedUsage, Simulator},
+    providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
@@ -213,7 +213,9 @@ fn service(
         client: watches.client.clone(),
         catalogue: common.catalogue(),
         clock,
-        usage: Box::new(SimulatedUsage),
+        usage: Box::new(SimulatedUsage {
+            faults: Faults::new(common.simulator_faults),
+        }),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),
@@ -337,7 +339,8 @@ impl Controllers {
             ipv4: self.settings.simulator_ipv4,
             ipv6: self.settings.simulator_ipv6,
         };
-        let simulator = Simulator::new(timings, pools, known.iter().map(|instance| &**instance));
+        let faults = Faults::new(self.common.simulator_faults);
+        let simulator = Simulator::new(timings, pools, faults, known.iter().map(|instance| &**instance));
         let directory = self.directory;
         let controller = InstanceController {
             client: client.clone(),

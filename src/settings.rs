@@ -35,6 +35,10 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_PROVISIONING_SECONDS", default_value = "150", value_parser = seconds)]
     pub provisioning_seconds: f64,
 
+    /// Let annotations make the simulator misbehave; for trying things out, since any account holder can set them
+    #[arg(long, env = "STELLAGE_SIMULATOR_FAULTS")]
+    pub simulator_faults: bool,
+
     /// Available region; may be given more than once or as a comma-separated list
     #[arg(long = "region", env = "STELLAGE_REGIONS", value_delimiter = ',', default_values_t = Catalogue::default().regions, value_parser = region)]
     pub regions: Vec<String>,

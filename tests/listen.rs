@@ -29,12 +29,12 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::support::{Operator, PATIENCE, STELLAGE, Tenant, own_plane, spec, stellage};
+use crate::support::{Operator, OwnPlane, PATIENCE, STELLAGE, Tenant, own_plane, spec, stellage};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// An account on its own control plane, whose operator has been stopped.
-async fn account(name: &str) -> (ControlPlane, Api<Instance>) {
+async fn account(name: &str) -> (OwnPlane, Api<Instance>) {
     let plane = own_plane().await;
     let mut operator = Operator::start(&plane, &["run"]).await;
     let tenant = Tenant::on(&plane, &operator, name).await;
@@ -369,7 +369,6 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
     record(&instances, "b", &["evt_later"]).await;
     assert!(listen.line().contains("evt_later"));
     listen.interrupt();
-    plane.stop().await;
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// Whether a program is installed that `make test` does not require. If not, the log says which test was skipped.
-fn there_is(program: &str) -> bool {
+pub fn there_is(program: &str) -> bool {
     let there = Command::new(program)
         .arg("--version")
         .stdout(Stdio::null())
@@ -42,13 +42,13 @@ fn there_is(program: &str) -> bool {
 }
 
 /// A self-signed certificate for 127.0.0.1.
-struct Certificate {
-    folder: tempfile::TempDir,
+pub struct Certificate {
+    pub folder: tempfile::TempDir,
     pem: String,
 }
 
 impl Certificate {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let pem = made.cert.pem();
@@ -59,16 +59,19 @@ impl Certificate {
 }
 
 /// A running receiver. Killed when dropped.
-struct Receiver {
+pub struct Receiver {
     child: Child,
     lines: mpsc::Receiver<String>,
     url: String,
 }
 
 impl Receiver {
-    fn start(mut command: Command, certificate: Option<&Certificate>) -> Self {
+    /// Starts it on a free port, with the secret of these tests unless the command has another one.
+    pub fn start(mut command: Command, certificate: Option<&Certificate>) -> Self {
+        if command.get_envs().all(|(name, _)| name != "WEBHOOK_SECRET") {
+            command.env("WEBHOOK_SECRET", SECRET);
+        }
         command
-            .env("WEBHOOK_SECRET", SECRET)
             .env("PORT", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -99,11 +102,11 @@ impl Receiver {
     }
 
     /// The next line of its output.
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("a line in time")
     }
 
-    fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         let (_, port) = self.url.trim_end_matches('/').rsplit_once(':').unwrap();
         port.parse().unwrap()
     }

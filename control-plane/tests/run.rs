@@ -28,7 +28,7 @@ spec:
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
 END
 ;;
-run) [ ! -e broken ] || exit 3; echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; trap 'echo bye; exit' TERM
+run) [ ! -e broken ] || exit 3; echo "$KUBECONFIG $*"; echo "mail: $STELLAGE_SMTP_URL"; echo "faults: $STELLAGE_SIMULATOR_FAULTS"; trap 'echo bye; exit' TERM
     printf '{"url": "http://127.0.0.1:@PORT@", "metrics_url": "http://127.0.0.1:1"}' >"$6"
     while :; do sleep 0.1; done;;
 account) kubectl get crd accounts.stellage.dev >/dev/null && echo '{"name": "demo"}';;
@@ -224,6 +224,7 @@ fn the_local_run_keeps_its_contract_until_sigterm() {
     assert!(mail.is_dir());
     let url = mail.to_str().unwrap().replace(' ', "%20");
     assert!(log.contains(&format!("mail: file://{url}\n")), "{log}");
+    assert!(log.contains("faults: true\n"), "{log}");
     let printed = run.read("stdout");
     assert!(printed.contains(mail.to_str().unwrap()), "{printed}");
     assert!(

@@ -358,7 +358,7 @@ mod tests {
             client: Client::try_from(nowhere).unwrap(),
             clock: Arc::new(SystemClock),
             catalogue: Catalogue::default(),
-            usage: Box::new(SimulatedUsage),
+            usage: Box::new(SimulatedUsage::default()),
             receiver_check: Arc::new(|_| Ok(())),
         }));
         let mut listeners = service.listeners();

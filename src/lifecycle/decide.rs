@@ -20,7 +20,7 @@ use crate::{
     runtime::clock::milliseconds,
 };
 
-/// How far in the future an operation's start may be: clocks of replicas differ a little.
+/// How far in the future the beginning of an operation may be: clocks of replicas differ a little.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 
 /// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
@@ -60,7 +60,7 @@ pub fn decide(
                 // Settling the last event requeues the instance; this is in case that gets lost.
                 recheck_after = Some(Duration::from_secs(1));
             } else {
-                machine.announce_power(&before);
+                machine.announce_power(&before, gate);
             }
         }
         Seen::Failed(error) => machine.provider_failed(error),
@@ -155,7 +155,11 @@ fn limits(operation: &Operation, timings: &Timings) -> Vec<Duration> {
 
 /// Time since the operation began; zero if the clock went back.
 fn elapsed(operation: &Operation, now: Timestamp) -> Duration {
-    Duration::try_from(now.duration_since(operation.started_at).max(SignedDuration::ZERO)).unwrap_or_default()
+    Duration::try_from(
+        now.duration_since(operation.counted_from())
+            .max(SignedDuration::ZERO),
+    )
+    .unwrap_or_default()
 }
 
 /// The part of a status that an account holder sees, for `updated_at`.
@@ -229,11 +233,11 @@ impl Machine<'_> {
                         ..operation.clone()
                     });
                 }
-                if self.now.duration_since(operation.started_at) < -CLOCK_TOLERANCE
+                if self.now.duration_since(operation.counted_from()) < -CLOCK_TOLERANCE
                     && let Some(operation) = &mut self.status.operation
                 {
-                    // The clock went back. Move the start, or the operation would take that much longer.
-                    operation.started_at = milliseconds(self.now);
+                    // The clock went back. Count from now on, or the operation would take that much longer.
+                    operation.counted_from = Some(milliseconds(self.now));
                 }
                 if !self.check_deadline(&operation) {
                     self.status.state = Some(state_during(operation.kind));
@@ -298,22 +302,30 @@ impl Machine<'_> {
     }
 
     /// Records a started event if the server is running after it was stopped or power-cycled, and a stopped event if it was
-    /// running and stays off; not if it crashed and is being started again (decisions, section 3).
-    fn announce_power(&mut self, before: &InstanceStatus) {
+    /// running and is off for good (decisions, section 3).
+    fn announce_power(&mut self, before: &InstanceStatus, gate: &Gate) {
         let announced = self.status.announced_power.or(before.power);
-        let operation = self.status.operation.as_ref();
-        let stays_off =
-            operation.is_none_or(|op| op.ends_in == PowerState::Stopped && op.kind != OperationKind::Delete);
         if self.started {
             self.status.announced_power = Some(PowerState::Running);
             self.announce(EventType::InstanceStarted);
         } else if self.status.power == Some(PowerState::Stopped)
             && announced == Some(PowerState::Running)
-            && stays_off
+            && self.stays_off(gate)
         {
             self.status.announced_power = Some(PowerState::Stopped);
             self.announce(EventType::InstanceStopped);
         }
+    }
+
+    /// Whether neither the operation in progress nor the one that follows at once starts the server, as after a crash or in a
+    /// power cycle, or removes it.
+    fn stays_off(&self, gate: &Gate) -> bool {
+        let mut next = self.status.clone();
+        if *gate == Gate::Open || self.instance.is_deleting() {
+            take_on(self.instance, &mut next, self.now);
+        }
+        next.operation
+            .is_none_or(|op| op.ends_in == PowerState::Stopped && op.kind != OperationKind::Delete)
     }
 
     /// Records the deleted event of a server that is gone. Returns whether all its events are settled. A server that was

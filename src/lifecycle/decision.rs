@@ -65,6 +65,34 @@ pub struct Decision {
     pub finished: bool,
 }
 
+impl Decision {
+    /// When to reconcile again, once the status has been written, if it was `changed`.
+    pub fn next(&self, changed: bool) -> Next {
+        if self.finished {
+            Next::OnChange
+        } else if self.retry {
+            Next::AfterBackoff
+        } else if changed && self.status.operation.is_some() {
+            Next::Now
+        } else {
+            self.recheck_after.map_or(Next::OnChange, Next::After)
+        }
+    }
+}
+
+/// When to reconcile an instance again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// At once: an operation has begun or gone on.
+    Now,
+    /// After this time, if nothing changes before.
+    After(Duration),
+    /// After the object's backoff; any other outcome resets it.
+    AfterBackoff,
+    /// When something changes.
+    OnChange,
+}
+
 /// Why an operation cannot complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {

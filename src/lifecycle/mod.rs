@@ -5,6 +5,7 @@
 //!   the facade shows it before the controller has seen the object, so both agree;
 //! - [`decide()`]: the next status, given the provider's observation;
 //! - `decision`: input and output of a decision;
+//! - [`question()`]: what to ask the provider before it;
 //! - [`explain()`]: why an instance differs from its spec;
 //! - `summary`: conditions and Events for a status.
 
@@ -12,6 +13,7 @@ pub mod actions;
 mod decide;
 mod decision;
 mod explain;
+mod question;
 pub mod requests;
 mod summary;
 #[cfg(test)]
@@ -19,8 +21,9 @@ mod tests;
 
 pub use actions::Action;
 pub use decide::decide;
-pub use decision::{Audience, Decision, Gate, Note, Seen};
+pub use decision::{Audience, Decision, Gate, Next, Note, Seen};
 pub use explain::{Explanation, explain};
+pub use question::{Question, question};
 pub use requests::{current, project, take_on};
 
 pub use crate::providers::Timings;

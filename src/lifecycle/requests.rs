@@ -1,6 +1,6 @@
 //! The operation that a spec asks for next.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::resources::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange, PowerState,
@@ -178,9 +178,17 @@ pub(super) fn begin(
         // The power state before the error is unknown, so this operation determines the one to converge to.
         status.power_state = Some(ends_in);
     }
+    let mut started_at = milliseconds(now);
+    if let Some(old) = &status.operation
+        && (old.kind, old.started_at) == (kind, started_at)
+    {
+        // Another operation, and no repetition of the one that it replaces within the same millisecond.
+        started_at += SignedDuration::from_millis(1);
+    }
     status.operation = Some(Operation {
         kind,
-        started_at: milliseconds(now),
+        started_at,
+        counted_from: None,
         ends_in,
         plan: if boots {
             spec.plan

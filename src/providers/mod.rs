@@ -115,7 +115,8 @@ pub struct Usage {
 }
 
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the Instance's UID, and
-/// continues the same operation.
+/// continues the same operation, named by its kind and `startedAt`. Once a server has been deleted, no late call makes another
+/// for the same UID.
 pub trait Provider: Send + Sync + 'static {
     /// Static name for metrics.
     fn name(&self) -> &'static str;

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{Ipv4Addr, Ipv6Addr},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -15,9 +16,12 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Addresses, Observation, OffCause, Power, Progress, Provider, ProviderError, Timings, Usage, UsageSource,
 };
-use crate::resources::{Instance, Operation, OperationKind, PowerState};
+use crate::{
+    resources::{Instance, Operation, OperationKind, PowerState},
+    runtime::watch::key,
+};
 
-/// Annotation that switches on a fault: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
+/// Annotation that switches on a fault, where faults are permitted: `provisioning`, `stop-hangs`, `shutdown`, `crash`, `unreachable` or `backup`. A
 /// `shutdown` or `crash` happens once; remove the annotation and set it again to repeat it.
 pub const FAULT_ANNOTATION: &str = "simulator.stellage.dev/fault";
 const CPU_ANNOTATION: &str = "simulator.stellage.dev/cpu";
@@ -65,10 +69,45 @@ impl Pools {
     }
 }
 
+/// Whether annotations may make the simulator misbehave. Any account holder can annotate an Instance, and a provider that
+/// hangs takes time from everybody, so this is for trying things out.
+#[derive(Debug, Default)]
+pub struct Faults {
+    permitted: bool,
+    /// The log says once that a fault is ignored: account holders must not be able to fill it.
+    told: AtomicBool,
+}
+
+impl Faults {
+    /// Faults that take effect if they are `permitted`.
+    pub const fn new(permitted: bool) -> Self {
+        Self {
+            permitted,
+            told: AtomicBool::new(false),
+        }
+    }
+
+    /// The fault that is switched on for an Instance.
+    fn of<'a>(&self, instance: &'a Instance) -> Option<&'a str> {
+        let fault = instance.annotation(FAULT_ANNOTATION)?;
+        if self.permitted {
+            return Some(fault);
+        }
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                instance = key(instance),
+                "the annotation {FAULT_ANNOTATION} has no effect here, as on any other instance; start with --simulator-faults to permit simulated faults"
+            );
+        }
+        None
+    }
+}
+
 /// Simulates servers.
 pub struct Simulator {
     timings: Timings,
     pools: Pools,
+    faults: Faults,
     leases: Mutex<Leases>,
 }
 
@@ -81,11 +120,18 @@ struct Leases {
 }
 
 impl Simulator {
-    /// A simulator with the given times and address ranges. `known` are the existing instances, whose addresses are taken.
-    pub fn new<'a>(timings: Timings, pools: Pools, known: impl IntoIterator<Item = &'a Instance>) -> Self {
+    /// A simulator with the given times, address ranges and faults. `known` are the existing instances, whose addresses are
+    /// taken.
+    pub fn new<'a>(
+        timings: Timings,
+        pools: Pools,
+        faults: Faults,
+        known: impl IntoIterator<Item = &'a Instance>,
+    ) -> Self {
         let simulator = Self {
             timings,
             pools,
+            faults,
             leases: Mutex::default(),
         };
         for instance in known {
@@ -136,7 +182,7 @@ impl Simulator {
         let status = instance.status.as_ref();
         let mut state: BTreeMap<String, String> =
             status.map(|s| s.provider_state.clone()).unwrap_or_default();
-        let fault = instance.annotation(FAULT_ANNOTATION);
+        let fault = self.faults.of(instance);
         if state.get(HAPPENED).map(String::as_str) != fault {
             state.remove(HAPPENED);
         }
@@ -206,7 +252,9 @@ impl Simulator {
 
     /// Time until an operation is done; its whole duration if the clock went back.
     fn left(&self, takes: OperationKind, operation: &Operation, now: Timestamp) -> Duration {
-        let elapsed = now.duration_since(operation.started_at).max(SignedDuration::ZERO);
+        let elapsed = now
+            .duration_since(operation.counted_from())
+            .max(SignedDuration::ZERO);
         self.timings
             .duration(takes)
             .saturating_sub(Duration::try_from(elapsed).unwrap_or_default())
@@ -263,7 +311,7 @@ impl Provider for Simulator {
     }
 
     async fn step(&self, instance: &Instance, now: Timestamp) -> Result<Observation, ProviderError> {
-        if instance.annotation(FAULT_ANNOTATION) == Some("unreachable") {
+        if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
         Ok(self.show(instance, now))
@@ -271,12 +319,15 @@ impl Provider for Simulator {
 }
 
 /// Usage as a pure function of the Instance and the time.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SimulatedUsage;
+#[derive(Debug, Default)]
+pub struct SimulatedUsage {
+    /// Whether the fault `unreachable` takes effect.
+    pub faults: Faults,
+}
 
 impl UsageSource for SimulatedUsage {
     async fn usage(&self, instance: &Instance, now: Timestamp) -> Result<Usage, ProviderError> {
-        if instance.annotation(FAULT_ANNOTATION) == Some("unreachable") {
+        if self.faults.of(instance) == Some("unreachable") {
             return Err(ProviderError::Unavailable(
                 "the simulated fault 'unreachable' is switched on".to_owned(),
             ));
@@ -381,7 +432,7 @@ mod tests {
 
     #[test]
     fn addresses_are_unique_stay_and_survive_a_restart() {
-        let simulator = Simulator::new(Timings::default(), Pools::default(), []);
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), []);
         let mut known = std::collections::HashSet::new();
         for i in 0..20_000 {
             let addresses = simulator.reserve(&instance(&format!("uid-{i}")));
@@ -397,7 +448,7 @@ mod tests {
             ip_address: mine.ipv4.clone(),
             ..InstanceStatus::default()
         });
-        let restarted = Simulator::new(Timings::default(), Pools::default(), [&first]);
+        let restarted = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), [&first]);
         for i in 1..20_000 {
             assert_ne!(restarted.reserve(&instance(&format!("uid-{i}"))).ipv4, mine.ipv4);
         }
@@ -405,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_shutdown_happens_once_and_again_when_the_annotation_is_set_again() {
-        let simulator = Simulator::new(Timings::default(), Pools::default(), []);
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), []);
         let mut instance = running("u", at(0));
         let annotate = |instance: &mut Instance, fault: Option<&str>| {
             instance.metadata.annotations =
@@ -427,6 +478,28 @@ mod tests {
             simulator.show(&instance, at(4)).power,
             Some(Power::Off(OffCause::GuestShutdown))
         );
+    }
+
+    #[tokio::test]
+    async fn where_faults_are_not_permitted_their_annotation_changes_nothing() {
+        for fault in [
+            "provisioning",
+            "stop-hangs",
+            "shutdown",
+            "crash",
+            "unreachable",
+            "backup",
+        ] {
+            let mut instance = running("u", at(0));
+            let simulator =
+                |permitted| Simulator::new(Timings::default(), Pools::default(), Faults::new(permitted), []);
+            let well = simulator(false).show(&instance, at(1));
+            instance.metadata.annotations = Some([(FAULT_ANNOTATION.to_owned(), fault.to_owned())].into());
+            let step = simulator(false).step(&instance, at(1)).await;
+            assert_eq!(step.unwrap(), well, "{fault}");
+            let usage = SimulatedUsage::default().usage(&instance, at(1)).await;
+            assert!(usage.is_ok(), "{fault}");
+        }
     }
 
     #[test]

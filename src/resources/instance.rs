@@ -185,9 +185,13 @@ impl OperationKind {
 pub struct Operation {
     /// What the operation does.
     pub kind: OperationKind,
-    /// When it began.
+    /// When it began. With the kind, this tells the provider one operation from another, so it never changes.
     #[schemars(schema_with = "times::time")]
     pub started_at: Timestamp,
+    /// The time from which its duration counts, if the clock was set back since it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub counted_from: Option<Timestamp>,
     /// Power state at the end of the operation.
     pub ends_in: PowerState,
     /// Plan in effect at the end of the operation.
@@ -197,6 +201,13 @@ pub struct Operation {
     /// The guest did not shut down within the grace period, so its power is cut.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
+}
+
+impl Operation {
+    /// The time from which its duration counts.
+    pub fn counted_from(&self) -> Timestamp {
+        self.counted_from.unwrap_or(self.started_at)
+    }
 }
 
 /// The desired state of one virtual server.

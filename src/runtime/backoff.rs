@@ -27,11 +27,6 @@ impl Backoffs {
         delay.mul_f64(1.0 + rand::rng().random_range(0.0..0.1))
     }
 
-    /// A short delay for a caller that found no free slot.
-    pub fn pause(&self) -> Duration {
-        FIRST.mul_f64(1.0 + rand::rng().random_range(0.0..1.0))
-    }
-
     /// Whether the object's last attempt failed.
     pub fn has_failed(&self, uid: &str) -> bool {
         self.failures.lock().contains_key(uid)

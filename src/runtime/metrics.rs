@@ -75,7 +75,7 @@ pub struct Metrics {
     pub reconciles: Family<ReconcileLabels, Counter>,
     /// Seconds that a reconcile took.
     pub reconcile_seconds: Family<KindLabels, Histogram>,
-    /// Running reconciles, including those that wait for a permit to write.
+    /// Reconciles that run or wait for their turn.
     pub queue_depth: Family<KindLabels, Gauge>,
     /// Errors of watches.
     pub watch_errors: Family<KindLabels, Counter>,
@@ -153,7 +153,7 @@ impl Metrics {
         );
         registry.register(
             "reconcile_queue_depth",
-            "Running reconciles",
+            "Reconciles that run or wait for their turn",
             metrics.queue_depth.clone(),
         );
         registry.register("watch_errors", "Errors of watches", metrics.watch_errors.clone());

@@ -103,6 +103,16 @@ impl<K: Queued> ReconcileQueue<K> {
         }
     }
 
+    /// Whether the watch no longer has this object: it was deleted while it was queued.
+    pub fn is_gone(&self, object: &K) -> bool {
+        let inner = self.inner.lock();
+        let current = inner
+            .store
+            .as_ref()
+            .map(|store| store.get(&ObjectRef::from_obj(object)));
+        current.is_some_and(|current| current.is_none_or(|current| current.meta().uid != object.meta().uid))
+    }
+
     /// The newer of the watch's current version and our last write. `shown` may be outdated by the time it is dequeued.
     pub fn freshest(&self, shown: Arc<K>) -> Arc<K> {
         let mut inner = self.inner.lock();

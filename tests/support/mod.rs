@@ -7,10 +7,11 @@ pub mod receivers;
 pub mod smtp;
 
 use std::{
+    num::NonZero,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -29,7 +30,11 @@ use stellage::{
     resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState, conditions},
     runtime::lease::LEASE_NAME,
 };
-use tokio::{sync::OnceCell, task::JoinHandle, time::timeout};
+use tokio::{
+    sync::{OnceCell, Semaphore, SemaphorePermit},
+    task::JoinHandle,
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Timeout for everything that tests wait for. It is generous, because tests run in parallel on a busy machine, and it only
@@ -66,6 +71,7 @@ pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
 /// A running `stellage`. Prints the end of its log when a failing test drops it.
 pub struct Operator {
     daemon: Daemon,
+    log: PathBuf,
     pub url: String,
     pub metrics_url: String,
 }
@@ -81,7 +87,11 @@ impl Operator {
 
     /// As [`Self::start`], with another kubeconfig.
     pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
-        let (mut daemon, ready_file) = spawn_operator(plane, arguments, kubeconfig);
+        let Spawned {
+            mut daemon,
+            log,
+            ready_file,
+        } = spawn_operator(plane, arguments, kubeconfig);
         let ready = eventually(
             "stellage to serve",
             async || {
@@ -101,6 +111,7 @@ impl Operator {
         let text = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
         Self {
             daemon,
+            log,
             url: text("url"),
             metrics_url: text("metrics_url"),
         }
@@ -111,9 +122,12 @@ impl Operator {
         self.daemon.pid()
     }
 
-    /// Sends SIGKILL, then releases its Lease; otherwise the next leader would wait until it expires.
+    /// Sends SIGKILL, then releases its Lease; otherwise the next leader would wait until it expires. Fails the test if it has
+    /// ended by itself before.
     pub async fn die(&mut self, plane: &ControlPlane) {
+        self.assert_alive();
         self.daemon.kill();
+        self.assert_no_panic();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
         // The annotation makes this a change in any case, so that a late write of the dead process is refused.
@@ -142,9 +156,34 @@ impl Operator {
         self.daemon.exited().is_some()
     }
 
-    /// Sends SIGTERM, and returns the exit status.
-    pub async fn stop(&mut self) -> Option<std::process::ExitStatus> {
-        self.daemon.stop(Duration::from_secs(30)).await
+    /// Sends SIGTERM. Fails the test if it has ended by itself before, does not exit with 0 in time, or a part of it panicked.
+    pub async fn stop(&mut self) {
+        self.assert_alive();
+        let status = self.daemon.stop(Duration::from_secs(30)).await;
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "{} ended with {status:?}; the end of its log:\n{}",
+            self.daemon.name(),
+            self.daemon.log_tail()
+        );
+        self.assert_no_panic();
+    }
+
+    fn assert_alive(&mut self) {
+        let ended = self.daemon.exited();
+        assert!(
+            ended.is_none(),
+            "{} ended by itself with {ended:?}; the end of its log:\n{}",
+            self.daemon.name(),
+            self.daemon.log_tail()
+        );
+    }
+
+    /// A panic in a background task does not end the process, so it shows in the log alone.
+    fn assert_no_panic(&self) {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
+        assert!(panics.is_empty(), "{} panicked: {panics:#?}", self.daemon.name());
     }
 
     /// The value of a metric, summed over the label sets that contain `labels`.
@@ -179,8 +218,16 @@ impl Drop for Operator {
     }
 }
 
-/// Starts `stellage <arguments>`. Also returns the path of the file that it writes once it serves.
-fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> (Daemon, PathBuf) {
+/// A process that has just been started.
+struct Spawned {
+    daemon: Daemon,
+    log: PathBuf,
+    /// The file that it writes once it serves.
+    ready_file: PathBuf,
+}
+
+/// Starts `stellage <arguments>`.
+fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Spawned {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let ready_file = plane.folder().join(format!("{name}.json"));
@@ -194,11 +241,16 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     }
     command
         .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
+        .env("STELLAGE_SIMULATOR_FAULTS", "true")
         .env("KUBECONFIG", kubeconfig)
         .env("RUST_LOG", "info");
     let log = plane.folder().join(format!("{name}.log"));
     let daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
-    (daemon, ready_file)
+    Spawned {
+        daemon,
+        log,
+        ready_file,
+    }
 }
 
 /// An operator that is restarted whenever it exits, as in Kubernetes.
@@ -209,7 +261,7 @@ pub struct Supervised {
 
 impl Supervised {
     /// Takes over an operator that was started with these arguments. Its URLs become invalid.
-    pub fn new(plane: &Arc<ControlPlane>, mut operator: Operator, arguments: &[&str]) -> Self {
+    pub fn new(plane: &Arc<OwnPlane>, mut operator: Operator, arguments: &[&str]) -> Self {
         let stop = CancellationToken::new();
         let (stopped, plane) = (stop.clone(), plane.clone());
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
@@ -218,8 +270,9 @@ impl Supervised {
             let mut restarts = 0;
             while !stopped.is_cancelled() {
                 if operator.has_ended() {
-                    (operator.daemon, _) =
-                        spawn_operator(&plane, &arguments, &plane.kubeconfig(Identity::Operator));
+                    operator.assert_no_panic();
+                    let next = spawn_operator(&plane, &arguments, &plane.kubeconfig(Identity::Operator));
+                    (operator.daemon, operator.log) = (next.daemon, next.log);
                     restarts += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -229,7 +282,7 @@ impl Supervised {
         Self { stop, task }
     }
 
-    /// Stops it. Returns the number of restarts.
+    /// Stops it, as [`Operator::stop`] does. Returns the number of restarts.
     pub async fn stop(self) -> usize {
         self.stop.cancel();
         let (mut operator, restarts) = self.task.await.unwrap();
@@ -367,16 +420,44 @@ pub async fn shared() -> &'static Cluster {
         .await
 }
 
+/// A control plane of one test. Only so many run at a time: more of them than cores slow each other down until something
+/// runs into a timeout.
+pub struct OwnPlane {
+    plane: ControlPlane,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl std::ops::Deref for OwnPlane {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        &self.plane
+    }
+}
+
 /// A new control plane for one test, with everything installed but no operator.
-pub async fn own_plane() -> ControlPlane {
+pub async fn own_plane() -> OwnPlane {
     plane_with(ControlPlane::options().audit_log()).await
 }
 
 /// As [`own_plane`], with other options.
-pub async fn plane_with(options: control_plane::Options) -> ControlPlane {
+pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
+    let permit = plane_permit().await;
     let plane = options.start().await.unwrap();
     install(&plane);
-    plane
+    OwnPlane {
+        plane,
+        _permit: permit,
+    }
+}
+
+/// Waits until another control plane may be started: one for each core, beside the shared one.
+pub async fn plane_permit() -> SemaphorePermit<'static> {
+    static PLANES: LazyLock<Semaphore> = LazyLock::new(|| {
+        let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
+        Semaphore::new(cores)
+    });
+    PLANES.acquire().await.unwrap()
 }
 
 /// An account with a key, and the clients of a test.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use kube::{
     Api, ResourceExt as _,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
     runtime::{
         WatchStreamExt as _,
         reflector::{ObjectRef, Store, store},
@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::support::{
     PATIENCE, Tenant, eventually,
     receivers::{Answer, Options, Received, Receiver},
+    spec,
 };
 
 /// Watches that survive restarts of the API server.
@@ -41,9 +42,18 @@ fn patient() -> watcher::ExponentialBackoff {
     watcher::ExponentialBackoff::from(backoff.without_max_times())
 }
 
-/// Stops and starts instances repeatedly with random pauses, through all failures.
+/// What a workload has done.
+#[derive(Clone, Default)]
+pub struct Done {
+    /// Number of changes of each instance that is still there.
+    pub changes: HashMap<String, usize>,
+    /// Names and UIDs of the instances that were created, and deleted again once they were running.
+    pub passed: Vec<(String, String)>,
+}
+
+/// Stops and starts instances repeatedly with random pauses, and creates and deletes others, through all failures.
 pub struct Workload {
-    changes: Arc<Mutex<HashMap<String, usize>>>,
+    done: Arc<Mutex<Done>>,
     count: Arc<AtomicUsize>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
@@ -67,7 +77,7 @@ impl Workload {
         });
         reader.wait_until_ready().await.unwrap();
         let mut workload = Self {
-            changes: Arc::default(),
+            done: Arc::default(),
             count: Arc::default(),
             stop: CancellationToken::new(),
             tasks: JoinSet::new(),
@@ -78,13 +88,20 @@ impl Workload {
                 api: tenant.instances(),
                 seen: reader.clone(),
                 place: ObjectRef::new(name).within(&tenant.namespace),
-                changes: workload.changes.clone(),
+                done: workload.done.clone(),
                 count: workload.count.clone(),
                 pause,
             };
             let stop = workload.stop.clone();
             workload.tasks.spawn(async move { work.run(&stop).await });
         }
+        let passing = Passing {
+            api: tenant.instances(),
+            done: workload.done.clone(),
+            pause,
+        };
+        let stop = workload.stop.clone();
+        workload.tasks.spawn(async move { passing.run(&stop).await });
         workload
     }
 
@@ -93,8 +110,8 @@ impl Workload {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Waits until all requested changes are done. Returns their number for each instance.
-    pub async fn stop(mut self) -> HashMap<String, usize> {
+    /// Waits until all requested changes are done.
+    pub async fn stop(mut self) -> Done {
         self.stop.cancel();
         let all = async {
             while let Some(ended) = self.tasks.join_next().await {
@@ -103,7 +120,7 @@ impl Workload {
         };
         let in_time = timeout(PATIENCE, all).await;
         assert!(in_time.is_ok(), "a change is never done");
-        self.changes.lock().clone()
+        self.done.lock().clone()
     }
 }
 
@@ -111,7 +128,7 @@ struct Work {
     api: Api<Instance>,
     seen: Store<Instance>,
     place: ObjectRef<Instance>,
-    changes: Arc<Mutex<HashMap<String, usize>>>,
+    done: Arc<Mutex<Done>>,
     count: Arc<AtomicUsize>,
     pause: Duration,
 }
@@ -156,11 +173,78 @@ impl Work {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             self.count.fetch_add(1, Ordering::Relaxed);
-            *self.changes.lock().entry(name.clone()).or_default() += 1;
+            *self.done.lock().changes.entry(name.clone()).or_default() += 1;
             let pause = self.pause.mul_f64(rand::rng().random_range(0.0..2.0));
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// Instances that come and go, one after the other.
+struct Passing {
+    api: Api<Instance>,
+    done: Arc<Mutex<Done>>,
+    pause: Duration,
+}
+
+impl Passing {
+    async fn run(self, stop: &CancellationToken) {
+        for number in 0.. {
+            if stop.is_cancelled() {
+                return;
+            }
+            let name = format!("passing-{number}");
+            let uid = self.create(&name).await;
+            self.until(&name, |found| {
+                let status = found.and_then(|instance| instance.status.as_ref());
+                status.is_some_and(|status| status.state == Some(InstanceState::Running))
+            })
+            .await;
+            // The API server may be down. Repeating the request is harmless.
+            while let Err(error) = self.api.delete(&name, &DeleteParams::default()).await {
+                if is_code(&error, 404) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            self.until(&name, |found| found.is_none()).await;
+            self.done.lock().passed.push((name, uid));
+            tokio::time::sleep(self.pause).await;
+        }
+    }
+
+    /// Creates an instance, and returns its UID.
+    async fn create(&self, name: &str) -> String {
+        let mut instance = Instance::new(name, spec());
+        instance.metadata.name = Some(name.to_owned());
+        loop {
+            match self.api.create(&PostParams::default(), &instance).await {
+                Ok(created) => return created.uid().unwrap(),
+                // An earlier try has succeeded, but its answer was lost.
+                Err(error) if is_code(&error, 409) => {
+                    if let Ok(found) = self.api.get(name).await {
+                        return found.uid().unwrap();
+                    }
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    async fn until(&self, name: &str, condition: impl Fn(Option<&Instance>) -> bool) {
+        loop {
+            if let Ok(found) = self.api.get_opt(name).await
+                && condition(found.as_ref())
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn is_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
 /// When each Delivery was seen to be finished, by webhook and event.
@@ -267,11 +351,17 @@ impl Book {
 pub type Expected = BTreeMap<String, (String, i64, &'static str)>;
 
 /// The events that must arrive, according to the API server. The instances were created and started, and then stopped and
-/// started in turn, as often as `changes` says.
-pub async fn expected(tenant: &Tenant, changes: &HashMap<String, usize>) -> Expected {
-    let instances = tenant.all_instances().await;
+/// started in turn, as often as `done` says; others were created, started and deleted.
+pub async fn expected(tenant: &Tenant, done: &Done) -> Expected {
+    let (instances, changes) = (tenant.all_instances().await, &done.changes);
     assert_eq!(instances.len(), changes.len());
     let mut all = Expected::new();
+    for (name, uid) in &done.passed {
+        for (sequence, event_type) in (1..).zip(["instance.created", "instance.started", "instance.deleted"])
+        {
+            all.insert(ids::event_id(uid, sequence), (name.clone(), sequence, event_type));
+        }
+    }
     for instance in instances {
         let (name, uid) = (instance.name_any(), instance.uid().unwrap());
         let last = instance.status.as_ref().unwrap().event_sequence;

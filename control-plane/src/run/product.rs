@@ -80,6 +80,7 @@ impl Product<'_> {
             .args(arguments(settings, &self.folder.ready(), previous))
             // Not an argument: all users of the machine can see those, and the URL may contain a password.
             .env("STELLAGE_SMTP_URL", smtp_url)
+            .env("STELLAGE_SIMULATOR_FAULTS", "true")
             .env("KUBECONFIG", self.plane.kubeconfig(Identity::Operator));
         let log = self.folder.file("stellage.log");
         let daemon = Daemon::spawn("stellage", command, self.plane.group(), &log)?;

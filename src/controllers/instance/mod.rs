@@ -1,9 +1,11 @@
 //! The Instance controller: asks the provider for one step, decides ([`crate::lifecycle`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance;
+//! - `turns`: whose instances are reconciled next;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
 mod reconcile;
+mod turns;
 mod unreadable;
 
 use std::{sync::Arc, time::Duration};
@@ -17,6 +19,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
+use turns::Turns;
 
 use crate::{
     catalogue::Catalogue,
@@ -72,19 +75,17 @@ impl<P: Provider> InstanceController<P> {
             unreadable,
             shutdown.clone(),
         ));
-        // Instances that have failed share a quarter of the slots, so that a provider that hangs for many instances does not
-        // block the others.
-        let suspects = usize::from((self.concurrency / 4).max(1));
         let reconciler = Arc::new(Reconciler {
+            turns: Turns::new(self.concurrency),
             writes: Semaphore::new(usize::from(self.write_concurrency)),
-            suspects: Semaphore::new(suspects),
             backoffs: Backoffs::default(),
             queue,
+            shutdown: shutdown.clone(),
             controller: self,
         });
-        let concurrency = reconciler.controller.concurrency;
+        // Not limited here, because this queue knows no accounts: reconciles wait for their turn themselves.
         Controller::for_shared_stream(triggers, store)
-            .with_config(controller::Config::default().concurrency(concurrency))
+            .with_config(controller::Config::default().concurrency(0))
             .graceful_shutdown_on(async move { shutdown.cancelled().await })
             .run(reconcile::reconcile, reconcile::on_error, reconciler)
             .for_each(|result| async move {

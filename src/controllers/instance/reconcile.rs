@@ -10,11 +10,15 @@ use kube::{
 use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
+use tokio_util::sync::CancellationToken;
 
-use super::InstanceController;
+use super::{
+    InstanceController,
+    turns::{Slot, Turns},
+};
 use crate::{
     events::payload::User,
-    lifecycle::{Audience, Gate, Seen, decide, project},
+    lifecycle::{Audience, Gate, Next, Question, Seen, decide, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
@@ -61,11 +65,12 @@ impl ReconcileError {
 pub(super) struct Reconciler<P> {
     pub(super) controller: InstanceController<P>,
     pub(super) queue: ReconcileQueue<Instance>,
+    /// Limits concurrent reconciles.
+    pub(super) turns: Turns,
     /// Limits concurrent writes.
     pub(super) writes: Semaphore,
-    /// Limits concurrent provider calls for instances whose last call failed.
-    pub(super) suspects: Semaphore,
     pub(super) backoffs: Backoffs,
+    pub(super) shutdown: CancellationToken,
 }
 
 pub(super) async fn reconcile<P: Provider>(
@@ -76,8 +81,21 @@ pub(super) async fn reconcile<P: Provider>(
     let kind = KindLabels { kind: "Instance" };
     let depth = metrics.queue_depth.get_or_create_owned(&kind);
     depth.inc();
+    let slot = tokio::select! {
+        slot = reconciler.slot(&instance) => Some(slot),
+        () = reconciler.shutdown.cancelled() => None,
+    };
     let begun = Instant::now();
-    let result = reconciler.pass(instance).await;
+    let result = match slot {
+        // On the heap, so that the many that may wait for their turn are small.
+        Some(slot) if !reconciler.queue.is_gone(&instance) => {
+            Box::pin(reconciler.pass(instance, &slot)).await
+        }
+        _ => {
+            reconciler.backoffs.reset(uid(&instance));
+            Ok(Action::await_change())
+        }
+    };
     depth.dec();
     metrics
         .reconcile_seconds
@@ -117,7 +135,16 @@ fn uid(instance: &Instance) -> &str {
 }
 
 impl<P: Provider> Reconciler<P> {
-    async fn pass(&self, instance: Arc<Instance>) -> Result<Action, ReconcileError> {
+    /// Waits for the account's turn.
+    async fn slot(&self, instance: &Arc<Instance>) -> Slot {
+        let fresh = self.queue.freshest(Arc::clone(instance));
+        let gate = self.gate(&fresh, self.holder_of(&fresh).as_ref());
+        let asks = question(&fresh, &gate, self.controller.clock.now()) == Question::Step;
+        let account = fresh.metadata.namespace.as_deref().unwrap_or_default();
+        self.turns.wait(account, asks && self.is_suspect(&fresh)).await
+    }
+
+    async fn pass(&self, instance: Arc<Instance>, slot: &Slot) -> Result<Action, ReconcileError> {
         let mut instance = self.queue.freshest(instance);
         for _ in 0..MAX_STEPS {
             if instance.is_deleting() && !instance.has_finalizer() {
@@ -131,9 +158,8 @@ impl<P: Provider> Reconciler<P> {
             if gate == Gate::Open && !instance.has_finalizer() {
                 instance = self.add_finalizer(&instance).await?;
             }
-            let asked = match self.ask(&instance, &gate).await {
-                Asked::Later(delay) => return Ok(Action::requeue(delay)),
-                asked => asked,
+            let Some(asked) = self.ask(&instance, &gate, slot).await else {
+                return Ok(Action::requeue(Duration::ZERO));
             };
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
@@ -152,8 +178,8 @@ impl<P: Provider> Reconciler<P> {
                 self.finish(&instance).await?;
                 return Ok(Action::await_change());
             }
-            let unchanged = instance.status.as_ref() == Some(&decision.status);
-            if !unchanged {
+            let changed = instance.status.as_ref() != Some(&decision.status);
+            if changed {
                 let before = instance.status.as_ref().map_or(0, |status| status.event_sequence);
                 instance = self.write_status(&instance, &decision.status).await?;
                 self.controller.outbox.recorded(&instance, before);
@@ -172,14 +198,15 @@ impl<P: Provider> Reconciler<P> {
                     );
                 }
             }
-            if decision.retry {
+            let next = decision.next(changed);
+            if next == Next::AfterBackoff {
                 return Ok(Action::requeue(self.backoffs.next(uid(&instance))));
             }
             self.backoffs.reset(uid(&instance));
-            if unchanged || decision.status.operation.is_none() {
-                return Ok(decision
-                    .recheck_after
-                    .map_or_else(Action::await_change, Action::requeue));
+            match next {
+                Next::Now => {}
+                Next::After(delay) => return Ok(Action::requeue(delay)),
+                Next::OnChange | Next::AfterBackoff => return Ok(Action::await_change()),
             }
         }
         Ok(Action::requeue(Duration::ZERO))
@@ -244,34 +271,14 @@ impl<P: Provider> Reconciler<P> {
         None
     }
 
-    /// Calls the provider, if the instance may be reconciled and has been accepted.
-    async fn ask(&self, instance: &Instance, gate: &Gate) -> Asked {
-        let accepted = instance
-            .status
-            .as_ref()
-            .is_some_and(|status| status.state.is_some());
-        if *gate != Gate::Open && !instance.is_deleting() {
-            return Asked::Nothing(Addresses::default());
+    /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects.
+    async fn ask(&self, instance: &Instance, gate: &Gate, slot: &Slot) -> Option<Asked> {
+        match question(instance, gate, self.controller.clock.now()) {
+            Question::Nothing => return Some(Asked::Nothing(Addresses::default())),
+            Question::Addresses => return Some(Asked::Nothing(self.controller.provider.reserve(instance))),
+            Question::Step if self.is_suspect(instance) && !slot.for_suspects => return None,
+            Question::Step => {}
         }
-        if !accepted {
-            let wanted = !instance.is_deleting();
-            return Asked::Nothing(if wanted {
-                self.controller.provider.reserve(instance)
-            } else {
-                Addresses::default()
-            });
-        }
-        if self.has_new_operation(instance) {
-            return Asked::Nothing(Addresses::default());
-        }
-        let _suspect = if self.is_suspect(instance) {
-            match self.suspects.try_acquire() {
-                Ok(permit) => Some(permit),
-                Err(_) => return Asked::Later(self.backoffs.pause()),
-            }
-        } else {
-            None
-        };
         let limit = self.controller.provider_timeout;
         let begun = Instant::now();
         let step = self
@@ -289,23 +296,13 @@ impl<P: Provider> Reconciler<P> {
             .provider_calls
             .get_or_create(&ProviderLabels { provider, outcome })
             .inc();
-        match answer {
+        Some(match answer {
             Ok(observation) => Asked::Answer(observation),
             Err(error) => {
                 tracing::warn!(instance = key(instance), %error, "provider call failed");
                 Asked::Failure(error)
             }
-        }
-    }
-
-    /// Whether the spec asks for an operation that is not in the status yet. It is written to the status before the provider
-    /// is called, and so shows at once even if the provider hangs.
-    fn has_new_operation(&self, instance: &Instance) -> bool {
-        let requested = project(instance, self.controller.clock.now()).operation;
-        instance
-            .status
-            .as_ref()
-            .is_some_and(|status| status.operation != requested)
+        })
     }
 
     /// Whether the last provider call for this instance failed, according to this process or to the status.
@@ -424,21 +421,14 @@ enum Asked {
     Nothing(Addresses),
     Answer(Observation),
     Failure(ProviderError),
-    /// All slots for instances that failed before are in use.
-    Later(Duration),
 }
 
 impl Asked {
     fn seen(&self) -> Seen<'_> {
-        const NONE: &Addresses = &Addresses {
-            ipv4: None,
-            ipv6: None,
-        };
         match self {
             Self::Nothing(addresses) => Seen::NotAsked(addresses),
             Self::Answer(observation) => Seen::Observed(observation),
             Self::Failure(error) => Seen::Failed(error),
-            Self::Later(_) => Seen::NotAsked(NONE),
         }
     }
 }

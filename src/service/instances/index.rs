@@ -285,6 +285,8 @@ struct Lists {
 
 impl Namespace {
     fn at(&self, slot: u32) -> Option<&Arc<IndexedInstance>> {
+        #[cfg(test)]
+        tests::TOUCHED.set(tests::TOUCHED.get() + 1);
         self.slots.get(slot as usize)?.as_ref()
     }
 
@@ -429,6 +431,11 @@ mod tests {
     use super::*;
     use crate::{runtime::watch::Change, service::index::changed};
 
+    thread_local! {
+        /// Instances that this thread has looked at.
+        pub(super) static TOUCHED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
     const REGIONS: [&str; 2] = ["fr-par-1", "de-fra-1"];
     const STATES: [&str; 3] = ["running", "stopped", "error"];
 
@@ -486,6 +493,46 @@ mod tests {
             .collect();
         item.sort();
         item.into_iter().map(|(_, id)| id).collect()
+    }
+
+    #[test]
+    fn a_page_looks_at_no_more_instances_than_it_shows_among_100_and_among_100_000() {
+        for many in [100, 100_000] {
+            let index = InstanceIndex::default();
+            let parts = [0, 1].map(|state| instance(0, 1, state, state, false));
+            let all: Vec<_> = (0..many)
+                .map(|number| {
+                    let mut one = (*parts[number % 2]).clone();
+                    one.metadata.name = Some(format!("i-{number:0>16}"));
+                    Arc::new(one)
+                })
+                .collect();
+            changed(&index, &Change::Replaced(all));
+            for filter in [
+                Filter::default(),
+                Filter {
+                    status: Some("running"),
+                    ..Filter::default()
+                },
+                Filter {
+                    region: Some(REGIONS[1]),
+                    ..Filter::default()
+                },
+                Filter {
+                    status: Some("stopped"),
+                    region: Some(REGIONS[1]),
+                    ..Filter::default()
+                },
+            ] {
+                let halved = if filter == Filter::default() { 1 } else { 2 };
+                for page in [1, 2, u64::try_from(many / halved / 20).unwrap(), u64::MAX] {
+                    TOUCHED.set(0);
+                    let (shown, total) = index.page("demo", filter, page, 20);
+                    assert_eq!(total, many / halved, "{filter:?}");
+                    assert_eq!(TOUCHED.get(), shown.len(), "{filter:?}, page {page} of {many}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,208 @@
+//! Which events are recorded, and how long they stay in the outbox.
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+
+use super::world::{World, spec};
+use crate::{
+    lifecycle::{Action, Audience, Gate, Seen, Timings, decide},
+    providers::{Addresses, Observation, OffCause, Progress},
+    resources::{Plan, PlanChange, PowerState},
+};
+
+#[test]
+fn every_operation_records_the_decided_events() {
+    type Step = Box<dyn Fn(&mut World)>;
+    let plan = |change| {
+        move |world: &mut World| {
+            world.edit(|spec| {
+                spec.plan = Plan::Business;
+                spec.plan_change = change;
+            });
+        }
+    };
+    let act = |action| move |world: &mut World| world.act(action);
+    let delete = |world: &mut World| world.delete();
+    let shut_down = |world: &mut World| {
+        world.exit(OffCause::GuestShutdown);
+    };
+    let crash = |world: &mut World| {
+        world.exit(OffCause::Crashed);
+    };
+    let cases: Vec<(&str, World, Step, &[&str])> = vec![
+        (
+            "create",
+            World::new(spec()),
+            Box::new(|_| {}),
+            &["created", "started"],
+        ),
+        (
+            "start",
+            World::stopped(),
+            Box::new(act(Action::Start)),
+            &["started"],
+        ),
+        (
+            "stop",
+            World::running(),
+            Box::new(act(Action::Stop)),
+            &["stopped"],
+        ),
+        (
+            "poweroff",
+            World::running(),
+            Box::new(act(Action::PowerOff)),
+            &["stopped"],
+        ),
+        (
+            "reboot",
+            World::running(),
+            Box::new(act(Action::Reboot)),
+            &["started"],
+        ),
+        (
+            "rebuild on",
+            World::running(),
+            Box::new(act(Action::Rebuild)),
+            &["started"],
+        ),
+        (
+            "rebuild off",
+            World::stopped(),
+            Box::new(act(Action::Rebuild)),
+            &[],
+        ),
+        (
+            "plan on",
+            World::running(),
+            Box::new(plan(PlanChange::Immediate)),
+            &["started"],
+        ),
+        (
+            "plan off",
+            World::stopped(),
+            Box::new(plan(PlanChange::Immediate)),
+            &[],
+        ),
+        (
+            "plan pending",
+            World::running(),
+            Box::new(plan(PlanChange::OnReboot)),
+            &[],
+        ),
+        ("delete on", World::running(), Box::new(delete), &["deleted"]),
+        ("delete off", World::stopped(), Box::new(delete), &["deleted"]),
+        (
+            "guest shutdown",
+            World::running(),
+            Box::new(shut_down),
+            &["stopped"],
+        ),
+        ("crash", World::running(), Box::new(crash), &["started"]),
+        (
+            "power cycle with kubectl",
+            World::running(),
+            Box::new(|world| {
+                world.edit(|spec| spec.power_off_requested_at = Some("2026-11-21T10:00:00Z".into()))
+            }),
+            &["started"],
+        ),
+        (
+            "stop and start while it stops, with kubectl",
+            World::running(),
+            Box::new(|world| {
+                world.act(Action::Stop);
+                world.pass();
+                world.edit(|spec| spec.power_state = PowerState::Running);
+            }),
+            &["started"],
+        ),
+    ];
+    for (name, mut world, step, expected) in cases {
+        let mut seen = 0;
+        world.new_events(&mut seen);
+        if name == "create" {
+            seen = 0;
+        }
+        step(&mut world);
+        world.settle();
+        assert_eq!(world.new_events(&mut seen), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_server_that_crashes_and_is_stopped_before_it_runs_again_records_stopped() {
+    let mut world = World::running();
+    let mut seen = world.events.len();
+    world.exit(OffCause::Crashed);
+    world.pass();
+    world.act(Action::PowerOff);
+    world.settle();
+    assert_eq!(world.new_events(&mut seen), ["stopped"]);
+}
+
+#[test]
+fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_last_is() {
+    let mut world = World::running();
+    world.delete();
+    world.settle();
+    let last = world.events.last().unwrap().clone();
+    assert!(world.gone && last.event_type.as_str() == "instance.deleted");
+    let mut instance = world.instance.clone();
+    instance.status.as_mut().unwrap().outbox = vec![last];
+    let observation = Observation {
+        addresses: Addresses::default(),
+        power: None,
+        progress: Progress::Done,
+        recheck_after: None,
+        state: BTreeMap::new(),
+    };
+    for settled in [false, true] {
+        let decision = decide(
+            &instance,
+            &Gate::Open,
+            Seen::Observed(&observation),
+            Audience {
+                user: Some(&world.user),
+                is_settled: &|_| settled,
+            },
+            world.now(),
+            &Timings::default(),
+        );
+        assert_eq!(decision.finished, settled);
+        assert_eq!(decision.status.outbox.len(), 1);
+    }
+    let mut world = World::new(spec());
+    world.pass();
+    let decide_with = |world: &World, settled: bool, later: i64| {
+        let audience = Audience {
+            user: Some(&world.user),
+            is_settled: &|_| settled,
+        };
+        let now = world.now() + SignedDuration::from_secs(later);
+        let busy = Observation {
+            addresses: Addresses {
+                ipv4: Some("198.18.0.7".into()),
+                ipv6: None,
+            },
+            power: None,
+            progress: Progress::Busy,
+            recheck_after: None,
+            state: BTreeMap::new(),
+        };
+        let decision = decide(
+            &world.instance,
+            &Gate::Open,
+            Seen::Observed(&busy),
+            audience,
+            now,
+            &Timings::default(),
+        );
+        decision.status.outbox.len()
+    };
+    // The address is new, so the same write removes the settled event.
+    assert_eq!(decide_with(&world, false, 1), 1);
+    assert_eq!(decide_with(&world, true, 1), 0);
+    world.pass();
+}

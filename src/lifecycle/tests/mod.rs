@@ -1,0 +1,16 @@
+//! The lifecycle against a model of a provider and of time.
+//!
+//! - `cloud`: a provider that does what it is asked, however unwise;
+//! - `world`: one instance, its controller and its provider;
+//! - `table`: the table of decisions, section 3, held against each write;
+//! - `operations`, `events`, `trouble`, `deletion`: one story each;
+//! - `history`: any story.
+
+mod cloud;
+mod deletion;
+mod events;
+mod history;
+mod operations;
+mod table;
+mod trouble;
+mod world;

@@ -1,0 +1,179 @@
+//! What each operation does, from request to end.
+
+use std::time::Duration;
+
+use InstanceState::{Provisioning, Rebooting, Rebuilding, Resizing, Running, Starting, Stopped, Stopping};
+use jiff::SignedDuration;
+
+use super::{
+    cloud::Fault,
+    world::{World, spec},
+};
+use crate::{
+    lifecycle::{Action, project},
+    resources::{
+        InstanceSpec, InstanceState, OperationKind, Plan, PlanChange, PowerState,
+        conditions::{self, READY, RECONCILING},
+    },
+};
+
+#[test]
+fn every_operation_takes_the_decided_path() {
+    assert_eq!(World::new(spec()).path(), [Provisioning, Running]);
+    for (action, mut world, path) in [
+        (Action::Start, World::stopped(), vec![Starting, Running]),
+        (Action::Stop, World::running(), vec![Stopping, Stopped]),
+        (Action::PowerOff, World::running(), vec![Stopping, Stopped]),
+        (Action::Reboot, World::running(), vec![Rebooting, Running]),
+        (Action::Rebuild, World::running(), vec![Rebuilding, Running]),
+        (Action::Rebuild, World::stopped(), vec![Rebuilding, Stopped]),
+    ] {
+        world.act(action);
+        assert_eq!(world.path(), path, "{action:?}");
+    }
+    for (mut world, path) in [
+        (World::running(), [Resizing, Running]),
+        (World::stopped(), [Resizing, Stopped]),
+    ] {
+        world.edit(|spec| spec.plan = Plan::Business);
+        assert_eq!(world.path(), path);
+        assert_eq!(
+            (world.status().plan, world.status().disk_size_gb),
+            (Some(Plan::Business), Some(80))
+        );
+    }
+}
+
+#[test]
+fn the_facade_shows_at_once_what_the_controller_will_write() {
+    for (action, mut world) in [
+        (Action::Start, World::stopped()),
+        (Action::Stop, World::running()),
+        (Action::PowerOff, World::running()),
+        (Action::Reboot, World::running()),
+        (Action::Rebuild, World::running()),
+    ] {
+        world.act(action);
+        let projected = project(&world.instance, world.now());
+        world.pass();
+        assert_eq!(projected.state, world.state(), "{action:?}");
+        assert_eq!(projected.operation, world.status().operation, "{action:?}");
+    }
+}
+
+#[test]
+fn a_plan_change_on_reboot_waits_for_the_next_reboot_or_stop_and_start() {
+    for actions in [vec![Action::Reboot], vec![Action::Stop, Action::Start]] {
+        let mut world = World::running();
+        world.edit(|spec| {
+            spec.plan = Plan::Enterprise;
+            spec.plan_change = PlanChange::OnReboot;
+        });
+        world.settle();
+        assert_eq!(
+            (world.state(), world.status().plan),
+            (Some(Running), Some(Plan::Starter))
+        );
+        assert!(conditions::is_true(
+            &world.status().conditions,
+            conditions::RESTART_REQUIRED
+        ));
+        for action in actions {
+            assert_eq!(world.status().plan, Some(Plan::Starter));
+            world.act(action);
+            world.settle();
+        }
+        assert_eq!(
+            (world.state(), world.status().plan),
+            (Some(Running), Some(Plan::Enterprise))
+        );
+        assert!(conditions::find(&world.status().conditions, conditions::RESTART_REQUIRED).is_none());
+    }
+}
+
+#[test]
+fn a_disk_never_shrinks() {
+    let mut world = World::running();
+    world.edit(|spec| spec.plan = Plan::Performance);
+    world.settle();
+    world.edit(|spec| spec.plan = Plan::Starter);
+    world.settle();
+    assert_eq!(
+        (world.status().plan, world.status().disk_size_gb),
+        (Some(Plan::Starter), Some(160))
+    );
+}
+
+#[test]
+fn a_soft_stop_is_forced_after_the_grace() {
+    let mut world = World::running();
+    world.fault(Fault::HangsSoftStop);
+    world.act(Action::Stop);
+    world.wait(Duration::from_secs(119));
+    assert!(!world.status().operation.unwrap().forced);
+    world.wait(Duration::from_secs(1));
+    assert_eq!((world.state(), world.cloud.power_cuts), (Some(Stopped), 1));
+}
+
+#[test]
+fn a_clock_that_goes_back_repeats_no_operation_and_does_not_lengthen_it() {
+    let mut world = World::new(spec());
+    world.wait(Duration::from_secs(1));
+    world.set_clock(SignedDuration::from_hours(-1));
+    world.pass();
+    world.wait(Duration::from_secs(151));
+    assert_eq!((world.state(), world.cloud.made), (Some(Running), 1));
+    for action in [Action::Reboot, Action::Rebuild, Action::Stop] {
+        let mut world = World::running();
+        world.fault(Fault::HangsSoftStop);
+        world.act(action);
+        world.wait(Duration::from_secs(1));
+        let begun = world.status().operation.unwrap();
+        world.set_clock(SignedDuration::from_hours(-1));
+        world.pass();
+        let now = world.status().operation.unwrap();
+        assert_eq!((now.kind, now.started_at), (begun.kind, begun.started_at));
+        world.wait(Duration::from_secs(180));
+        assert_eq!(world.status().operation, None, "{action:?}");
+        assert!(world.cloud.boots <= 2, "{action:?}");
+    }
+}
+
+#[test]
+fn poweroff_cuts_a_soft_stop_a_start_and_a_reboot_short() {
+    for first in [Action::Stop, Action::Reboot] {
+        let mut world = World::running();
+        world.fault(Fault::HangsSoftStop);
+        world.act(first);
+        world.pass();
+        world.wait(Duration::from_secs(1));
+        world.act(Action::PowerOff);
+        world.pass();
+        assert_eq!(world.status().operation.unwrap().kind, OperationKind::PowerOff);
+        world.settle();
+        assert_eq!(world.state(), Some(Stopped));
+    }
+}
+
+#[test]
+fn an_instance_created_off_ends_off() {
+    let mut world = World::new(InstanceSpec {
+        power_state: PowerState::Stopped,
+        ..spec()
+    });
+    assert_eq!(world.path(), [Provisioning, Stopped]);
+    assert!(conditions::is_true(&world.status().conditions, READY));
+}
+
+#[test]
+fn a_settled_world_is_never_written_again() {
+    for mut world in [World::running(), World::stopped()] {
+        let writes = world.writes;
+        for _ in 0..50 {
+            world.wait(Duration::from_secs(3600));
+            world.pass();
+        }
+        assert_eq!(world.writes, writes);
+        assert!(!conditions::is_true(&world.status().conditions, RECONCILING));
+    }
+}
