@@ -18,7 +18,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The outcome of one attempt to deliver an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// How long it took, including connecting and reading the response.
+    /// From the start to the head of the response, or to the failure. Reading the body is not included.
     pub duration: Duration,
     /// Status code of the response, if there was one.
     pub status: Option<u16>,

@@ -9,14 +9,15 @@ use super::{
     WebhookKey,
     job::{Job, State},
     name_of,
-    webhook_queue::{Gate, Place, WebhookQueue},
+    webhook_queue::{Gate, Outcome, Place, WebhookQueue},
 };
 use crate::{
     delivery::schedule::RetrySchedule,
     resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT},
 };
 
-/// An attempt that takes this long makes its webhook a suspect, in milliseconds.
+/// An attempt that takes this long makes its webhook a suspect, in milliseconds: it shares its slots with the other suspects,
+/// however many of them it may use.
 const SLOW_MS: i64 = 2000;
 
 /// An attempt in flight.
@@ -103,7 +104,6 @@ impl Dispatcher {
             job.state = State::InFlight;
             let event = job.event();
             let request = job.request().map(ToOwned::to_owned);
-            queue.in_flight += 1;
             self.suspects_in_flight += usize::from(queue.is_suspect);
             let flight = Flight {
                 webhook: Some(webhook.clone()),
@@ -132,10 +132,10 @@ impl Dispatcher {
         let webhook = flight.webhook.as_ref();
         if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
             let outcome = match &report {
-                // A slow receiver uses up slots, whatever it answers.
-                Report::Sent { attempt, .. } => {
-                    Some(attempt.error.is_none() && attempt.duration_ms < SLOW_MS)
-                }
+                Report::Sent { attempt, .. } if attempt.error.is_none() => Some(Outcome::Success {
+                    is_slow: attempt.duration_ms >= SLOW_MS,
+                }),
+                Report::Sent { .. } => Some(Outcome::Failure),
                 Report::Blocked(_) | Report::Unready => None,
             };
             let cap = self.limits.in_flight_per_webhook;

@@ -73,6 +73,18 @@ pub struct Tally {
     pub finished: u64,
 }
 
+/// The outcome of an attempt in which something was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The receiver answered 2xx.
+    Success {
+        /// Whether that took so long that others should not wait for its slot.
+        is_slow: bool,
+    },
+    /// Anything else.
+    Failure,
+}
+
 /// The queue in which a webhook waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -104,12 +116,12 @@ pub(super) struct WebhookQueue {
     /// Number of jobs with a record that wait for an attempt or are in flight.
     pub(super) pending: usize,
     pub(super) in_flight: usize,
+    /// How many of those in flight are first attempts.
+    first_in_flight: usize,
     window: usize,
     /// Whether its last attempt failed or was slow, or it has not had a success yet.
     pub(super) is_suspect: bool,
     pub(super) place: Place,
-    /// Whether a retry is next: retries and first attempts alternate.
-    retry_next: bool,
     pub(super) tally: Tally,
 }
 
@@ -129,10 +141,10 @@ impl WebhookQueue {
             draining: 0,
             pending: 0,
             in_flight: 0,
+            first_in_flight: 0,
             window: FIRST_WINDOW,
             is_suspect: true,
             place: Place::Idle,
-            retry_next: false,
             tally: Tally::default(),
         }
     }
@@ -185,34 +197,33 @@ impl WebhookQueue {
         self.pending += usize::from(job.is_counted);
     }
 
-    /// Takes the next job to send, and its subject if it is a first attempt.
+    /// Takes the next job to send, and its subject if it is a first attempt. A retry that is due goes before first attempts,
+    /// and does not wait for those in flight: both have a window of their own, within `cap` together.
     pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
-        let limit = if self.draining > 0 {
-            1
-        } else {
-            self.window.min(cap)
-        };
-        if self.in_flight >= limit.max(1) {
+        if self.in_flight >= cap.max(1) {
             return None;
         }
-        if let Some((_, key)) = self.tests.pop_first() {
-            return Some((key, None));
+        let window = if self.draining > 0 { 1 } else { self.window };
+        let gate = self.gate();
+        if self.in_flight - self.first_in_flight < window {
+            let other = match (self.tests.pop_first(), gate) {
+                (Some((_, key)), _) => Some(key),
+                (None, Gate::Open) => self.next_retry(),
+                (None, Gate::Disabled) => self.requested.pop_first().map(|order| order.job),
+                (None, Gate::Inactive | Gate::Blocked) => None,
+            };
+            if let Some(key) = other {
+                self.in_flight += 1;
+                return Some((key, None));
+            }
         }
-        match self.gate() {
-            Gate::Open => {}
-            Gate::Disabled => return self.requested.pop_first().map(|order| (order.job, None)),
-            Gate::Inactive | Gate::Blocked => return None,
+        if gate != Gate::Open || self.first_in_flight >= window {
+            return None;
         }
-        self.retry_next = !self.retry_next;
-        let retry = self.retry_next.then(|| self.next_retry()).flatten();
-        let (key, subject) = match retry {
-            Some(key) => (key, None),
-            None => match self.first_attempts.pop() {
-                Some((key, subject)) => (key, Some(subject)),
-                None => (self.next_retry()?, None),
-            },
-        };
-        Some((key, subject))
+        let (key, subject) = self.first_attempts.pop()?;
+        self.in_flight += 1;
+        self.first_in_flight += 1;
+        Some((key, Some(subject)))
     }
 
     fn next_retry(&mut self) -> Option<JobKey> {
@@ -222,18 +233,19 @@ impl WebhookQueue {
         }
     }
 
-    /// Records the end of an attempt. `outcome` is whether it succeeded, or `None` if nothing was sent.
-    pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
+    /// Records the end of an attempt. A success widens the window, however slow it was; a failure halves it.
+    pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<Outcome>, cap: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(subject) = subject {
+            self.first_in_flight = self.first_in_flight.saturating_sub(1);
             self.first_attempts.attempt_ended(subject);
         }
         match outcome {
-            Some(true) => {
-                self.is_suspect = false;
+            Some(Outcome::Success { is_slow }) => {
+                self.is_suspect = is_slow;
                 self.window = (self.window + 1).min(cap);
             }
-            Some(false) => {
+            Some(Outcome::Failure) => {
                 self.is_suspect = true;
                 self.window = (self.window / 2).max(1);
             }
