@@ -59,7 +59,7 @@ impl Dispatcher {
         } else {
             State::Ready(queue.enqueue(key, job))
         };
-        queue.count(job);
+        queue.count(job, &mut self.totals);
         let webhook = job.webhook.clone();
         self.make_ready(&webhook);
     }
@@ -143,6 +143,7 @@ impl Dispatcher {
         }
         self.evaluate(key, report, &flight, now);
         self.count(key);
+        self.fill_up(now);
         if let Some(webhook) = &flight.webhook {
             self.make_ready(webhook);
         }
@@ -167,14 +168,7 @@ impl Dispatcher {
                 let why = "nothing can be sent to the webhook; its conditions say why".to_owned();
                 self.evaluate(key, Report::Blocked(why), flight, now);
             }
-            Report::Blocked(why) if job.test => {
-                let mut status = job.status();
-                status.phase = DeliveryPhase::Exhausted;
-                record_attempt(&mut status, not_sent(why, now), None);
-                job.set_status(status);
-                job.state = State::Over;
-                self.write(key);
-            }
+            Report::Blocked(why) if job.test => self.end_test(key, why, now),
             // Recorded as an attempt, so that the delivery shows why nothing was sent.
             Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
                 let mut status = job.status();
@@ -194,6 +188,17 @@ impl Dispatcher {
             // The job keeps its place before later events of its object.
             Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
         }
+    }
+
+    /// Ends a test that nothing was sent for.
+    pub(super) fn end_test(&mut self, key: &JobKey, why: String, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let mut status = job.status();
+        status.phase = DeliveryPhase::Exhausted;
+        record_attempt(&mut status, not_sent(why, now), None);
+        job.set_status(status);
+        job.state = State::Over;
+        self.write(key);
     }
 
     pub(super) fn wait(&mut self, key: &JobKey, delay: Duration, now: Now) {
@@ -295,6 +300,7 @@ impl Dispatcher {
         if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
             job.awaits_disablement = true;
             queue.disabling = Some(queue.facts.generation);
+            queue.expect_room(&mut self.totals);
             let webhook = job.webhook.clone();
             let disablement = Disablement {
                 webhook: webhook.clone(),

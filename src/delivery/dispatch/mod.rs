@@ -22,12 +22,16 @@
 //! - `attempts`: starts attempts and evaluates their outcomes;
 //! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: the records of jobs;
+//! - `bounds`: how many deliveries wait or are held, and who has most;
+//! - `held`: deliveries that are held, released, or dropped because there are too many;
 //! - `observed`: existing Deliveries, from the watch and lists;
 //! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.
 
 mod attempts;
+mod bounds;
 mod fair_queue;
 mod first_attempts;
+mod held;
 mod job;
 mod observed;
 mod outbox;
@@ -46,14 +50,16 @@ use std::{
 
 use jiff::Timestamp;
 
+pub use bounds::Bound;
 pub use fair_queue::FairQueue;
 pub use job::Event;
 pub use outbox::Origin;
-pub use webhook_queue::{Gate, Tally, WebhookFacts};
+pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
 pub use writes::{WriteRequest, Written};
 
 use self::{
     attempts::Flight,
+    bounds::Counts,
     job::{Job, State, Writing},
     observed::{Orphans, Tombstone},
     outbox::Entries,
@@ -94,8 +100,10 @@ pub struct Limits {
     pub in_flight_per_webhook: usize,
     /// Attempts in flight.
     pub in_flight: usize,
-    /// Held deliveries per webhook; if there are more, the oldest are dropped.
-    pub held_per_webhook: usize,
+    /// Deliveries that wait for an attempt or are in flight; more are held.
+    pub pending: Bound,
+    /// Held deliveries; if there are more, the oldest are dropped.
+    pub held: Bound,
     /// Waiting jobs without a Delivery per webhook.
     pub unrecorded_per_webhook: usize,
     /// How long a job may have no outcome before its Delivery is created (decisions, section 5).
@@ -107,7 +115,16 @@ impl Default for Limits {
         Self {
             in_flight_per_webhook: 16,
             in_flight: 512,
-            held_per_webhook: 1000,
+            pending: Bound {
+                webhook: 1000,
+                account: 5000,
+                total: 100_000,
+            },
+            held: Bound {
+                webhook: 1000,
+                account: 5000,
+                total: 50_000,
+            },
             unrecorded_per_webhook: 256,
             patience: Duration::from_secs(1),
         }
@@ -243,6 +260,7 @@ pub struct Dispatcher {
     /// Records of webhooks that are not known yet, or no longer.
     orphans: HashMap<WebhookKey, Orphans>,
     entries: Entries,
+    totals: Totals,
     /// Webhooks with something to send.
     ready: FairQueue,
     /// Suspect webhooks that wait for the attempt of another suspect to end.
@@ -252,6 +270,18 @@ pub struct Dispatcher {
     /// Whether no new attempts are started.
     stopped: bool,
     commands: VecDeque<Command>,
+}
+
+/// The deliveries of all webhooks.
+#[derive(Debug)]
+struct Totals {
+    /// Those that wait for an attempt or are in flight, recorded or not.
+    owed: Counts,
+    held: Counts,
+    /// Number of recorded ones that wait for an attempt or are in flight.
+    pending: usize,
+    /// Number of those dropped.
+    dropped: u64,
 }
 
 /// `namespace/name`.
@@ -270,6 +300,12 @@ impl Dispatcher {
     /// for every outbox. Before that, take no commands and record no events.
     pub fn new(limits: Limits, schedule: RetrySchedule, log: DeliveryLog) -> Self {
         Self {
+            totals: Totals {
+                owed: Counts::new(limits.pending),
+                held: Counts::new(limits.held),
+                pending: 0,
+                dropped: 0,
+            },
             limits,
             schedule,
             log,
@@ -320,10 +356,13 @@ impl Dispatcher {
                     }
                 }
                 Timer::Patience(key) => {
-                    let is_owed =
-                        |job: &Job| !job.is_stored() && job.desired.is_none() && job.state != State::Over;
-                    if self.jobs.get(&key).is_some_and(is_owed) {
+                    let Some(job) = self.jobs.get(&key).filter(|job| job.state != State::Over) else {
+                        continue;
+                    };
+                    if !job.is_stored() && job.desired.is_none() {
                         self.record_as_pending(&key, now);
+                    } else if job.is_released() {
+                        self.write(&key);
                     }
                 }
                 Timer::Again(key) => {
@@ -339,6 +378,7 @@ impl Dispatcher {
                 }
             }
         }
+        self.fill_up(now);
     }
 
     fn timer(&mut self, at: Instant, timer: Timer) -> TimerId {
@@ -367,12 +407,12 @@ impl Dispatcher {
         }
     }
 
-    /// Updates the number of pending deliveries after a change of a job.
+    /// Updates the numbers of deliveries after a change of a job.
     fn count(&mut self, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(key)
             && let Some(queue) = self.queues.get_mut(&job.webhook)
         {
-            queue.count(job);
+            queue.count(job, &mut self.totals);
         }
     }
 
@@ -387,7 +427,7 @@ impl Dispatcher {
             return;
         };
         job.state = State::Over;
-        queue.count(&mut job);
+        queue.count(&mut job, &mut self.totals);
         queue.jobs.remove(key);
         self.make_ready(&job.webhook);
     }

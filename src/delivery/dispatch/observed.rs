@@ -116,11 +116,25 @@ impl Dispatcher {
             self.adopt_held(&job_key);
             return;
         }
-        if status.phase == DeliveryPhase::Held {
-            self.release(&job_key, now);
+        let webhook = job.webhook.clone();
+        if !self.make_room(&webhook) {
+            if test {
+                let why = "too many deliveries wait already; try again later".to_owned();
+                self.end_test(&job_key, why, now);
+            } else {
+                self.hold(&job_key);
+            }
             return;
         }
-        if at_start && status.retries == 0 {
+        if status.phase == DeliveryPhase::Held {
+            self.release(&job_key, true, now);
+            return;
+        }
+        if at_start
+            && status.retries == 0
+            && let Some(job) = self.jobs.get_mut(&job_key)
+            && let Some(queue) = self.queues.get_mut(&webhook)
+        {
             queue.set_drains(job, true);
         }
         let wait = wait_until(status.next_attempt_at, &status, &self.schedule, now);

@@ -295,13 +295,18 @@ impl Dispatcher {
     /// Enqueues or holds the job of an event that has not been sent yet.
     fn start(&mut self, job_key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get(job_key) else { return };
-        let Some(queue) = self.queues.get(&job.webhook) else {
+        let webhook = job.webhook.clone();
+        let Some(queue) = self.queues.get(&webhook) else {
             return;
         };
-        if queue.gate() != Gate::Open {
+        // Those that are held already go first.
+        if queue.gate() != Gate::Open || !queue.held.is_empty() || !self.make_room(&webhook) {
             self.hold(job_key);
             return;
         }
+        let Some(queue) = self.queues.get(&webhook) else {
+            return;
+        };
         let is_backlogged =
             queue.draining > 0 || queue.first_attempts.len() >= self.limits.unrecorded_per_webhook;
         self.enqueue(job_key);

@@ -8,9 +8,10 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    JobKey,
+    JobKey, Totals, WebhookKey,
     first_attempts::FirstAttempts,
-    job::{EventOrder, Job, State},
+    job::{Counted, EventOrder, Job, State},
+    key,
 };
 use crate::{events::EventType, resources::DeliveryPhase};
 
@@ -61,8 +62,10 @@ pub struct Tally {
     pub delivered: i64,
     /// Attempts that failed.
     pub failed_attempts: i64,
-    /// Held deliveries that were dropped.
+    /// Deliveries that were dropped because there were too many.
     pub dropped: i64,
+    /// What becomes of its deliveries because there are too many.
+    pub backlog: Option<Backlog>,
     /// When a delivery last succeeded.
     pub last_success_at: Option<Timestamp>,
     /// When an attempt last failed.
@@ -71,6 +74,15 @@ pub struct Tally {
     pub last_failure: Option<String>,
     /// Finished deliveries recorded since the last pruning.
     pub finished: u64,
+}
+
+/// What becomes of the deliveries of a webhook because there are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Backlog {
+    /// They are held until others have been sent.
+    Held,
+    /// The oldest held ones have been dropped.
+    Dropped,
 }
 
 /// The outcome of an attempt in which something was sent.
@@ -111,6 +123,10 @@ pub(super) struct WebhookQueue {
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
+    /// Jobs that wait for an attempt or are in flight.
+    pub(super) owed: BTreeSet<EventOrder>,
+    /// Whether it holds deliveries until there is room for them.
+    expects_room: bool,
     /// Number of jobs of a backlog. While there are any, jobs are sent one after the other.
     pub(super) draining: usize,
     /// Number of jobs with a record that wait for an attempt or are in flight.
@@ -138,6 +154,8 @@ impl WebhookQueue {
             requested: BTreeSet::new(),
             tickets: 0,
             held: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            expects_room: false,
             draining: 0,
             pending: 0,
             in_flight: 0,
@@ -191,10 +209,60 @@ impl WebhookQueue {
         self.draining += usize::from(job.drains);
     }
 
-    pub(super) fn count(&mut self, job: &mut Job) {
+    /// Updates the numbers of deliveries after a change of a job.
+    pub(super) fn count(&mut self, job: &mut Job, totals: &mut Totals) {
         self.pending -= usize::from(job.is_counted);
+        totals.pending -= usize::from(job.is_counted);
         job.is_counted = job.is_pending();
         self.pending += usize::from(job.is_counted);
+        totals.pending += usize::from(job.is_counted);
+        let counts_as = job.counts_as();
+        if counts_as != job.counted {
+            let account = &self.facts.namespace;
+            match std::mem::replace(&mut job.counted, counts_as) {
+                Some(Counted::Owed) => {
+                    self.owed.remove(&job.order);
+                    totals.owed.remove(account, &job.webhook);
+                }
+                Some(Counted::Held) => totals.held.remove(account, &job.webhook),
+                None => {}
+            }
+            match counts_as {
+                Some(Counted::Owed) => {
+                    self.owed.insert(job.order.clone());
+                    totals.owed.add(account, &job.webhook);
+                }
+                Some(Counted::Held) => totals.held.add(account, &job.webhook),
+                None => {}
+            }
+        }
+        self.expect_room(totals);
+    }
+
+    /// Updates whether held deliveries wait only for room.
+    pub(super) fn expect_room(&mut self, totals: &mut Totals) {
+        let is_open = self.gate() == Gate::Open;
+        if self.held.is_empty() || !is_open && self.tally.backlog == Some(Backlog::Held) {
+            self.tally.backlog = None;
+        }
+        let expects_room = is_open && !self.held.is_empty();
+        if expects_room != self.expects_room {
+            self.expects_room = expects_room;
+            let webhook = self.key();
+            totals.owed.expect_room(&self.facts.namespace, &webhook, expects_room);
+        }
+    }
+
+    /// Removes everything about the webhook from the totals.
+    pub(super) fn uncount(&self, totals: &mut Totals) {
+        let webhook = self.key();
+        totals.pending -= self.pending;
+        totals.owed.forget(&self.facts.namespace, &webhook);
+        totals.held.forget(&self.facts.namespace, &webhook);
+    }
+
+    fn key(&self) -> WebhookKey {
+        key(&self.facts.namespace, &self.facts.name)
     }
 
     /// Takes the next job to send, and its subject if it is a first attempt. A retry that is due goes before first attempts,

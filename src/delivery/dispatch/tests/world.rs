@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 
-use super::super::*;
+use super::super::{job::Counted, *};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{
@@ -798,6 +798,7 @@ impl World {
 
     /// Runs the next step. Returns whether there was one.
     fn step(&mut self, land: bool) -> bool {
+        self.tick();
         let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
         if !self.commands.is_empty() {
             self.execute(0, Fate::Good);
@@ -901,6 +902,16 @@ impl World {
             assert_eq!(queue.in_flight, to_it.count());
             assert!(queue.in_flight <= d.limits.in_flight_per_webhook);
         }
+        let of = |what: Counted| d.jobs.values().filter(move |job| job.counts_as() == Some(what));
+        for (what, counts) in [(Counted::Owed, &d.totals.owed), (Counted::Held, &d.totals.held)] {
+            assert_eq!(counts.total(), of(what).count(), "{what:?}");
+            for (webhook, queue) in &d.queues {
+                let of_it = of(what).filter(|job| job.webhook == *webhook).count();
+                assert_eq!(counts.of_webhook(&queue.facts.namespace, webhook), of_it);
+            }
+        }
+        let pending: usize = d.queues.values().map(|queue| queue.pending).sum();
+        assert_eq!(d.totals.pending, pending);
         let in_queues: usize = d.queues.values().map(|queue| queue.jobs.len()).sum();
         assert_eq!(in_queues, d.jobs.len());
     }
@@ -921,6 +932,7 @@ impl World {
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
         assert!(d.timers.is_empty() && d.orphans.is_empty());
+        assert!(d.totals.owed.is_empty() && d.totals.held.is_empty());
         for (webhook, it) in &d.queues {
             assert!(self.hooks.contains_key(webhook), "{webhook} is left over");
             assert!(
