@@ -94,7 +94,7 @@ impl Default for ClientSettings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(30),
             response_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(4),
             extra_ca: None,
@@ -205,10 +205,11 @@ impl ReceiverClient {
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
         let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
+            let Some(connection) = &*connection.connection_metadata() else {
+                return Err(AttemptError::ConnectTimeout(self.timeout));
+            };
             // An HTTP/2 connection outlives its requests; the next request must not use a dead one.
-            if let Some(connection) = &*connection.connection_metadata() {
-                connection.poison();
-            }
+            connection.poison();
             return Err(AttemptError::Timeout(self.timeout));
         };
         let (head, body) = answer.map_err(|error| of_http(&error))?.into_parts();

@@ -135,7 +135,7 @@ pub struct ReceiverSettings {
     pub receiver_timeout_seconds: u64,
 
     /// Seconds that the DNS lookup, TCP connection and TLS handshake of an attempt may take together
-    #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
+    #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub receiver_connect_timeout_seconds: u64,
 }
 

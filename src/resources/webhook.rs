@@ -29,6 +29,8 @@ pub const SECRET_CHANGED_ANNOTATION: &str = "stellage.dev/secret-changed";
 pub const SECRET_READY: &str = "SecretReady";
 /// Condition of a [`Webhook`]: True if the last attempt succeeded or none was made yet; False if it failed.
 pub const HEALTHY: &str = "Healthy";
+/// Condition of a [`Webhook`]: True while deliveries are held or dropped because there are too many. Absent until that happens.
+pub const BACKLOG: &str = "Backlog";
 
 /// Where the signing secret is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -227,7 +229,7 @@ pub struct WebhookStatus {
     #[schemars(extend("format" = "int64"))]
     pub failed_attempts: i64,
 
-    /// Number of held deliveries that were dropped because there were too many.
+    /// Number of deliveries that were dropped because there were too many. Updated at most every ten seconds.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub dropped: i64,
@@ -251,7 +253,7 @@ pub struct WebhookStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub previous_secret_expires_at: Option<Timestamp>,
 
-    /// Ready, Healthy, SecretReady.
+    /// Ready, Healthy, SecretReady; Backlog once there were too many deliveries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,

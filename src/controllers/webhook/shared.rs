@@ -53,6 +53,8 @@ pub(super) struct State {
     pub(super) webhooks: HashMap<WebhookKey, CachedWebhook>,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
+    /// Disabled webhooks.
+    pub(super) disabled: HashSet<WebhookKey>,
     /// Instances with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
@@ -115,6 +117,7 @@ impl Shared {
                 dispatcher,
                 webhooks: HashMap::new(),
                 dirty: HashSet::new(),
+                disabled: HashSet::new(),
                 unclaimed: VecDeque::new(),
                 instances: None,
                 deliveries: None,
@@ -224,6 +227,11 @@ impl Shared {
         if self.secrets.get(key, &cached.webhook).is_unread() {
             self.unread.notify_one();
         }
+        if cached.webhook.disabled().is_some() {
+            state.disabled.insert(key.clone());
+        } else {
+            state.disabled.remove(key);
+        }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(key.clone());
         self.wake.notify_one();
@@ -284,6 +292,7 @@ impl Shared {
             return;
         };
         state.dirty.remove(key);
+        state.disabled.remove(key);
         let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);
@@ -294,13 +303,7 @@ impl Shared {
     pub(super) fn owner_changed(&self, namespace: &str) {
         let now = self.now();
         let mut state = self.state.lock();
-        let of_it = |cached: &&CachedWebhook| cached.webhook.metadata.namespace.as_deref() == Some(namespace);
-        let keys: Vec<WebhookKey> = state
-            .webhooks
-            .values()
-            .filter(of_it)
-            .map(|k| key_of(&k.webhook))
-            .collect();
+        let keys = state.dispatcher.webhooks_in(namespace);
         for key in keys {
             self.update_facts(&mut state, &key, now);
         }

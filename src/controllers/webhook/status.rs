@@ -4,11 +4,11 @@ use jiff::Timestamp;
 
 use super::shared::Notification;
 use crate::{
-    delivery::dispatch::{Disablement, Tally},
+    delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
         DisableReason, Disabled, Webhook, WebhookStatus,
         conditions::{self, Desired, READY},
-        webhook::{HEALTHY, SECRET_READY},
+        webhook::{BACKLOG, HEALTHY, SECRET_READY},
     },
 };
 
@@ -62,6 +62,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     };
     let mut conditions = std::mem::take(&mut status.conditions);
     let is_new = conditions::find(&conditions, SECRET_READY).is_none();
+    let (had_backlog, has_backlog) = (
+        conditions::find(&conditions, BACKLOG).is_some(),
+        conditions::is_true(&conditions, BACKLOG),
+    );
     let mut set = |type_, state, reason: &str, message: String| {
         let desired = Desired {
             type_,
@@ -135,6 +139,35 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
         (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
+    match tally.backlog {
+        Some(Backlog::Held) => set(
+            BACKLOG,
+            Some(true),
+            "Held",
+            "too many deliveries wait for an attempt; later ones are held until there is room".to_owned(),
+        ),
+        Some(Backlog::Dropped) => set(
+            BACKLOG,
+            Some(true),
+            "Dropped",
+            "too many deliveries are held, so the oldest are dropped; status.dropped is their number".to_owned(),
+        ),
+        Some(Backlog::Refused) => set(
+            BACKLOG,
+            Some(true),
+            "QuotaExceeded",
+            "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number".to_owned(),
+        ),
+        // An earlier process said so; what it held is still held.
+        None if has_backlog && facts.held > 0 => {}
+        None if had_backlog || status.dropped > 0 => set(
+            BACKLOG,
+            Some(false),
+            "None",
+            "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier".to_owned(),
+        ),
+        None => {}
+    }
     status.conditions = conditions;
     status
 }
@@ -199,7 +232,6 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
             status.id.clone(),
             status.observed_generation,
             status.disabled.clone(),
-            status.dropped,
             conditions,
         )
     };

@@ -241,22 +241,19 @@ fn publish(events: &Events, before: &Webhook, after: &Webhook) {
     }
 }
 
-/// Updates the gauges of deliveries and webhooks.
+/// Updates the metrics of deliveries and webhooks.
 fn count(shared: &Shared) {
     let state = shared.state.lock();
-    let (mut pending, mut held, mut disabled) = (0, 0, 0);
-    for (key, cached) in &state.webhooks {
-        disabled += i64::from(cached.webhook.disabled().is_some());
-        if let Some((_, waiting, kept)) = state.dispatcher.tally(key) {
-            pending += waiting;
-            held += kept;
-        }
-    }
+    let (pending, held, dropped) = state.dispatcher.totals();
+    let disabled = state.disabled.len();
     drop(state);
+    let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let metrics = &shared.deps.metrics;
-    metrics.deliveries_pending.set(pending);
-    metrics.deliveries_held.set(held);
-    metrics.webhooks_disabled.set(disabled);
+    metrics.deliveries_pending.set(gauge(pending));
+    metrics.deliveries_held.set(gauge(held));
+    metrics.webhooks_disabled.set(gauge(disabled));
+    let counted = metrics.deliveries_dropped.get();
+    metrics.deliveries_dropped.inc_by(dropped.saturating_sub(counted));
 }
 
 impl Shared {

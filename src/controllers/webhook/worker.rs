@@ -111,6 +111,7 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
             Written::Stored(_) => "stored",
             Written::Found(_) => "found",
             Written::Gone => "gone",
+            Written::Refused => "over_quota",
             Written::Failed => "failed",
         };
         let metrics = &shared.deps.metrics;

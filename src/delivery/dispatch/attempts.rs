@@ -363,6 +363,10 @@ fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt, request: Option
     status.next_attempt_at = None;
     status.last_status_code = attempt.status_code;
     status.last_error.clone_from(&attempt.error);
+    // The receiver's text is kept of the last attempt alone (decisions, section 8).
+    for earlier in &mut status.attempts {
+        earlier.response = None;
+    }
     status.attempts.push(attempt);
     let surplus = status.attempts.len().saturating_sub(MAX_ATTEMPTS_KEPT);
     status.attempts.drain(..surplus);

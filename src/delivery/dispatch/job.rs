@@ -129,6 +129,8 @@ pub(super) struct Job {
     pub(super) failures: u32,
     /// Whether a create was started, so that the record may exist although that is not confirmed.
     pub(super) may_be_stored: bool,
+    /// Whether the write under way creates its record.
+    pub(super) is_creating: bool,
     /// Whether its outbox entry waits for it.
     pub(super) settles_entry: bool,
     /// Whether the watch reported the end of its record while the record was being written.
@@ -167,6 +169,7 @@ impl Job {
             writing: Writing::No,
             failures: 0,
             may_be_stored: false,
+            is_creating: false,
             settles_entry: true,
             left_watch: false,
             is_missed: false,

@@ -83,6 +83,8 @@ pub enum Backlog {
     Held,
     /// The oldest held ones have been dropped.
     Dropped,
+    /// The API server refused their records because of a quota, so they have been dropped. Until it accepts one.
+    Refused,
 }
 
 /// The outcome of an attempt in which something was sent.
@@ -242,7 +244,12 @@ impl WebhookQueue {
     /// Updates whether held deliveries wait only for room.
     pub(super) fn expect_room(&mut self, totals: &mut Totals) {
         let is_open = self.gate() == Gate::Open;
-        if self.held.is_empty() || !is_open && self.tally.backlog == Some(Backlog::Held) {
+        let is_over = match self.tally.backlog {
+            Some(Backlog::Held) => self.held.is_empty() || !is_open,
+            Some(Backlog::Dropped) => self.held.is_empty(),
+            Some(Backlog::Refused) | None => false,
+        };
+        if is_over {
             self.tally.backlog = None;
         }
         let expects_room = is_open && !self.held.is_empty();

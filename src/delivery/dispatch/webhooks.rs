@@ -96,6 +96,11 @@ impl Dispatcher {
         webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
     }
 
+    /// The known webhooks of a namespace.
+    pub fn webhooks_in(&self, namespace: &str) -> Vec<WebhookKey> {
+        self.by_namespace.get(namespace).cloned().unwrap_or_default()
+    }
+
     /// The known webhooks.
     pub fn webhooks(&self) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
         self.queues.iter().map(|(key, queue)| (key, &queue.facts))

@@ -6,7 +6,7 @@
 mod bulk;
 mod selection;
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kube::{Api, api::ListParams, core::DeserializeGuard};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     bulk::Counted,
-    selection::{Selection, created_at, next_attempt, shown_phase},
+    selection::{Selection, created_at, newest_first, next_attempt, shown_phase},
 };
 
 use self::selection::is_of;
@@ -127,7 +127,7 @@ impl Service {
         let reading = self.each_delivery(&item.webhook, selection, |page| {
             total += page.len();
             newest.extend(page);
-            newest.sort_by_cached_key(|delivery| (Reverse(created_at(delivery)), delivery.id()));
+            newest.sort_by_cached_key(newest_first);
             newest.truncate(skip.saturating_add(limit));
         });
         tokio::time::timeout(DEADLINE, reading)

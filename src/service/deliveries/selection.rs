@@ -1,5 +1,7 @@
 //! Filters for the deliveries of a webhook, and the status of a delivery.
 
+use std::cmp::Reverse;
+
 use jiff::Timestamp;
 use kube::Resource as _;
 
@@ -80,10 +82,14 @@ pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
     status.next_attempt_at
 }
 
-/// When a delivery was recorded.
+/// When there was something to deliver: the time of the event, since the object may be written only after the first attempt.
 pub fn created_at(delivery: &Delivery) -> Timestamp {
-    let created = delivery.metadata.creation_timestamp.as_ref();
-    created.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+    delivery.spec.event_created_at
+}
+
+/// Sorts deliveries by time, newest first; those of one moment by their sequence.
+pub fn newest_first(delivery: &Delivery) -> (Reverse<(Timestamp, i64)>, String) {
+    (Reverse((created_at(delivery), delivery.spec.sequence)), delivery.id())
 }
 
 #[cfg(test)]
@@ -165,6 +171,27 @@ mod tests {
             object["metadata"]["labels"] = json!({ "stellage.dev/finished": "true" });
         }
         serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn deliveries_of_one_second_are_in_the_order_of_their_events() {
+        let at = |time: &str, sequence: i64| {
+            let mut it = delivery("Delivered", true);
+            it.spec.event_created_at = time.parse().unwrap();
+            it.spec.sequence = sequence;
+            it.metadata.name = Some(format!("dlv-{}", time.len()));
+            it
+        };
+        let mut all = [
+            at("2026-11-21T10:00:00.25Z", 1),
+            at("2026-11-21T10:00:00.7Z", 3),
+            at("2026-11-21T10:00:00.7Z", 4),
+            at("2026-11-21T10:00:00.4Z", 2),
+        ];
+        all.sort_by_cached_key(newest_first);
+        assert_eq!(all.map(|it| it.spec.sequence), [4, 3, 2, 1]);
+        let logged = delivery("Delivered", true);
+        assert!(created_at(&logged) <= logged.status.unwrap().attempts[0].at);
     }
 
     #[test]

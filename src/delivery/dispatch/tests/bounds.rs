@@ -295,3 +295,63 @@ fn tests_of_a_webhook_that_owes_too_much_end_at_once() {
     world.heal();
     world.audit_end();
 }
+
+#[test]
+fn a_delivery_that_a_quota_refuses_is_dropped_after_half_a_minute_and_its_event_is_settled() {
+    let mut world = down((100, 100, 100), (100, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    world.quota = 1;
+    for number in 0..3 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.settle();
+    assert_eq!(world.tally(&webhook).0.dropped, 0, "others may finish in the meantime");
+    world.run_until(|world| world.tally(&webhook).0.dropped == 2);
+    assert_eq!(world.elapsed.as_secs(), 31);
+    world.settle();
+    world.audit();
+    assert!(world.objects.values().all(|object| object.outbox.is_empty()));
+    assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Refused));
+    let attempts = world.writes.creates;
+    world.quota = 2;
+    world.record("ns", "i-3", Fate::Good);
+    world.settle();
+    assert_eq!((world.writes.creates, world.deliveries.len()), (attempts + 1, 2));
+    assert_eq!(world.tally(&webhook).0.backlog, None);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_success_that_a_quota_does_not_let_be_logged_is_not_a_loss() {
+    let mut world = World::new(DeliveryLog::All);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    world.quota = 0;
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.dropped, tally.backlog), (1, 0, None));
+    world.audit_end();
+}
+
+#[test]
+fn only_the_last_attempt_keeps_what_the_receiver_answered() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    for _ in 0..3 {
+        world.run_until(|world| !world.sendings.is_empty());
+        let mut report = world.report(500, None);
+        if let Report::Sent { attempt, .. } = &mut report {
+            attempt.response = Some("busy".to_owned());
+        }
+        world.report_of(0, report);
+        world.work(false);
+    }
+    let attempts = world.status(&world.job(&webhook, &event)).attempts;
+    let responses: Vec<_> = attempts.iter().map(|it| it.response.as_deref()).collect();
+    assert_eq!(responses, [None, None, Some("busy")]);
+    assert!(attempts.iter().all(|it| it.status_code == Some(500) && it.error.is_some()));
+}

@@ -108,6 +108,8 @@ pub struct World {
     /// What the controller knows about webhooks.
     webhook_facts: HashMap<WebhookKey, WebhookFacts>,
     pub no_secret: HashSet<WebhookKey>,
+    /// The most Deliveries that there may be.
+    pub quota: usize,
     pub commands: Vec<Command>,
     pub requests: Vec<(JobKey, WriteRequest)>,
     pub answers: Vec<Answer>,
@@ -157,6 +159,7 @@ impl World {
             versions: HashMap::new(),
             webhook_facts: HashMap::new(),
             no_secret: HashSet::new(),
+            quota: usize::MAX,
             commands: Vec::new(),
             requests: Vec::new(),
             answers: Vec::new(),
@@ -444,6 +447,9 @@ impl World {
                 self.writes.creates += 1;
                 if let Some(there) = self.deliveries.get(job) {
                     return Written::Found(there.clone());
+                }
+                if self.deliveries.len() >= self.quota {
+                    return Written::Refused;
                 }
                 let owner = record.metadata.owner_references.as_ref().unwrap()[0].uid.clone();
                 let stored = self.store(job, *record);
