@@ -23,7 +23,7 @@ use crate::{
     providers::simulator::{Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
-        Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        ByNamespace, Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
         events::Events,
         lease::{self, LeaderElection},
         ops, telemetry,
@@ -139,6 +139,7 @@ pub async fn serve(
         .map(|settings| Controllers::new(settings, &common, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
+    let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
@@ -148,15 +149,16 @@ pub async fn serve(
         on_accounts.push(controllers.accounts.account_listener());
         on_instances.push(controllers.accounts.instance_listener());
         on_instances.push(Box::new(controllers.queue.clone()));
+        on_instances.push(Box::new(instances_by_namespace.clone()));
     }
     let instances = watches.spawn(on_instances);
     let webhooks = watches.spawn(on_webhooks);
     if let Some(controllers) = &controllers {
-        let (queue, instances) = (controllers.queue.clone(), instances.clone());
+        let (queue, instances) = (controllers.queue.clone(), instances_by_namespace.clone());
         let owner_changed = controllers.webhooks.owner_changed();
         on_accounts.push(controllers.directory.listener(move |namespace| {
             owner_changed(namespace);
-            queue.again(instances.state_filter(|i| i.metadata.namespace.as_deref() == Some(namespace)));
+            queue.again(instances.of(namespace));
         }));
     }
     let accounts = watches.spawn(on_accounts);

@@ -1,6 +1,7 @@
 //! Infrastructure that all parts of the program use.
 //!
 //! - [`backoff`]: retry delays per object;
+//! - [`by_namespace`]: the objects of a kind, by namespace;
 //! - [`client`]: the client of the API server, and calls with a timeout;
 //! - [`clock`]: time as a parameter;
 //! - [`events`]: Kubernetes Events, published in the background;
@@ -14,6 +15,7 @@
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
+pub mod by_namespace;
 pub mod client;
 pub mod clock;
 pub mod events;
@@ -27,6 +29,7 @@ pub mod telemetry;
 pub mod watch;
 
 pub use backoff::Backoffs;
+pub use by_namespace::ByNamespace;
 pub use clock::{Clock, SystemClock};
 pub use health::Health;
 pub use metrics::Metrics;

@@ -19,22 +19,22 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
     let mut state = shared.state.lock();
     let mut due = Vec::new();
-    for (key, cached) in &mut state.webhooks {
-        let Some(disabled) = cached.webhook.disabled() else {
+    for key in std::mem::take(&mut state.untold) {
+        let Some(cached) = state.webhooks.get_mut(&key) else {
             continue;
         };
-        if disabled.notified_at.is_none() && !cached.notifies_of(disabled) {
-            due.push((key.clone(), disabled.clone()));
+        let Some(disabled) = cached.webhook.disabled().cloned() else {
+            continue;
+        };
+        if disabled.notified_at.is_some() || cached.notifies_of(&disabled) {
+            continue;
         }
-    }
-    for (key, disabled) in &due {
-        if let Some(cached) = state.webhooks.get_mut(key) {
-            let error = disabled.notification_error.clone();
-            cached.notification = Some(Notification {
-                disabled_at: disabled.at,
-                result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
-            });
-        }
+        let error = disabled.notification_error.clone();
+        cached.notification = Some(Notification {
+            disabled_at: disabled.at,
+            result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
+        });
+        due.push((key, disabled));
     }
     due
 }
@@ -53,11 +53,16 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
     loop {
         let webhook = current(&key).filter(is_same);
         let Some(mail) = webhook.and_then(|webhook| mail(&shared, &webhook, &disabled)) else {
-            // Clear the mark, so that the next check tries again if the namespace has an Account again.
-            if let Some(cached) = shared.state.lock().webhooks.get_mut(&key)
+            // Clear the mark, so that it is tried again when the namespace has an Account again, which it may have by now.
+            let mut state = shared.state.lock();
+            if let Some(cached) = state.webhooks.get_mut(&key)
                 && cached.notifies_of(&disabled)
             {
                 cached.notification = None;
+                let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
+                if shared.deps.directory.account_of(namespace).is_some() {
+                    state.untold.insert(key);
+                }
             }
             return;
         };

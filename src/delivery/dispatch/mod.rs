@@ -53,6 +53,7 @@ use jiff::Timestamp;
 pub use bounds::Bound;
 pub use fair_queue::FairQueue;
 pub use job::Event;
+pub use observed::job_key_of;
 pub use outbox::Origin;
 pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
 pub use writes::{WriteRequest, Written};
@@ -80,6 +81,8 @@ pub type JobKey = Arc<str>;
 const MAX_STRETCH: u32 = 2;
 /// First pause after a failed write or lookup; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Timers handled in one call of [`Dispatcher::tick`], so that it takes a few milliseconds however many have expired.
+const TIMERS_AT_ONCE: usize = 256;
 /// Longest pause after a failed write or lookup.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -257,8 +260,7 @@ pub struct Dispatcher {
     suspects_in_flight: usize,
     /// Records that are finished or deleted, but that the watch may still show in an earlier version.
     tombstones: HashMap<JobKey, Tombstone>,
-    /// Records of webhooks that are not known yet, or no longer.
-    orphans: HashMap<WebhookKey, Orphans>,
+    orphans: Orphans,
     entries: Entries,
     totals: Totals,
     /// Webhooks with something to send.
@@ -316,7 +318,7 @@ impl Dispatcher {
             flights: HashMap::new(),
             suspects_in_flight: 0,
             tombstones: HashMap::new(),
-            orphans: HashMap::new(),
+            orphans: Orphans::default(),
             entries: Entries::default(),
             ready: FairQueue::default(),
             parked: FairQueue::default(),
@@ -342,11 +344,13 @@ impl Dispatcher {
         self.timers.keys().next().map(|(at, _)| *at)
     }
 
-    /// Handles the timers that have expired.
+    /// Handles timers that have expired, a limited number of them. [`Self::next_timer`] says whether there are more.
     pub fn tick(&mut self, now: Now) {
-        while let Some(entry) = self.timers.first_entry()
-            && entry.key().0 <= now.mono
-        {
+        for _ in 0..TIMERS_AT_ONCE {
+            let Some(entry) = self.timers.first_entry() else { break };
+            if entry.key().0 > now.mono {
+                break;
+            }
             let (id, timer) = entry.remove_entry();
             match timer {
                 Timer::Due(key) => {

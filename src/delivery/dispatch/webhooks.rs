@@ -87,6 +87,7 @@ impl Dispatcher {
             flight.webhook = None;
         }
         for job_key in queue.jobs {
+            self.orphan(&job_key);
             self.forget(&job_key);
         }
     }

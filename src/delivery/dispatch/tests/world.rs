@@ -690,9 +690,21 @@ impl World {
     /// Restarts the watch of Deliveries with a list that is already outdated when the dispatcher gets it.
     pub fn relist(&mut self) {
         self.delivery_watch.clear();
-        let all: Vec<_> = self.unfinished();
+        self.list(&self.unfinished());
+    }
+
+    /// Gives the dispatcher a new list of all unfinished Deliveries.
+    pub fn list(&mut self, all: &[Arc<Delivery>]) {
         let now = self.now();
-        self.dispatcher.deliveries_listed(&all, self.floor, now);
+        let listed = all.iter().map(|record| job_key_of(record)).collect();
+        let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
+        for webhook in self.dispatcher.queues.keys().cloned().collect::<Vec<_>>() {
+            self.dispatcher.forget_unlisted(&webhook, &listed, as_of);
+        }
+        self.dispatcher.forget_unlisted_orphans(&listed, as_of);
+        for record in all {
+            self.dispatcher.delivery_listed(record, self.floor, now);
+        }
         self.take_commands();
     }
 
