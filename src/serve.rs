@@ -244,6 +244,7 @@ impl Controllers {
                 receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
                 rules,
                 mailer: Mailer::new(&settings.mail)?,
+                mail_limits: settings.mail.limits(),
                 directory: directory.clone(),
                 settings: settings.delivery.clone(),
                 write_concurrency: settings.write_concurrency,

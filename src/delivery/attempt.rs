@@ -286,8 +286,14 @@ mod tests {
             outcome.recorded_response()
         };
         assert_eq!(recorded(String::new()), None);
-        assert_eq!(recorded("busy,\n\ttry later".to_owned()).unwrap(), "busy,\n\ttry later");
-        assert_eq!(recorded("a\u{0}b\u{1b}[2Jc\u{85}\r".to_owned()).unwrap(), "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}");
+        assert_eq!(
+            recorded("busy,\n\ttry later".to_owned()).unwrap(),
+            "busy,\n\ttry later"
+        );
+        assert_eq!(
+            recorded("a\u{0}b\u{1b}[2Jc\u{85}\r".to_owned()).unwrap(),
+            "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}"
+        );
         assert_eq!(recorded("x".repeat(4096)).unwrap().len(), 1024);
         for (text, kept) in [("\u{1}", 341), ("\"", 512), ("<", 170), ("é", 512), ("😀", 256)] {
             let recorded = recorded(text.repeat(4096)).unwrap();

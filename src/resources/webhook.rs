@@ -209,6 +209,15 @@ pub struct WebhookStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<Disabled>,
 
+    /// The last disablement that ended before the account holder could be notified of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unnotified: Option<Disabled>,
+
+    /// When the account holder was last sent an e-mail about this webhook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub notified_at: Option<Timestamp>,
+
     /// Number of deliveries that wait for an attempt.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
@@ -288,6 +297,16 @@ impl Webhook {
             .disabled
             .as_ref()
             .filter(|disabled| Some(disabled.generation) == self.metadata.generation)
+    }
+
+    /// The latest disablement that the account holder has not been notified of, whether it lasts or not.
+    pub fn untold(&self) -> Option<&Disabled> {
+        let lasting = self.disabled();
+        let ended = || self.status.as_ref()?.unnotified.as_ref();
+        match lasting {
+            Some(disabled) => Some(disabled).filter(|disabled| disabled.notified_at.is_none()),
+            None => ended(),
+        }
     }
 
     /// Whether events are sent, as `active` in REST shows it: `spec.active`, and not disabled.

@@ -103,7 +103,11 @@ mod tests {
             names
         };
         index.changed(&Change::Applied(object("old", "x")));
-        index.changed(&Change::Replaced(vec![object("a", "1"), object("a", "2"), object("b", "1")]));
+        index.changed(&Change::Replaced(vec![
+            object("a", "1"),
+            object("a", "2"),
+            object("b", "1"),
+        ]));
         index.changed(&Change::Applied(object("a", "3")));
         index.changed(&Change::Deleted(object("a", "1")));
         index.changed(&Change::Deleted(object("b", "1")));

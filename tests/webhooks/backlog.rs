@@ -26,7 +26,10 @@ const PROMPT: Duration = Duration::from_secs(5);
 
 /// The number of Deliveries of an account.
 async fn deliveries(tenant: &Tenant) -> usize {
-    let page = tenant.deliveries().list_metadata(&ListParams::default().limit(1)).await;
+    let page = tenant
+        .deliveries()
+        .list_metadata(&ListParams::default().limit(1))
+        .await;
     let page = page.unwrap();
     let more = page.metadata.remaining_item_count.unwrap_or(0);
     page.items.len() + usize::try_from(more).unwrap()
@@ -43,7 +46,11 @@ async fn churn(tenant: &Tenant, round: usize) {
         let name = format!("web-{number}");
         let patch = json!({ "spec": { "powerState": power } });
         let params = PatchParams::default();
-        tenant.instances().patch(&name, &params, &Patch::Merge(&patch)).await.unwrap();
+        tenant
+            .instances()
+            .patch(&name, &params, &Patch::Merge(&patch))
+            .await
+            .unwrap();
         tenant.wait_for_state(&name, state).await;
     }))
     .await;
@@ -67,7 +74,8 @@ async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_delays_nob
     let good = Tenant::on(&plane, &operator, "hooks-no-backlog").await;
     let failing = Receiver::start(|_| Answer::status(500)).await;
     let healthy = Receiver::start(|_| Answer::ok()).await;
-    good.webhook("hook", &healthy.url("/"), &["instance.created"]).await;
+    good.webhook("hook", &healthy.url("/"), &["instance.created"])
+        .await;
     let urls = (0..WEBHOOKS).map(|number| (format!("hook-{number}"), failing.url("/")));
     join_all(urls.map(|(name, url)| {
         let bad = &bad;
@@ -127,7 +135,12 @@ async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_delays_nob
         f64::from(i32::try_from(expected).unwrap())
     );
     let is_bounded = |count: &usize| *count == 2 * PER_ACCOUNT;
-    eventually("as many to be left as are allowed", async || deliveries(&bad).await, is_bounded).await;
+    eventually(
+        "as many to be left as are allowed",
+        async || deliveries(&bad).await,
+        is_bounded,
+    )
+    .await;
     println!(
         "backlog: {events} events for {WEBHOOKS} webhooks in {took:.1?}; at most {most} Deliveries; another account's event took {quiet:.1?} before, at most {slowest:.1?} meanwhile"
     );

@@ -2,9 +2,7 @@
 
 mod view;
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{
     Args, Subcommand,

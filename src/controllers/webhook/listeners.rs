@@ -64,7 +64,11 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
         state.floor
     };
     let listed: HashSet<JobKey> = all.iter().map(|delivery| job_key_of(delivery)).collect();
-    let as_of = all.iter().map(|delivery| revision(&**delivery)).max().unwrap_or(0);
+    let as_of = all
+        .iter()
+        .map(|delivery| revision(&**delivery))
+        .max()
+        .unwrap_or(0);
     shared.for_each_webhook(|state, key| state.dispatcher.forget_unlisted(key, &listed, as_of));
     shared
         .state

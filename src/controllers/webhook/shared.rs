@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::{
     Deps, Stores,
+    mail_limiter::MailLimiter,
     secret_cache::{Problem, SecretCache},
 };
 use crate::{
@@ -56,8 +57,11 @@ pub(super) struct State {
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
-    /// Disabled webhooks whose account holder has not been notified.
+    /// Webhooks with a disablement that the account holder has not been notified of.
     pub(super) untold: BTreeSet<WebhookKey>,
+    /// Those of them whose e-mail has to wait, and until when.
+    pub(super) untold_until: BTreeSet<(Timestamp, WebhookKey)>,
+    pub(super) mail_limiter: MailLimiter,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
     /// Instances with unclaimed outbox entries, and since when.
@@ -122,6 +126,7 @@ impl Shared {
             settings.retry_schedule.clone(),
             settings.delivery_log,
         );
+        let deps_mail_limits = deps.mail_limits;
         Self {
             secrets: SecretCache::default(),
             deps,
@@ -133,6 +138,8 @@ impl Shared {
                 dirty: HashSet::new(),
                 later: BTreeSet::new(),
                 untold: BTreeSet::new(),
+                untold_until: BTreeSet::new(),
+                mail_limiter: MailLimiter::new(deps_mail_limits),
                 disabled: HashSet::new(),
                 unclaimed: VecDeque::new(),
                 instances: None,
@@ -241,15 +248,15 @@ impl Shared {
             self.unread.notify_one();
         }
         match cached.webhook.disabled() {
-            Some(disabled) => {
+            Some(_) => {
                 state.disabled.insert(key.clone());
-                if disabled.notified_at.is_none() {
-                    state.untold.insert(key.clone());
-                }
             }
             None => {
                 state.disabled.remove(key);
             }
+        }
+        if cached.webhook.untold().is_some() {
+            state.untold.insert(key.clone());
         }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(key.clone());

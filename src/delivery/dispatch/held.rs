@@ -20,7 +20,11 @@ use crate::resources::DeliveryPhase;
 impl Dispatcher {
     /// Whether one more delivery of a webhook may wait for an attempt. May have an account that owes more give way.
     pub(super) fn make_room(&mut self, webhook: &WebhookKey) -> bool {
-        let Some(account) = self.queues.get(webhook).map(|queue| queue.facts.namespace.clone()) else {
+        let Some(account) = self
+            .queues
+            .get(webhook)
+            .map(|queue| queue.facts.namespace.clone())
+        else {
             return false;
         };
         let owed = &self.totals.owed;
@@ -47,7 +51,10 @@ impl Dispatcher {
         let webhook = self.totals.owed.largest_webhook(account)?;
         let is_waiting = |job: &&JobKey| {
             let job = self.jobs.get(*job).filter(|job| !job.test);
-            matches!(job.map(|job| job.state), Some(State::Ready(_) | State::Waiting(_)))
+            matches!(
+                job.map(|job| job.state),
+                Some(State::Ready(_) | State::Waiting(_))
+            )
         };
         // The others are in flight or tests, so they are few.
         let latest_first = self.queues.get(webhook)?.owed.iter().rev();

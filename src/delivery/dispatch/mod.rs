@@ -347,7 +347,9 @@ impl Dispatcher {
     /// Handles timers that have expired, a limited number of them. [`Self::next_timer`] says whether there are more.
     pub fn tick(&mut self, now: Now) {
         for _ in 0..TIMERS_AT_ONCE {
-            let Some(entry) = self.timers.first_entry() else { break };
+            let Some(entry) = self.timers.first_entry() else {
+                break;
+            };
             if entry.key().0 > now.mono {
                 break;
             }

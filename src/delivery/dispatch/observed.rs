@@ -246,7 +246,9 @@ impl Dispatcher {
     /// is kept until the next list lacks it too.
     pub fn forget_unlisted(&mut self, webhook: &WebhookKey, listed: &HashSet<JobKey>, as_of: u64) {
         for key in self.jobs_of(webhook) {
-            let Some(job) = self.jobs.get_mut(&key) else { continue };
+            let Some(job) = self.jobs.get_mut(&key) else {
+                continue;
+            };
             if listed.contains(&key) {
                 job.is_missed = false;
             } else if job.is_stored() && is_lost(job.version(), as_of, &mut job.is_missed) {

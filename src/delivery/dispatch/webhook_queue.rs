@@ -256,7 +256,9 @@ impl WebhookQueue {
         if expects_room != self.expects_room {
             self.expects_room = expects_room;
             let webhook = self.key();
-            totals.owed.expect_room(&self.facts.namespace, &webhook, expects_room);
+            totals
+                .owed
+                .expect_room(&self.facts.namespace, &webhook, expects_room);
         }
     }
 

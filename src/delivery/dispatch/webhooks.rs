@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Dispatcher, JobKey, Now, WebhookKey,
-    key,
+    Dispatcher, JobKey, Now, WebhookKey, key,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
 };
 

@@ -89,7 +89,10 @@ pub fn created_at(delivery: &Delivery) -> Timestamp {
 
 /// Sorts deliveries by time, newest first; those of one moment by their sequence.
 pub fn newest_first(delivery: &Delivery) -> (Reverse<(Timestamp, i64)>, String) {
-    (Reverse((created_at(delivery), delivery.spec.sequence)), delivery.id())
+    (
+        Reverse((created_at(delivery), delivery.spec.sequence)),
+        delivery.id(),
+    )
 }
 
 #[cfg(test)]

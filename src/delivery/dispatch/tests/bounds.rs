@@ -176,7 +176,10 @@ fn what_a_failing_receiver_is_owed_is_bounded_then_held_then_the_oldest_are_drop
     let mut world = down((5, 100, 100), (4, 100, 100), &[("ns", 1)]);
     let webhook: WebhookKey = "ns/0".into();
     let events = flood(&mut world, "ns", 5);
-    assert_eq!((counts(&world, "ns/0"), world.tally(&webhook).0.backlog), ((5, 0, 0), None));
+    assert_eq!(
+        (counts(&world, "ns/0"), world.tally(&webhook).0.backlog),
+        ((5, 0, 0), None)
+    );
     let more = flood(&mut world, "ns", 4);
     assert_eq!(counts(&world, "ns/0"), (5, 4, 0));
     assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Held));
@@ -213,10 +216,16 @@ fn what_is_held_for_want_of_room_is_sent_once_there_is_some() {
 fn the_webhooks_of_an_account_share_its_bound() {
     let mut world = down((5, 8, 100), (5, 6, 100), &[("ns", 3)]);
     flood(&mut world, "ns", 10);
-    let all: Vec<_> = (0..3).map(|number| counts(&world, &format!("ns/{number}"))).collect();
+    let all: Vec<_> = (0..3)
+        .map(|number| counts(&world, &format!("ns/{number}")))
+        .collect();
     assert_eq!(all.iter().map(|(pending, ..)| pending).sum::<i64>(), 8, "{all:?}");
     assert_eq!(all.iter().map(|(_, held, _)| held).sum::<i64>(), 6, "{all:?}");
-    assert_eq!(all.iter().map(|(.., dropped)| dropped).sum::<i64>(), 30 - 14, "{all:?}");
+    assert_eq!(
+        all.iter().map(|(.., dropped)| dropped).sum::<i64>(),
+        30 - 14,
+        "{all:?}"
+    );
     assert!(all.iter().all(|(_, held, _)| *held == 2), "{all:?}");
     world.heal();
     world.audit_end();
@@ -290,7 +299,10 @@ fn tests_of_a_webhook_that_owes_too_much_end_at_once() {
     let job = world.add_test(&"ns/0".into(), "test");
     world.settle();
     let status = world.status(&job);
-    assert_eq!((status.phase, status.last_status_code), (DeliveryPhase::Exhausted, None));
+    assert_eq!(
+        (status.phase, status.last_status_code),
+        (DeliveryPhase::Exhausted, None)
+    );
     assert!(status.last_error.unwrap().contains("too many deliveries wait"));
     world.heal();
     world.audit_end();
@@ -305,7 +317,11 @@ fn a_delivery_that_a_quota_refuses_is_dropped_after_half_a_minute_and_its_event_
         world.record("ns", &format!("i-{number}"), Fate::Good);
     }
     world.settle();
-    assert_eq!(world.tally(&webhook).0.dropped, 0, "others may finish in the meantime");
+    assert_eq!(
+        world.tally(&webhook).0.dropped,
+        0,
+        "others may finish in the meantime"
+    );
     world.run_until(|world| world.tally(&webhook).0.dropped == 2);
     assert_eq!(world.elapsed.as_secs(), 31);
     world.settle();
@@ -353,5 +369,9 @@ fn only_the_last_attempt_keeps_what_the_receiver_answered() {
     let attempts = world.status(&world.job(&webhook, &event)).attempts;
     let responses: Vec<_> = attempts.iter().map(|it| it.response.as_deref()).collect();
     assert_eq!(responses, [None, None, Some("busy")]);
-    assert!(attempts.iter().all(|it| it.status_code == Some(500) && it.error.is_some()));
+    assert!(
+        attempts
+            .iter()
+            .all(|it| it.status_code == Some(500) && it.error.is_some())
+    );
 }
