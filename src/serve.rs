@@ -23,7 +23,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
-        Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        ByNamespace, Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
@@ -165,6 +165,7 @@ pub async fn serve(
         .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
+    let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
@@ -174,15 +175,16 @@ pub async fn serve(
         on_accounts.push(controllers.accounts.account_listener());
         on_instances.push(controllers.accounts.instance_listener());
         on_instances.push(Box::new(controllers.queue.clone()));
+        on_instances.push(Box::new(instances_by_namespace.clone()));
     }
     let instances = watches.spawn(on_instances);
     let webhooks = watches.spawn(on_webhooks);
     if let Some(controllers) = &controllers {
-        let (queue, instances) = (controllers.queue.clone(), instances.clone());
+        let (queue, instances) = (controllers.queue.clone(), instances_by_namespace.clone());
         let owner_changed = controllers.webhooks.owner_changed();
         on_accounts.push(controllers.directory.listener(move |namespace| {
             owner_changed(namespace);
-            queue.again(instances.state_filter(|i| i.metadata.namespace.as_deref() == Some(namespace)));
+            queue.again(instances.of(namespace));
         }));
     }
     let accounts = watches.spawn(on_accounts);
@@ -276,6 +278,7 @@ impl Controllers {
                 receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
                 rules,
                 mailer: Mailer::new(&settings.mail)?,
+                mail_limits: settings.mail.limits(),
                 directory: directory.clone(),
                 settings: settings.delivery.clone(),
                 write_concurrency: settings.write_concurrency,

@@ -43,6 +43,8 @@ fn settings(url: &str) -> MailSettings {
         mail_from: "Stellage Größe <stellage@example.com>".parse().unwrap(),
         smtp_ca: None,
         mail_timeout_seconds: 60,
+        mail_interval_minutes: 60,
+        mails_per_day: 10,
     }
 }
 

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use super::{UrlError, connect_error::ConnectError};
+use crate::resources::delivery::MAX_RESPONSE_BYTES;
 
-/// How much of a response body is kept, in bytes (decisions, section 5).
+/// How much of a response body is read, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
 /// Longest text from a receiver that an error quotes, in characters.
 const MAX_TEXT: usize = 200;
@@ -18,7 +19,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The outcome of one attempt to deliver an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// How long it took, including connecting and reading the response.
+    /// From the start to the head of the response, or to the failure. Reading the body is not included.
     pub duration: Duration,
     /// Status code of the response, if there was one.
     pub status: Option<u16>,
@@ -31,6 +32,24 @@ pub struct AttemptOutcome {
 }
 
 impl AttemptOutcome {
+    /// The text of the response to record: its control characters are replaced, except line breaks and tabs, and its JSON in the
+    /// API server's store takes at most [`MAX_RESPONSE_BYTES`].
+    pub fn recorded_response(&self) -> Option<String> {
+        let mut size = 0;
+        let characters = self.response.chars().map(|c| match c {
+            '\n' | '\t' => c,
+            c if c.is_control() => char::REPLACEMENT_CHARACTER,
+            c => c,
+        });
+        let kept: String = characters
+            .take_while(|c| {
+                size += stored_size(*c);
+                size <= MAX_RESPONSE_BYTES
+            })
+            .collect();
+        Some(kept).filter(|text| !text.is_empty())
+    }
+
     /// Whether the event was delivered: a 2xx status line arrived in time.
     pub fn is_success(&self) -> bool {
         self.error.is_none()
@@ -224,6 +243,15 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
     }
 }
 
+/// The bytes that a character takes in JSON as Go writes it: the API server escapes what means something in HTML.
+fn stored_size(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\t' => 2,
+        '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => 6,
+        c => c.len_utf8(),
+    }
+}
+
 /// Cuts a text that a receiver can make arbitrarily long, because errors are stored in objects.
 fn cut(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
@@ -247,6 +275,34 @@ mod tests {
         for error in [purpose, other] {
             let text = of_tls(&Error::InvalidCertificate(error)).to_string();
             assert!(text.len() < 300, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_recorded_of_a_response_is_bounded_as_it_is_stored() {
+        let recorded = |response: String| {
+            let outcome = AttemptOutcome {
+                duration: Duration::ZERO,
+                status: Some(500),
+                response,
+                retry_after: None,
+                error: None,
+            };
+            outcome.recorded_response()
+        };
+        assert_eq!(recorded(String::new()), None);
+        assert_eq!(
+            recorded("busy,\n\ttry later".to_owned()).unwrap(),
+            "busy,\n\ttry later"
+        );
+        assert_eq!(
+            recorded("a\u{0}b\u{1b}[2Jc\u{85}\r".to_owned()).unwrap(),
+            "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}"
+        );
+        assert_eq!(recorded("x".repeat(4096)).unwrap().len(), 1024);
+        for (text, kept) in [("\u{1}", 341), ("\"", 512), ("<", 170), ("é", 512), ("😀", 256)] {
+            let recorded = recorded(text.repeat(4096)).unwrap();
+            assert_eq!(recorded.chars().count(), kept, "{text:?}");
         }
     }
 

@@ -96,7 +96,7 @@ impl Default for ClientSettings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(30),
             response_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(4),
             extra_ca: None,
@@ -179,26 +179,22 @@ impl ReceiverClient {
     /// Makes one attempt. It always ends within the total timeout, and sends the request at most once.
     pub async fn post(&self, url: &str, headers: HeaderMap, body: Bytes) -> AttemptOutcome {
         let begun = Instant::now();
-        let outcome = |result: Result<Answer, AttemptError>| {
-            let duration = begun.elapsed();
-            match result {
-                Ok(answer) => AttemptOutcome {
-                    duration,
-                    status: Some(answer.status),
-                    response: answer.response,
-                    retry_after: answer.retry_after,
-                    error: answer.error,
-                },
-                Err(error) => AttemptOutcome {
-                    duration,
-                    status: None,
-                    response: String::new(),
-                    retry_after: None,
-                    error: Some(error),
-                },
-            }
-        };
-        outcome(self.attempt(url, headers, body, begun + self.timeout).await)
+        match self.attempt(url, headers, body, begun + self.timeout).await {
+            Ok(answer) => AttemptOutcome {
+                duration: answer.at - begun,
+                status: Some(answer.status),
+                response: answer.response,
+                retry_after: answer.retry_after,
+                error: answer.error,
+            },
+            Err(error) => AttemptOutcome {
+                duration: begun.elapsed(),
+                status: None,
+                response: String::new(),
+                retry_after: None,
+                error: Some(error),
+            },
+        }
     }
 
     async fn attempt(
@@ -216,21 +212,24 @@ impl ReceiverClient {
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         let connection = capture_connection(&mut request);
         let Ok(answer) = timeout_at(deadline, head(&self.http, request, connection.clone())).await else {
+            let Some(connection) = &*connection.connection_metadata() else {
+                return Err(AttemptError::ConnectTimeout(self.timeout));
+            };
             // An HTTP/2 connection outlives its requests; the next request must not use a dead one.
-            if let Some(connection) = &*connection.connection_metadata() {
-                connection.poison();
-            }
+            connection.poison();
             return Err(AttemptError::Timeout(self.timeout));
         };
         let (head, body) = answer.map_err(|error| of_http(&error))?.into_parts();
+        let at = Instant::now();
         let status = head.status.as_u16();
         let error = AttemptError::of_status(status, head.headers.get(LOCATION));
         let retry_after = error.as_ref().and(head.headers.get(RETRY_AFTER));
         Ok(Answer {
+            at,
             status,
             retry_after: retry_after.and_then(RetryAfter::parse),
             error,
-            response: beginning(body, deadline.min(Instant::now() + self.response_timeout)).await,
+            response: beginning(body, deadline.min(at + self.response_timeout)).await,
         })
     }
 }
@@ -259,6 +258,8 @@ async fn head(
 }
 
 struct Answer {
+    /// When its head had arrived.
+    at: Instant,
     status: u16,
     retry_after: Option<RetryAfter>,
     error: Option<AttemptError>,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     ClientSettings, OwnRanges, ProxyUrl, RetrySchedule, TargetRules,
-    dispatch::{DeliveryLog, Limits},
+    dispatch::{Bound, DeliveryLog, Limits},
 };
 
 /// How events are delivered and recorded.
@@ -29,9 +29,29 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_DELIVERY_CONCURRENCY_PER_WEBHOOK", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub delivery_concurrency_per_webhook: u16,
 
-    /// Deliveries held per disabled webhook; if there are more, the oldest are dropped and counted
-    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Deliveries that may wait for an attempt per webhook; more are held until there is room
+    #[arg(long, env = "STELLAGE_PENDING_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub pending_deliveries: u32,
+
+    /// The same, per account
+    #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_PER_ACCOUNT", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub pending_deliveries_per_account: u32,
+
+    /// The same, in all: beyond it, the accounts that owe most hold theirs first
+    #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_IN_ALL", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub pending_deliveries_in_all: u32,
+
+    /// Deliveries that may be held per webhook; if there are more, the oldest are dropped and counted
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held_deliveries: u32,
+
+    /// The same, per account
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES_PER_ACCOUNT", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub held_deliveries_per_account: u32,
+
+    /// The same, in all: beyond it, those of the account that holds most are dropped
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES_IN_ALL", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub held_deliveries_in_all: u32,
 
     /// Hours to keep finished deliveries
     #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
@@ -48,9 +68,27 @@ impl DeliverySettings {
         Limits {
             in_flight: self.delivery_concurrency.into(),
             in_flight_per_webhook: self.delivery_concurrency_per_webhook.into(),
-            held_per_webhook: usize::try_from(self.held_deliveries).unwrap_or(usize::MAX),
+            pending: bound(
+                self.pending_deliveries,
+                self.pending_deliveries_per_account,
+                self.pending_deliveries_in_all,
+            ),
+            held: bound(
+                self.held_deliveries,
+                self.held_deliveries_per_account,
+                self.held_deliveries_in_all,
+            ),
             ..Limits::default()
         }
+    }
+}
+
+fn bound(webhook: u32, account: u32, total: u32) -> Bound {
+    let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    Bound {
+        webhook: size(webhook),
+        account: size(account),
+        total: size(total),
     }
 }
 
@@ -120,7 +158,7 @@ pub struct ReceiverSettings {
     pub receiver_timeout_seconds: u64,
 
     /// Seconds that the DNS lookup, TCP connection and TLS handshake of an attempt may take together
-    #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
+    #[arg(long, env = "STELLAGE_RECEIVER_CONNECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub receiver_connect_timeout_seconds: u64,
 }
 

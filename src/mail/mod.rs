@@ -24,7 +24,7 @@ use url::Url;
 pub use disabled::{DisabledWebhook, Reason};
 pub use error::{MailError, Step};
 pub use message::Notification;
-pub use settings::{MailSettings, SmtpUrl};
+pub use settings::{MailLimits, MailSettings, SmtpUrl};
 use smtp::Server;
 
 /// Sends notifications. Cheap to clone.
@@ -148,6 +148,8 @@ mod tests {
             mail_from: "Stellage <stellage@localhost>".parse().unwrap(),
             smtp_ca: None,
             mail_timeout_seconds: 30,
+            mail_interval_minutes: 60,
+            mails_per_day: 10,
         }
     }
 

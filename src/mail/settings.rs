@@ -1,6 +1,6 @@
 //! Settings of the notification e-mails.
 
-use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use lettre::message::Mailbox;
@@ -28,6 +28,33 @@ pub struct MailSettings {
     /// Seconds that sending one mail may take, connecting included
     #[arg(long, env = "STELLAGE_MAIL_TIMEOUT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub mail_timeout_seconds: u64,
+
+    /// Minutes between two mails about the same webhook; what happens in between is told by the next one
+    #[arg(long, env = "STELLAGE_MAIL_INTERVAL_MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=1440))]
+    pub mail_interval_minutes: u16,
+
+    /// Mails to one account holder within 24 hours; others wait
+    #[arg(long, env = "STELLAGE_MAILS_PER_DAY", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub mails_per_day: u16,
+}
+
+/// How often account holders are notified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MailLimits {
+    /// Least time between two mails about the same webhook.
+    pub interval: Duration,
+    /// Most mails to one account holder within 24 hours.
+    pub per_day: usize,
+}
+
+impl MailSettings {
+    /// How often account holders are notified.
+    pub fn limits(&self) -> MailLimits {
+        MailLimits {
+            interval: Duration::from_secs(u64::from(self.mail_interval_minutes) * 60),
+            per_day: self.mails_per_day.into(),
+        }
+    }
 }
 
 fn mailbox(text: &str) -> Result<Mailbox, String> {

@@ -20,6 +20,8 @@ pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
 pub const FINISHED_LABEL: &str = "stellage.dev/finished";
 /// Annotation with the time at which a delivery was delivered or exhausted. Its retention starts then.
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
+/// Annotation with the place of a delivery among those of its webhook: see [`event_order`].
+const EVENT_ORDER_ANNOTATION: &str = "stellage.dev/event-order";
 /// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
 /// the request: a value that differs from [`DeliveryStatus::attempt_requested_at`] is a new request.
 pub const ATTEMPT_REQUESTED_AT_ANNOTATION: &str = "stellage.dev/attempt-requested-at";
@@ -29,8 +31,8 @@ const MAX_NONCE_CHARS: usize = 64;
 
 /// Most attempts kept in a Delivery: as many as the longest schedule has. After that the oldest are dropped.
 pub const MAX_ATTEMPTS_KEPT: usize = 21;
-/// Most bytes of a response body that are kept (decisions, section 5).
-pub const MAX_RESPONSE_BYTES: usize = 4096;
+/// Most bytes of a response body that are kept, as the API server stores them (decisions, section 8).
+pub const MAX_RESPONSE_BYTES: usize = 1024;
 
 /// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
@@ -83,7 +85,8 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub error: Option<String>,
-    /// The first 4 KiB of the response body, not decompressed. Bytes that are not UTF-8 are replaced.
+    /// The start of the response body, at most 1 KiB, not decompressed; only of the last attempt. Bytes that are not UTF-8 and
+    /// control characters are replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub response: Option<String>,
@@ -93,6 +96,27 @@ pub struct Attempt {
 pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
     annotations.get(FINISHED_AT_ANNOTATION)?.parse().ok()
+}
+
+/// The place of a Delivery among those of its webhook: the time of its event, then the event's sequence number. It is in the
+/// metadata, so that a list is put in order without reading bodies. Without a valid annotation, the creation counts.
+pub fn event_order(metadata: &ObjectMeta) -> (Timestamp, i64) {
+    let annotations = metadata.annotations.as_ref();
+    let text = annotations.and_then(|annotations| annotations.get(EVENT_ORDER_ANNOTATION));
+    let order = text.and_then(|text| {
+        let (at, sequence) = text.split_once(' ')?;
+        Some((at.parse().ok()?, sequence.parse().ok()?))
+    });
+    order.unwrap_or_else(|| {
+        let created = metadata.creation_timestamp.as_ref();
+        (created.map_or(Timestamp::UNIX_EPOCH, |time| time.0), 0)
+    })
+}
+
+/// Writes down what [`event_order`] reads.
+pub fn set_event_order(metadata: &mut ObjectMeta, at: Timestamp, sequence: i64) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.insert(EVENT_ORDER_ANNOTATION.to_owned(), format!("{at} {sequence}"));
 }
 
 /// What to send, and to which webhook.

@@ -29,6 +29,8 @@ pub const SECRET_CHANGED_ANNOTATION: &str = "stellage.dev/secret-changed";
 pub const SECRET_READY: &str = "SecretReady";
 /// Condition of a [`Webhook`]: True if the last attempt succeeded or none was made yet; False if it failed.
 pub const HEALTHY: &str = "Healthy";
+/// Condition of a [`Webhook`]: True while deliveries are held or dropped because there are too many. Absent until that happens.
+pub const BACKLOG: &str = "Backlog";
 
 /// Where the signing secret is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -207,6 +209,15 @@ pub struct WebhookStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<Disabled>,
 
+    /// The last disablement that ended before the account holder could be notified of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unnotified: Option<Disabled>,
+
+    /// When the account holder was last sent an e-mail about this webhook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub notified_at: Option<Timestamp>,
+
     /// Number of deliveries that wait for an attempt.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
@@ -227,7 +238,7 @@ pub struct WebhookStatus {
     #[schemars(extend("format" = "int64"))]
     pub failed_attempts: i64,
 
-    /// Number of held deliveries that were dropped because there were too many.
+    /// Number of deliveries that were dropped because there were too many. Updated at most every ten seconds.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub dropped: i64,
@@ -251,7 +262,7 @@ pub struct WebhookStatus {
     #[schemars(schema_with = "times::optional_time")]
     pub previous_secret_expires_at: Option<Timestamp>,
 
-    /// Ready, Healthy, SecretReady.
+    /// Ready, Healthy, SecretReady; Backlog once there were too many deliveries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
@@ -286,6 +297,16 @@ impl Webhook {
             .disabled
             .as_ref()
             .filter(|disabled| Some(disabled.generation) == self.metadata.generation)
+    }
+
+    /// The latest disablement that the account holder has not been notified of, whether it lasts or not.
+    pub fn untold(&self) -> Option<&Disabled> {
+        let lasting = self.disabled();
+        let ended = || self.status.as_ref()?.unnotified.as_ref();
+        match lasting {
+            Some(disabled) => Some(disabled).filter(|disabled| disabled.notified_at.is_none()),
+            None => ended(),
+        }
     }
 
     /// Whether events are sent, as `active` in REST shows it: `spec.active`, and not disabled.

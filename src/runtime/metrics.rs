@@ -97,6 +97,8 @@ pub struct Metrics {
     pub deliveries_pending: Gauge,
     /// Held deliveries.
     pub deliveries_held: Gauge,
+    /// Deliveries dropped because there were too many.
+    pub deliveries_dropped: Counter,
     /// Disabled webhooks.
     pub webhooks_disabled: Gauge,
     /// E-mails about disabled webhooks.
@@ -131,6 +133,7 @@ impl Metrics {
             delivery_writes: Family::default(),
             deliveries_pending: Gauge::default(),
             deliveries_held: Gauge::default(),
+            deliveries_dropped: Counter::default(),
             webhooks_disabled: Gauge::default(),
             mails: Family::default(),
             leader: Gauge::default(),
@@ -193,6 +196,11 @@ impl Metrics {
             "deliveries_held",
             "Deliveries held until their webhook can receive them",
             metrics.deliveries_held.clone(),
+        );
+        registry.register(
+            "deliveries_dropped",
+            "Deliveries dropped because there were too many",
+            metrics.deliveries_dropped.clone(),
         );
         registry.register(
             "webhooks_disabled",

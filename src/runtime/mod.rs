@@ -1,6 +1,7 @@
 //! Infrastructure that all parts of the program use.
 //!
 //! - [`backoff`]: retry delays per object;
+//! - [`by_namespace`]: the objects of a kind, by namespace;
 //! - [`client`]: the client of the API server, and calls with a timeout;
 //! - [`clock`]: time as a parameter;
 //! - [`cluster_addresses`]: the addresses of the cluster and of this machine;
@@ -17,6 +18,7 @@
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
+pub mod by_namespace;
 pub mod client;
 pub mod clock;
 pub mod cluster_addresses;
@@ -34,6 +36,7 @@ pub mod telemetry;
 pub mod watch;
 
 pub use backoff::Backoffs;
+pub use by_namespace::ByNamespace;
 pub use clock::{Clock, SystemClock};
 pub use fair_permits::FairPermits;
 pub use fair_queue::FairQueue;

@@ -122,7 +122,7 @@ async fn with_a_certificate_the_api_speaks_tls_and_takes_a_new_one_without_a_res
     )
     .await;
     assert_eq!(ask("first.test").await, None);
-    assert!(operator.stop().await.unwrap().success());
+    operator.stop().await;
 
     let half = stellage(plane, &arguments[..2]).unwrap_err();
     assert!(half.contains("--tls-key"), "{half}");
@@ -172,7 +172,7 @@ async fn addresses_of_the_cluster_are_refused_within_an_allowed_range() {
     for host in ["10.78.0.2", "10.200.0.1"] {
         assert_eq!(create(host).await, (201, String::new()), "{host}");
     }
-    assert!(operator.stop().await.unwrap().success());
+    operator.stop().await;
     nodes
         .delete("own-ranges", &DeleteParams::default())
         .await

@@ -1,5 +1,6 @@
 //! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
 
+mod backlog;
 mod crashes;
 mod delivery;
 mod disablement;

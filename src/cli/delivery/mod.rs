@@ -2,10 +2,7 @@
 
 mod view;
 
-use std::{
-    cmp::Reverse,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{
     Args, Subcommand,
@@ -27,7 +24,7 @@ use super::{
 use crate::{
     events::EventType,
     resources::{Delivery, DeliveryPhase, Webhook, delivery::WEBHOOK_LABEL},
-    service::deliveries::{When, created_at, next_attempt, send_now, shown_phase},
+    service::deliveries::{When, newest_first, next_attempt, send_now, shown_phase},
 };
 
 /// List and show deliveries to webhooks, and send them again.
@@ -143,7 +140,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
                 .event_type
                 .is_none_or(|wanted| wanted == delivery.spec.event_type)
     });
-    deliveries.sort_by_cached_key(|delivery| (Reverse(created_at(delivery)), delivery.id()));
+    deliveries.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
     if args.output == Output::Json {
         return objects::print_all(deliveries);
     }

@@ -4,9 +4,9 @@ use std::{collections::HashSet, sync::Arc};
 
 use kube::runtime::reflector::ObjectRef;
 
-use super::shared::{Shared, key_of, outbox};
+use super::shared::{AT_ONCE, CachedWebhook, Shared, key_of, outbox};
 use crate::{
-    delivery::dispatch::WebhookKey,
+    delivery::dispatch::{JobKey, WebhookKey, job_key_of},
     resources::{Delivery, Instance, Webhook},
     runtime::watch::{Change, Listener, revision},
 };
@@ -16,47 +16,89 @@ pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Webhook>| {
         let now = shared.now();
+        if let Change::Replaced(all) = change {
+            webhooks_listed(&shared, all);
+            return;
+        }
         let mut state = shared.state.lock();
         if state.tenure.is_none() {
             return;
         }
         match change {
-            Change::Replaced(all) => {
-                let listed: HashSet<WebhookKey> = all.iter().map(|webhook| key_of(webhook)).collect();
-                let gone: Vec<(WebhookKey, Arc<Webhook>)> = state
-                    .webhooks
-                    .iter()
-                    .filter(|(key, cached)| cached.shown && !listed.contains(*key))
-                    .map(|(key, cached)| (key.clone(), cached.webhook.clone()))
-                    .collect();
-                for (key, webhook) in gone {
-                    shared.webhook_gone(&mut state, &key, &webhook);
-                }
-                for webhook in all {
-                    shared.webhook_shown(&mut state, webhook, now);
-                }
-            }
             Change::Applied(webhook) => shared.webhook_shown(&mut state, webhook, now),
             Change::Deleted(webhook) => shared.webhook_gone(&mut state, &key_of(webhook), webhook),
-            Change::Unreadable(_) => {}
+            Change::Replaced(_) | Change::Unreadable(_) => {}
         }
     })
+}
+
+/// Handles a new list of all webhooks.
+fn webhooks_listed(shared: &Shared, all: &[Arc<Webhook>]) {
+    if shared.state.lock().tenure.is_none() {
+        return;
+    }
+    let listed: HashSet<WebhookKey> = all.iter().map(|webhook| key_of(webhook)).collect();
+    shared.for_each_webhook(|state, key| {
+        let is_gone = |cached: &&CachedWebhook| cached.shown && !listed.contains(key);
+        let gone = state.webhooks.get(key).filter(is_gone);
+        if let Some(webhook) = gone.map(|cached| cached.webhook.clone()) {
+            shared.webhook_gone(state, key, &webhook);
+        }
+    });
+    for some in all.chunks(AT_ONCE) {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        for webhook in some {
+            shared.webhook_shown(&mut state, webhook, now);
+        }
+    }
+}
+
+/// Handles a new list of all unfinished Deliveries.
+fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
+    let floor = {
+        let state = shared.state.lock();
+        if state.tenure.is_none() {
+            return;
+        }
+        state.floor
+    };
+    let listed: HashSet<JobKey> = all.iter().map(|delivery| job_key_of(delivery)).collect();
+    let as_of = all
+        .iter()
+        .map(|delivery| revision(&**delivery))
+        .max()
+        .unwrap_or(0);
+    shared.for_each_webhook(|state, key| state.dispatcher.forget_unlisted(key, &listed, as_of));
+    shared
+        .state
+        .lock()
+        .dispatcher
+        .forget_unlisted_orphans(&listed, as_of);
+    for some in all.chunks(AT_ONCE) {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        for delivery in some {
+            state.dispatcher.delivery_listed(delivery, floor, now);
+        }
+    }
+    shared.wake.notify_one();
 }
 
 /// Listener for the watch of unfinished Deliveries.
 pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Delivery>| {
+        if let Change::Replaced(all) = change {
+            deliveries_listed(&shared, all);
+            return;
+        }
         let now = shared.now();
         let mut state = shared.state.lock();
         if state.tenure.is_none() {
             return;
         }
         match change {
-            Change::Replaced(all) => {
-                let floor = state.floor;
-                state.dispatcher.deliveries_listed(all, floor, now);
-            }
             Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
                 return;
             }
@@ -68,7 +110,7 @@ pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
                     metadata.name.as_deref().unwrap_or_default(),
                 );
             }
-            Change::Unreadable(_) => return,
+            Change::Replaced(_) | Change::Unreadable(_) => return,
         }
         drop(state);
         shared.wake.notify_one();

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::shared::{Listed, Shared};
+use super::shared::{AT_ONCE, Listed, Shared};
 use crate::{
     resources::{Delivery, delivery::FINISHED_LABEL},
     runtime::{
@@ -94,12 +94,18 @@ async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<A
             return false;
         }
     };
-    let now = shared.now();
-    let mut state = shared.state.lock();
-    for webhook in webhooks {
-        shared.webhook_seen(&mut state, Arc::new(webhook), now);
+    let mut webhooks = webhooks.into_iter().peekable();
+    while webhooks.peek().is_some() {
+        let now = shared.now();
+        let mut state = shared.state.lock();
+        for webhook in webhooks.by_ref().take(AT_ONCE) {
+            shared.webhook_seen(&mut state, Arc::new(webhook), now);
+        }
     }
-    state.dispatcher.verified(&events, now);
+    for some in events.chunks(AT_ONCE) {
+        let now = shared.now();
+        shared.state.lock().dispatcher.verified(some, now);
+    }
     true
 }
 

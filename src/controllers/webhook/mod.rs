@@ -10,11 +10,12 @@
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it;
-//! - `notify`: notifies the account holder of a disabled webhook by e-mail;
+//! - `notify`: notifies the account holder of a disabled webhook by e-mail; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
 mod listeners;
 mod lookup;
+mod mail_limiter;
 mod notify;
 mod retention;
 mod secret_cache;
@@ -38,7 +39,7 @@ use super::account::AccountDirectory;
 use crate::{
     delivery::{DeliverySettings, ReceiverClient, TargetRules},
     events::Outbox,
-    mail::Mailer,
+    mail::{MailLimits, Mailer},
     resources::{Delivery, Instance, Webhook},
     runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
 };
@@ -53,6 +54,8 @@ pub struct Deps {
     pub rules: TargetRules,
     /// Notifies account holders.
     pub mailer: Mailer,
+    /// How often it does.
+    pub mail_limits: MailLimits,
     /// Which Account owns which namespace.
     pub directory: AccountDirectory,
     /// How events are delivered and recorded.

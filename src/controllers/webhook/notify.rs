@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::shared::{CachedWebhook, Notification, Shared};
+use jiff::Timestamp;
+
+use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared};
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{DisabledWebhook, MailError, Reason},
@@ -17,33 +19,67 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Disablements without a notification, sent or in progress. Marks them as in progress.
 pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
+    let now = shared.now().wall;
     let mut state = shared.state.lock();
+    let state = &mut *state;
+    while let Some((at, _)) = state.untold_until.first()
+        && *at <= now
+    {
+        state
+            .untold
+            .extend(state.untold_until.pop_first().map(|(_, key)| key));
+    }
     let mut due = Vec::new();
-    for (key, cached) in &mut state.webhooks {
-        let Some(disabled) = cached.webhook.disabled() else {
+    for _ in 0..AT_ONCE {
+        let Some(key) = state.untold.pop_first() else {
+            break;
+        };
+        let Some(cached) = state.webhooks.get(&key) else {
             continue;
         };
-        if disabled.notified_at.is_none() && !cached.notifies_of(disabled) {
-            due.push((key.clone(), disabled.clone()));
+        let Some(disabled) = cached.webhook.untold().cloned() else {
+            continue;
+        };
+        if cached.notifies_of(&disabled) {
+            continue;
         }
-    }
-    for (key, disabled) in &due {
-        if let Some(cached) = state.webhooks.get_mut(key) {
-            let error = disabled.notification_error.clone();
-            cached.notification = Some(Notification {
-                disabled_at: disabled.at,
-                result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
-            });
+        let notified_at = |key: &WebhookKey| state.webhooks.get(key)?.notified_at();
+        let namespace = cached.webhook.metadata.namespace.as_deref().unwrap_or_default();
+        let of_namespace = || {
+            let webhooks = state.dispatcher.webhooks_in(namespace);
+            webhooks.iter().filter_map(notified_at).collect()
+        };
+        let may_be_sent = state
+            .mail_limiter
+            .take(namespace, cached.notified_at(), of_namespace, now);
+        if let Err(later) = may_be_sent {
+            state.untold_until.insert((later, key));
+            continue;
         }
+        let Some(cached) = state.webhooks.get_mut(&key) else {
+            continue;
+        };
+        let error = disabled.notification_error.clone();
+        cached.notification = Some(Notification {
+            disabled_at: disabled.at,
+            result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
+        });
+        due.push((key, disabled));
     }
     due
 }
 
 /// Notifies the account holder, retrying until that succeeds, even if the webhook is enabled in the meantime: the event was
-/// still not delivered. Sends one mail per disablement.
+/// still not delivered. Sends one mail per disablement, unless there is a later one
+/// by then.
 pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disabled) {
     let mut pause = FIRST_PAUSE;
-    let current = |key: &WebhookKey| Some(shared.state.lock().webhooks.get(key)?.webhook.clone());
+    // Once there is a later disablement, its mail covers this one.
+    let current = |key: &WebhookKey| {
+        let state = shared.state.lock();
+        let cached = state.webhooks.get(key)?;
+        cached.notifies_of(&disabled).then(|| cached.webhook.clone())
+    };
     let first = current(&key);
     let is_same = |webhook: &Arc<Webhook>| {
         first
@@ -53,11 +89,16 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
     loop {
         let webhook = current(&key).filter(is_same);
         let Some(mail) = webhook.and_then(|webhook| mail(&shared, &webhook, &disabled)) else {
-            // Clear the mark, so that the next check tries again if the namespace has an Account again.
-            if let Some(cached) = shared.state.lock().webhooks.get_mut(&key)
+            // Clear the mark, so that it is tried again when the namespace has an Account again, which it may have by now.
+            let mut state = shared.state.lock();
+            if let Some(cached) = state.webhooks.get_mut(&key)
                 && cached.notifies_of(&disabled)
             {
                 cached.notification = None;
+                let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
+                if shared.deps.directory.account_of(namespace).is_some() {
+                    state.untold.insert(key);
+                }
             }
             return;
         };
@@ -102,6 +143,13 @@ pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disable
 }
 
 impl CachedWebhook {
+    /// When the account holder was last sent a mail about it.
+    fn notified_at(&self) -> Option<Timestamp> {
+        let recorded = self.webhook.status.as_ref().and_then(|status| status.notified_at);
+        let sent = self.notification.as_ref().and_then(|it| it.result.clone().ok());
+        sent.max(recorded)
+    }
+
     /// Whether the notification of this disablement has been sent or is in progress.
     fn notifies_of(&self, disabled: &Disabled) -> bool {
         let notification = self.notification.as_ref();

@@ -76,20 +76,21 @@ struct Pruned {
 /// The webhooks to prune now, or all of them.
 fn due(shared: &Shared, all: bool, pruned: &mut HashMap<WebhookKey, Pruned>) -> Vec<WebhookKey> {
     let kept = u64::from(shared.deps.settings.delivery_retention);
-    let mut state = shared.state.lock();
-    pruned.retain(|key, _| state.webhooks.contains_key(key));
-    let has_too_many = |key: &WebhookKey| {
+    let mut due = Vec::new();
+    shared.for_each_webhook(|state, key| {
         let tally = state.dispatcher.tally(key);
         let finished = tally.map_or(0, |(tally, ..)| tally.finished);
         let (left, ago) = pruned
             .get(key)
             .map_or((0, Duration::MAX), |pruned| (pruned.left, pruned.at.elapsed()));
-        is_due(finished, left, ago, kept)
-    };
-    let keys = state.webhooks.keys();
-    let due: Vec<WebhookKey> = keys.filter(|key| all || has_too_many(key)).cloned().collect();
-    for key in &due {
-        state.dispatcher.finished_counted(key);
+        if all || is_due(finished, left, ago, kept) {
+            state.dispatcher.finished_counted(key);
+            due.push(key.clone());
+        }
+    });
+    if all {
+        // Those of deleted webhooks are forgotten.
+        pruned.clear();
     }
     due
 }
@@ -130,8 +131,10 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     let count = finished.len();
     let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
     // Keep records of events that are still in an outbox: without them, a new leader would send those events again.
-    let in_use = shared.state.lock().dispatcher.jobs_of_outboxes(namespace);
-    surplus.retain(|(_, name)| !in_use.contains(&key(namespace, name)));
+    surplus.retain(|(_, name)| {
+        let key = key(namespace, name);
+        !shared.state.lock().dispatcher.is_in_outbox(&key)
+    });
     let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
     futures::stream::iter(surplus)
         .for_each_concurrent(CONCURRENCY, |(exactly, name)| {

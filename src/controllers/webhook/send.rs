@@ -57,7 +57,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
             duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
             status_code: outcome.status.map(i32::from),
             error: outcome.error.as_ref().map(ToString::to_string),
-            response: Some(outcome.response).filter(|text| !text.is_empty()),
+            response: outcome.recorded_response(),
         },
         retry_after,
     }

@@ -1,7 +1,8 @@
 //! The state shared by the modules of the controller: the dispatcher, the latest version of each webhook, and wake-ups.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::{
     Deps, Stores,
+    mail_limiter::MailLimiter,
     secret_cache::{Problem, SecretCache},
 };
 use crate::{
@@ -50,20 +52,38 @@ pub(super) struct State {
     /// Set once this replica is the leader; until then changes are ignored.
     pub(super) tenure: Option<Tenure>,
     pub(super) dispatcher: Dispatcher,
-    pub(super) webhooks: HashMap<WebhookKey, CachedWebhook>,
+    pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
+    /// Webhooks whose status has to be written later, and when.
+    pub(super) later: BTreeSet<(Instant, WebhookKey)>,
+    /// Webhooks with a disablement that the account holder has not been notified of.
+    pub(super) untold: BTreeSet<WebhookKey>,
+    /// Those of them whose e-mail has to wait, and until when.
+    pub(super) untold_until: BTreeSet<(Timestamp, WebhookKey)>,
+    pub(super) mail_limiter: MailLimiter,
+    /// Disabled webhooks.
+    pub(super) disabled: HashSet<WebhookKey>,
     /// Instances with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
-    deliveries: Option<Store<Delivery>>,
     /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
     pub(super) floor: u64,
     /// Deleted instances whose last event is still pending, by UID.
     pub(super) ending: HashMap<String, ObjectRef<Instance>>,
 }
 
+/// Webhooks handled while the lock is held once. Others wait for it, so that must not grow with the number of webhooks.
+pub(super) const AT_ONCE: usize = 64;
+
 impl State {
+    /// Some webhooks, in the order of their keys: those after this one.
+    pub(super) fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
+        let after = last.map_or(Bound::Unbounded, |last| Bound::Excluded(last.clone()));
+        let keys = self.webhooks.range((after, Bound::Unbounded)).map(|(key, _)| key);
+        keys.take(AT_ONCE).cloned().collect()
+    }
+
     /// Removes and returns the deleted instance with this UID.
     pub(super) fn take_ending(&mut self, uid: &str) -> Option<Arc<Instance>> {
         let place = self.ending.remove(uid)?;
@@ -106,6 +126,7 @@ impl Shared {
             settings.retry_schedule.clone(),
             settings.delivery_log,
         );
+        let deps_mail_limits = deps.mail_limits;
         Self {
             secrets: SecretCache::default(),
             deps,
@@ -113,11 +134,15 @@ impl Shared {
             state: Mutex::new(State {
                 tenure: None,
                 dispatcher,
-                webhooks: HashMap::new(),
+                webhooks: BTreeMap::new(),
                 dirty: HashSet::new(),
+                later: BTreeSet::new(),
+                untold: BTreeSet::new(),
+                untold_until: BTreeSet::new(),
+                mail_limiter: MailLimiter::new(deps_mail_limits),
+                disabled: HashSet::new(),
                 unclaimed: VecDeque::new(),
                 instances: None,
-                deliveries: None,
                 floor: 0,
                 ending: HashMap::new(),
             }),
@@ -159,7 +184,6 @@ impl Shared {
         for delivery in listed.deliveries {
             state.dispatcher.delivery_seen(delivery, true, now);
         }
-        state.deliveries = Some(stores.deliveries.clone());
         for instance in stores.instances.state() {
             if !outbox(&instance).is_empty() {
                 see_outbox(&mut state, &instance, Origin::Found, now);
@@ -200,7 +224,6 @@ impl Shared {
                 };
                 state.webhooks.insert(key.clone(), cached);
                 self.update_facts(state, &key, now);
-                load_deliveries(state, &key, now);
                 return;
             }
         }
@@ -223,6 +246,17 @@ impl Shared {
         let facts = self.facts(&cached.webhook, key);
         if self.secrets.get(key, &cached.webhook).is_unread() {
             self.unread.notify_one();
+        }
+        match cached.webhook.disabled() {
+            Some(_) => {
+                state.disabled.insert(key.clone());
+            }
+            None => {
+                state.disabled.remove(key);
+            }
+        }
+        if cached.webhook.untold().is_some() {
+            state.untold.insert(key.clone());
         }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(key.clone());
@@ -284,6 +318,8 @@ impl Shared {
             return;
         };
         state.dirty.remove(key);
+        state.disabled.remove(key);
+        state.untold.remove(key);
         let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);
@@ -294,13 +330,7 @@ impl Shared {
     pub(super) fn owner_changed(&self, namespace: &str) {
         let now = self.now();
         let mut state = self.state.lock();
-        let of_it = |cached: &&CachedWebhook| cached.webhook.metadata.namespace.as_deref() == Some(namespace);
-        let keys: Vec<WebhookKey> = state
-            .webhooks
-            .values()
-            .filter(of_it)
-            .map(|k| key_of(&k.webhook))
-            .collect();
+        let keys = state.dispatcher.webhooks_in(namespace);
         for key in keys {
             self.update_facts(&mut state, &key, now);
         }
@@ -320,6 +350,23 @@ impl Shared {
             }
         }
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
+    }
+}
+
+impl Shared {
+    /// Does something with every webhook, without holding the lock for all of them at once.
+    pub(super) fn for_each_webhook(&self, mut each: impl FnMut(&mut State, &WebhookKey)) {
+        let mut last: Option<WebhookKey> = None;
+        loop {
+            let mut state = self.state.lock();
+            let keys = state.webhooks_after(last.as_ref());
+            for key in &keys {
+                each(&mut state, key);
+            }
+            drop(state);
+            let Some(key) = keys.last() else { return };
+            last = Some(key.clone());
+        }
     }
 }
 
@@ -360,20 +407,6 @@ pub(super) struct Listed {
     pub(super) deliveries: Vec<Arc<Delivery>>,
     /// resourceVersion of the list of Deliveries.
     pub(super) revision: u64,
-}
-
-/// Loads the owed deliveries of a webhook that was seen for the first time, or became readable again.
-fn load_deliveries(state: &mut State, key: &WebhookKey, now: Now) {
-    let Some(deliveries) = &state.deliveries else {
-        return;
-    };
-    let (namespace, name) = key.split_once('/').unwrap_or_default();
-    let is_owed = |delivery: &Delivery| {
-        delivery.spec.webhook == name && delivery.metadata.namespace.as_deref() == Some(namespace)
-    };
-    for delivery in deliveries.state_filter(is_owed) {
-        state.dispatcher.delivery_seen(delivery, true, now);
-    }
 }
 
 fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) {

@@ -4,11 +4,11 @@ use jiff::Timestamp;
 
 use super::shared::Notification;
 use crate::{
-    delivery::dispatch::{Disablement, Tally},
+    delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
         DisableReason, Disabled, Webhook, WebhookStatus,
         conditions::{self, Desired, READY},
-        webhook::{HEALTHY, SECRET_READY},
+        webhook::{BACKLOG, HEALTHY, SECRET_READY},
     },
 };
 
@@ -41,6 +41,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let Facts { base, tally, .. } = facts;
     let generation = webhook.metadata.generation;
     let disabled = disabled(webhook, facts);
+    let sent = facts
+        .notification
+        .and_then(|it| Some((it.disabled_at, it.result.clone().ok()?)));
+    let before = webhook.status.as_ref();
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
         observed_generation: generation,
@@ -53,6 +57,11 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         last_failure_at: tally.last_failure_at.or(base.last_failure_at),
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
         previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
+        unnotified: unnotified(webhook, disabled.as_ref())
+            .filter(|unnotified| sent.is_none_or(|(disabled_at, _)| disabled_at != unnotified.at)),
+        notified_at: sent
+            .map(|(_, at)| at)
+            .max(before.and_then(|before| before.notified_at)),
         disabled,
         conditions: webhook
             .status
@@ -62,6 +71,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     };
     let mut conditions = std::mem::take(&mut status.conditions);
     let is_new = conditions::find(&conditions, SECRET_READY).is_none();
+    let (had_backlog, has_backlog) = (
+        conditions::find(&conditions, BACKLOG).is_some(),
+        conditions::is_true(&conditions, BACKLOG),
+    );
     let mut set = |type_, state, reason: &str, message: String| {
         let desired = Desired {
             type_,
@@ -135,8 +148,50 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
         (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
+    match tally.backlog {
+        Some(Backlog::Held) => set(
+            BACKLOG,
+            Some(true),
+            "Held",
+            "too many deliveries wait for an attempt; later ones are held until there is room".to_owned(),
+        ),
+        Some(Backlog::Dropped) => set(
+            BACKLOG,
+            Some(true),
+            "Dropped",
+            "too many deliveries are held, so the oldest are dropped; status.dropped is their number".to_owned(),
+        ),
+        Some(Backlog::Refused) => set(
+            BACKLOG,
+            Some(true),
+            "QuotaExceeded",
+            "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number".to_owned(),
+        ),
+        // An earlier process said so; what it held is still held.
+        None if has_backlog && facts.held > 0 => {}
+        None if had_backlog || status.dropped > 0 => set(
+            BACKLOG,
+            Some(false),
+            "None",
+            "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier".to_owned(),
+        ),
+        None => {}
+    }
     status.conditions = conditions;
     status
+}
+
+/// The disablement that ended before the account holder was notified of it. A later one that is notified of covers it.
+fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled> {
+    let status = webhook.status.as_ref()?;
+    if disabled.is_some() {
+        return None;
+    }
+    let ended = status
+        .disabled
+        .as_ref()
+        .filter(|disabled| disabled.notified_at.is_none());
+    ended.or(status.unnotified.as_ref()).cloned()
 }
 
 fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
@@ -199,9 +254,99 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
             status.id.clone(),
             status.observed_generation,
             status.disabled.clone(),
-            status.dropped,
+            status.unnotified.clone(),
+            status.notified_at,
             conditions,
         )
     };
     urgent_part(before) != urgent_part(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const AT: &str = "2026-11-21T10:00:00Z";
+
+    fn webhook(generation: i64, status: &serde_json::Value) -> Webhook {
+        serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Webhook",
+            "metadata": { "name": "hook", "namespace": "demo", "uid": "u", "generation": generation },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn disabled(generation: i64) -> serde_json::Value {
+        json!({ "disabled": {
+            "at": AT, "reason": "Gone", "message": "", "delivery": "dlv-1", "eventId": "evt_1",
+            "eventType": "instance.created", "attempts": 1, "error": "", "generation": generation,
+        } })
+    }
+
+    fn decide_with(webhook: &Webhook, tally: &Tally, notification: Option<&Notification>) -> WebhookStatus {
+        let base = webhook.status.clone().unwrap_or_default();
+        let facts = Facts {
+            base: &base,
+            tally,
+            pending: 0,
+            held: 0,
+            obstacle: None,
+            is_secret_known: true,
+            secret_problem: None,
+            overlap: None,
+            disablement: None,
+            notification,
+        };
+        decide(webhook, &facts, "2026-11-21T11:00:00Z".parse().unwrap())
+    }
+
+    #[test]
+    fn a_disablement_that_ends_before_its_mail_went_is_kept_until_it_is_told() {
+        let tally = Tally::default();
+        let enabled = webhook(2, &disabled(1));
+        assert_eq!(enabled.untold(), None, "not recorded yet");
+        let status = decide_with(&enabled, &tally, None);
+        assert_eq!(status.disabled, None);
+        assert_eq!(status.unnotified.as_ref().unwrap().event_id, "evt_1");
+        // Another process takes over.
+        let enabled = webhook(2, &serde_json::to_value(&status).unwrap());
+        let untold = enabled.untold().unwrap();
+        let sent_at = "2026-11-21T10:30:00Z".parse().unwrap();
+        let notification = Notification {
+            disabled_at: untold.at,
+            result: Ok(sent_at),
+        };
+        let status = decide_with(&enabled, &tally, Some(&notification));
+        assert_eq!((status.unnotified, status.notified_at), (None, Some(sent_at)));
+        // What was told in time is not kept.
+        let mut told = disabled(1);
+        told["disabled"]["notifiedAt"] = json!(AT);
+        assert_eq!(decide_with(&webhook(2, &told), &tally, None).unnotified, None);
+    }
+
+    #[test]
+    fn the_condition_backlog_appears_once_there_are_too_many_deliveries_and_waits_for_the_counters() {
+        let told = |tally: &Tally, before: &WebhookStatus| {
+            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally, None);
+            let backlog = conditions::find(&status.conditions, BACKLOG).cloned();
+            (status, backlog.map(|backlog| (backlog.status, backlog.reason)))
+        };
+        let (quiet, backlog) = told(&Tally::default(), &WebhookStatus::default());
+        assert_eq!(backlog, None);
+        let dropping = Tally {
+            dropped: 3,
+            backlog: Some(Backlog::Dropped),
+            ..Tally::default()
+        };
+        let (status, backlog) = told(&dropping, &quiet);
+        assert_eq!(backlog, Some(("True".to_owned(), "Dropped".to_owned())));
+        assert_eq!(status.dropped, 3);
+        assert!(!is_urgent(&quiet, &status), "it is written with the counters");
+        let (_, backlog) = told(&Tally::default(), &status);
+        assert_eq!(backlog, Some(("False".to_owned(), "None".to_owned())));
+    }
 }

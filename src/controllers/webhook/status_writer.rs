@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     notify,
     secret_cache::Problem,
-    shared::{CachedWebhook, Shared, State, key_of},
+    shared::{AT_ONCE, CachedWebhook, Shared, State, key_of},
     status::{self, Facts},
     store::FIELD_MANAGER,
 };
@@ -64,25 +64,40 @@ pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: Cancellat
 
 /// Writes the statuses that are due.
 pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
-    let writes = due(shared)
-        .into_iter()
-        .map(|(webhook, status)| write(shared, events, webhook, status));
-    let writes: Vec<_> = writes.collect();
-    futures::stream::iter(writes)
-        .buffer_unordered(WRITES)
-        .collect::<()>()
-        .await;
+    let mut dirty = {
+        let mut state = shared.state.lock();
+        let now = Instant::now();
+        while let Some((at, _)) = state.later.first()
+            && *at <= now
+        {
+            let due = state.later.pop_first();
+            state.dirty.extend(due.map(|(_, key)| key));
+        }
+        std::mem::take(&mut state.dirty).into_iter()
+    };
+    loop {
+        let some: Vec<WebhookKey> = dirty.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            return;
+        }
+        let writes = due(shared, some)
+            .into_iter()
+            .map(|(webhook, status)| write(shared, events, webhook, status));
+        let writes: Vec<_> = writes.collect();
+        futures::stream::iter(writes)
+            .buffer_unordered(WRITES)
+            .collect::<()>()
+            .await;
+    }
 }
 
-/// The statuses to write now.
-fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
+/// Which of these statuses to write now. Those to write later are put into [`State::later`].
+fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookStatus)> {
     let now = shared.now();
     let mut state = shared.state.lock();
-    let dirty: Vec<WebhookKey> = state.dirty.iter().cloned().collect();
     let mut due = Vec::new();
     for key in dirty {
         let Some(cached) = state.webhooks.get(&key) else {
-            state.dirty.remove(&key);
             continue;
         };
         // Do not write a first status before the secret has been read, which takes a few milliseconds.
@@ -90,20 +105,22 @@ fn due(shared: &Shared) -> Vec<(Arc<Webhook>, WebhookStatus)> {
             && shared.secrets.get(&key, &cached.webhook).is_unread()
             && shared.obstacle(&cached.webhook, &key).is_none()
         {
+            state.later.insert((now.mono + CHECK_EVERY, key));
             continue;
         }
         let status = status_of(shared, &state, &key, cached, now.wall);
         let before = cached.webhook.status.clone().unwrap_or_default();
         if status == before {
-            state.dirty.remove(&key);
             release(&mut state, &key);
             continue;
         }
-        if cached.failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
-            continue;
-        }
-        let rested = cached.written.is_none_or(|at| at.elapsed() >= COUNTERS_EVERY);
-        if rested || status::is_urgent(&before, &status) {
+        let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
+        let counters_due = cached.written.map(|at| at + COUNTERS_EVERY);
+        let is_urgent = status::is_urgent(&before, &status);
+        let at = may_be_tried.max(counters_due.filter(|_| !is_urgent));
+        if let Some(at) = at.filter(|at| *at > now.mono) {
+            state.later.insert((at, key));
+        } else {
             due.push((cached.webhook.clone(), status));
         }
     }
@@ -187,11 +204,14 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
         // The webhook has changed or is gone.
         Err(error) if error.is_conflict() || error.is_not_found() => {
             look_up(shared, &api, &key, webhook).await;
+            shared.state.lock().dirty.insert(key);
         }
         Err(error) => {
             tracing::warn!(webhook = %key, %error, "cannot write the status; will retry");
-            if let Some(cached) = shared.state.lock().webhooks.get_mut(&key) {
+            let mut state = shared.state.lock();
+            if let Some(cached) = state.webhooks.get_mut(&key) {
                 cached.failed = Some(Instant::now());
+                state.dirty.insert(key);
             }
         }
     }
@@ -241,22 +261,19 @@ fn publish(events: &Events, before: &Webhook, after: &Webhook) {
     }
 }
 
-/// Updates the gauges of deliveries and webhooks.
+/// Updates the metrics of deliveries and webhooks.
 fn count(shared: &Shared) {
     let state = shared.state.lock();
-    let (mut pending, mut held, mut disabled) = (0, 0, 0);
-    for (key, cached) in &state.webhooks {
-        disabled += i64::from(cached.webhook.disabled().is_some());
-        if let Some((_, waiting, kept)) = state.dispatcher.tally(key) {
-            pending += waiting;
-            held += kept;
-        }
-    }
+    let (pending, held, dropped) = state.dispatcher.totals();
+    let disabled = state.disabled.len();
     drop(state);
+    let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let metrics = &shared.deps.metrics;
-    metrics.deliveries_pending.set(pending);
-    metrics.deliveries_held.set(held);
-    metrics.webhooks_disabled.set(disabled);
+    metrics.deliveries_pending.set(gauge(pending));
+    metrics.deliveries_held.set(gauge(held));
+    metrics.webhooks_disabled.set(gauge(disabled));
+    let counted = metrics.deliveries_dropped.get();
+    metrics.deliveries_dropped.inc_by(dropped.saturating_sub(counted));
 }
 
 impl Shared {

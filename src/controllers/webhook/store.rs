@@ -37,6 +37,10 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                     }
                 }
                 Err(error) if is_hopeless(&error) => Written::Gone,
+                Err(error) if is_over_quota(&error) => {
+                    tracing::debug!(delivery = name(&delivery), %error, "a quota refuses a Delivery");
+                    Written::Refused
+                }
                 Err(error) => failed(&delivery, &error),
             }
         }
@@ -110,6 +114,12 @@ fn is_hopeless(error: &CallError) -> bool {
     error
         .status()
         .is_some_and(|status| causes(status) || lacks_namespace(status))
+}
+
+/// Whether a ResourceQuota of the namespace allows no more Deliveries. Kubernetes marks that only in the message.
+fn is_over_quota(error: &CallError) -> bool {
+    let is_it = |status: &Status| status.code == 403 && status.message.contains("exceeded quota");
+    error.status().is_some_and(is_it)
 }
 
 fn pruned(mut delivery: Delivery) -> Arc<Delivery> {

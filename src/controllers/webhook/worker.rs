@@ -17,6 +17,8 @@ use crate::delivery::dispatch::{Command, JobKey, Written};
 
 /// Polls the dispatcher at this interval even without a wake-up.
 const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Commands taken at once, while others wait for the dispatcher.
+const AT_ONCE: usize = 256;
 /// Lookups of Deliveries at the same time, as a multiple of the writes.
 const CHECKS_PER_WRITE: usize = 2;
 
@@ -93,7 +95,13 @@ fn collect(shared: &Shared) -> (Vec<Command>, Option<Instant>) {
     let mut state = shared.state.lock();
     let unclaimed = shared.claim(&mut state, now);
     state.dispatcher.tick(now);
-    let commands = std::iter::from_fn(|| state.dispatcher.next_command()).collect();
+    let commands: Vec<Command> = std::iter::from_fn(|| state.dispatcher.next_command())
+        .take(AT_ONCE)
+        .collect();
+    if commands.len() == AT_ONCE {
+        // There may be more.
+        return (commands, Some(now.mono));
+    }
     let timers = [unclaimed, state.dispatcher.next_timer()];
     (commands, timers.into_iter().flatten().min())
 }
@@ -111,6 +119,7 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
             Written::Stored(_) => "stored",
             Written::Found(_) => "found",
             Written::Gone => "gone",
+            Written::Refused => "over_quota",
             Written::Failed => "failed",
         };
         let metrics = &shared.deps.metrics;

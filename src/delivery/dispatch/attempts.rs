@@ -9,14 +9,15 @@ use super::{
     WebhookKey,
     job::{Job, State},
     name_of,
-    webhook_queue::{Gate, Place, WebhookQueue},
+    webhook_queue::{Gate, Outcome, Place, WebhookQueue},
 };
 use crate::{
     delivery::schedule::RetrySchedule,
     resources::{Attempt, DeliveryPhase, DeliveryStatus, DisableReason, delivery::MAX_ATTEMPTS_KEPT},
 };
 
-/// An attempt that takes this long makes its webhook a suspect, in milliseconds.
+/// An attempt that takes this long makes its webhook a suspect, in milliseconds: it shares its slots with the other suspects,
+/// however many of them it may use.
 const SLOW_MS: i64 = 2000;
 
 /// An attempt in flight.
@@ -58,7 +59,7 @@ impl Dispatcher {
         } else {
             State::Ready(queue.enqueue(key, job))
         };
-        queue.count(job);
+        queue.count(job, &mut self.totals);
         let webhook = job.webhook.clone();
         self.make_ready(&webhook);
     }
@@ -103,7 +104,6 @@ impl Dispatcher {
             job.state = State::InFlight;
             let event = job.event();
             let request = job.request().map(ToOwned::to_owned);
-            queue.in_flight += 1;
             self.suspects_in_flight += usize::from(queue.is_suspect);
             let flight = Flight {
                 webhook: Some(webhook.clone()),
@@ -132,10 +132,10 @@ impl Dispatcher {
         let webhook = flight.webhook.as_ref();
         if let Some(queue) = webhook.and_then(|webhook| self.queues.get_mut(webhook)) {
             let outcome = match &report {
-                // A slow receiver uses up slots, whatever it answers.
-                Report::Sent { attempt, .. } => {
-                    Some(attempt.error.is_none() && attempt.duration_ms < SLOW_MS)
-                }
+                Report::Sent { attempt, .. } if attempt.error.is_none() => Some(Outcome::Success {
+                    is_slow: attempt.duration_ms >= SLOW_MS,
+                }),
+                Report::Sent { .. } => Some(Outcome::Failure),
                 Report::Blocked(_) | Report::Unready => None,
             };
             let cap = self.limits.in_flight_per_webhook;
@@ -143,6 +143,7 @@ impl Dispatcher {
         }
         self.evaluate(key, report, &flight, now);
         self.count(key);
+        self.fill_up(now);
         if let Some(webhook) = &flight.webhook {
             self.make_ready(webhook);
         }
@@ -167,14 +168,7 @@ impl Dispatcher {
                 let why = "nothing can be sent to the webhook; its conditions say why".to_owned();
                 self.evaluate(key, Report::Blocked(why), flight, now);
             }
-            Report::Blocked(why) if job.test => {
-                let mut status = job.status();
-                status.phase = DeliveryPhase::Exhausted;
-                record_attempt(&mut status, not_sent(why, now), None);
-                job.set_status(status);
-                job.state = State::Over;
-                self.write(key);
-            }
+            Report::Blocked(why) if job.test => self.end_test(key, why, now),
             // Recorded as an attempt, so that the delivery shows why nothing was sent.
             Report::Blocked(why) if gate == Gate::Disabled && flight.request.is_some() => {
                 let mut status = job.status();
@@ -194,6 +188,17 @@ impl Dispatcher {
             // The job keeps its place before later events of its object.
             Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
         }
+    }
+
+    /// Ends a test that nothing was sent for.
+    pub(super) fn end_test(&mut self, key: &JobKey, why: String, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let mut status = job.status();
+        status.phase = DeliveryPhase::Exhausted;
+        record_attempt(&mut status, not_sent(why, now), None);
+        job.set_status(status);
+        job.state = State::Over;
+        self.write(key);
     }
 
     pub(super) fn wait(&mut self, key: &JobKey, delay: Duration, now: Now) {
@@ -295,6 +300,7 @@ impl Dispatcher {
         if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
             job.awaits_disablement = true;
             queue.disabling = Some(queue.facts.generation);
+            queue.expect_room(&mut self.totals);
             let webhook = job.webhook.clone();
             let disablement = Disablement {
                 webhook: webhook.clone(),
@@ -357,6 +363,10 @@ fn record_attempt(status: &mut DeliveryStatus, attempt: Attempt, request: Option
     status.next_attempt_at = None;
     status.last_status_code = attempt.status_code;
     status.last_error.clone_from(&attempt.error);
+    // The receiver's text is kept of the last attempt alone (decisions, section 8).
+    for earlier in &mut status.attempts {
+        earlier.response = None;
+    }
     status.attempts.push(attempt);
     let surplus = status.attempts.len().saturating_sub(MAX_ATTEMPTS_KEPT);
     status.attempts.drain(..surplus);

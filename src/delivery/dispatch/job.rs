@@ -100,6 +100,15 @@ pub(super) enum Writing {
     Paused,
 }
 
+/// What a job counts as for the bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// It waits for an attempt, or is in flight.
+    Owed,
+    /// It is held, or sent only once because that was requested.
+    Held,
+}
+
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Job {
@@ -120,6 +129,8 @@ pub(super) struct Job {
     pub(super) failures: u32,
     /// Whether a create was started, so that the record may exist although that is not confirmed.
     pub(super) may_be_stored: bool,
+    /// Whether the write under way creates its record.
+    pub(super) is_creating: bool,
     /// Whether its outbox entry waits for it.
     pub(super) settles_entry: bool,
     /// Whether the watch reported the end of its record while the record was being written.
@@ -135,6 +146,8 @@ pub(super) struct Job {
     pub(super) drains: bool,
     /// Whether it is counted in `WebhookQueue::pending`.
     pub(super) is_counted: bool,
+    /// What it is counted as in [`Totals`](super::Totals).
+    pub(super) counted: Option<Counted>,
 }
 
 impl Job {
@@ -156,6 +169,7 @@ impl Job {
             writing: Writing::No,
             failures: 0,
             may_be_stored: false,
+            is_creating: false,
             settles_entry: true,
             left_watch: false,
             is_missed: false,
@@ -163,6 +177,7 @@ impl Job {
             dropped: false,
             drains: false,
             is_counted: false,
+            counted: None,
         }
     }
 
@@ -226,6 +241,22 @@ impl Job {
     /// Whether it has a record, and waits for an attempt or is in flight.
     pub(super) fn is_pending(&self) -> bool {
         self.is_stored() && !matches!(self.state, State::Over | State::Held)
+    }
+
+    /// What to count it as.
+    pub(super) fn counts_as(&self) -> Option<Counted> {
+        match (self.state, self.phase()) {
+            (State::Over | State::Checking, _) => None,
+            (_, DeliveryPhase::Held) => Some(Counted::Held),
+            _ => Some(Counted::Owed),
+        }
+    }
+
+    /// Whether its record still says that it is held, although it is no longer.
+    pub(super) fn is_released(&self) -> bool {
+        let recorded = self.record().and_then(|record| record.status.as_ref());
+        recorded.is_some_and(|status| status.phase == DeliveryPhase::Held)
+            && self.phase() == DeliveryPhase::Pending
     }
 
     fn known_status(&self) -> Option<&DeliveryStatus> {

@@ -21,11 +21,15 @@
 //! - `attempts`: starts attempts and evaluates their outcomes;
 //! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: the records of jobs;
+//! - `bounds`: how many deliveries wait or are held, and who has most;
+//! - `held`: deliveries that are held, released, or dropped because there are too many;
 //! - `observed`: existing Deliveries, from the watch and lists;
 //! - `webhooks`: new, changed and deleted webhooks, and the effect on their jobs.
 
 mod attempts;
+mod bounds;
 mod first_attempts;
+mod held;
 mod job;
 mod observed;
 mod outbox;
@@ -44,13 +48,16 @@ use std::{
 
 use jiff::Timestamp;
 
+pub use bounds::Bound;
 pub use job::Event;
+pub use observed::job_key_of;
 pub use outbox::Origin;
-pub use webhook_queue::{Gate, Tally, WebhookFacts};
+pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
 pub use writes::{WriteRequest, Written};
 
 use self::{
     attempts::Flight,
+    bounds::Counts,
     job::{Job, State, Writing},
     observed::{Orphans, Tombstone},
     outbox::Entries,
@@ -72,6 +79,8 @@ pub type JobKey = Arc<str>;
 const MAX_STRETCH: u32 = 2;
 /// First pause after a failed write or lookup; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Timers handled in one call of [`Dispatcher::tick`], so that it takes a few milliseconds however many have expired.
+const TIMERS_AT_ONCE: usize = 256;
 /// Longest pause after a failed write or lookup.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -92,8 +101,10 @@ pub struct Limits {
     pub in_flight_per_webhook: usize,
     /// Attempts in flight.
     pub in_flight: usize,
-    /// Held deliveries per webhook; if there are more, the oldest are dropped.
-    pub held_per_webhook: usize,
+    /// Deliveries that wait for an attempt or are in flight; more are held.
+    pub pending: Bound,
+    /// Held deliveries; if there are more, the oldest are dropped.
+    pub held: Bound,
     /// Waiting jobs without a Delivery per webhook.
     pub unrecorded_per_webhook: usize,
     /// How long a job may have no outcome before its Delivery is created (decisions, section 5).
@@ -105,7 +116,16 @@ impl Default for Limits {
         Self {
             in_flight_per_webhook: 16,
             in_flight: 512,
-            held_per_webhook: 1000,
+            pending: Bound {
+                webhook: 1000,
+                account: 5000,
+                total: 100_000,
+            },
+            held: Bound {
+                webhook: 1000,
+                account: 5000,
+                total: 50_000,
+            },
             unrecorded_per_webhook: 256,
             patience: Duration::from_secs(1),
         }
@@ -238,9 +258,9 @@ pub struct Dispatcher {
     suspects_in_flight: usize,
     /// Records that are finished or deleted, but that the watch may still show in an earlier version.
     tombstones: HashMap<JobKey, Tombstone>,
-    /// Records of webhooks that are not known yet, or no longer.
-    orphans: HashMap<WebhookKey, Orphans>,
+    orphans: Orphans,
     entries: Entries,
+    totals: Totals,
     /// Webhooks with something to send.
     ready: FairQueue,
     /// Suspect webhooks that wait for the attempt of another suspect to end.
@@ -250,6 +270,18 @@ pub struct Dispatcher {
     /// Whether no new attempts are started.
     stopped: bool,
     commands: VecDeque<Command>,
+}
+
+/// The deliveries of all webhooks.
+#[derive(Debug)]
+struct Totals {
+    /// Those that wait for an attempt or are in flight, recorded or not.
+    owed: Counts,
+    held: Counts,
+    /// Number of recorded ones that wait for an attempt or are in flight.
+    pending: usize,
+    /// Number of those dropped.
+    dropped: u64,
 }
 
 /// `namespace/name`.
@@ -268,6 +300,12 @@ impl Dispatcher {
     /// for every outbox. Before that, take no commands and record no events.
     pub fn new(limits: Limits, schedule: RetrySchedule, log: DeliveryLog) -> Self {
         Self {
+            totals: Totals {
+                owed: Counts::new(limits.pending),
+                held: Counts::new(limits.held),
+                pending: 0,
+                dropped: 0,
+            },
             limits,
             schedule,
             log,
@@ -278,7 +316,7 @@ impl Dispatcher {
             flights: HashMap::new(),
             suspects_in_flight: 0,
             tombstones: HashMap::new(),
-            orphans: HashMap::new(),
+            orphans: Orphans::default(),
             entries: Entries::default(),
             ready: FairQueue::default(),
             parked: FairQueue::default(),
@@ -304,11 +342,15 @@ impl Dispatcher {
         self.timers.keys().next().map(|(at, _)| *at)
     }
 
-    /// Handles the timers that have expired.
+    /// Handles timers that have expired, a limited number of them. [`Self::next_timer`] says whether there are more.
     pub fn tick(&mut self, now: Now) {
-        while let Some(entry) = self.timers.first_entry()
-            && entry.key().0 <= now.mono
-        {
+        for _ in 0..TIMERS_AT_ONCE {
+            let Some(entry) = self.timers.first_entry() else {
+                break;
+            };
+            if entry.key().0 > now.mono {
+                break;
+            }
             let (id, timer) = entry.remove_entry();
             match timer {
                 Timer::Due(key) => {
@@ -318,10 +360,13 @@ impl Dispatcher {
                     }
                 }
                 Timer::Patience(key) => {
-                    let is_owed =
-                        |job: &Job| !job.is_stored() && job.desired.is_none() && job.state != State::Over;
-                    if self.jobs.get(&key).is_some_and(is_owed) {
+                    let Some(job) = self.jobs.get(&key).filter(|job| job.state != State::Over) else {
+                        continue;
+                    };
+                    if !job.is_stored() && job.desired.is_none() {
                         self.record_as_pending(&key, now);
+                    } else if job.is_released() {
+                        self.write(&key);
                     }
                 }
                 Timer::Again(key) => {
@@ -337,6 +382,7 @@ impl Dispatcher {
                 }
             }
         }
+        self.fill_up(now);
     }
 
     fn timer(&mut self, at: Instant, timer: Timer) -> TimerId {
@@ -365,12 +411,12 @@ impl Dispatcher {
         }
     }
 
-    /// Updates the number of pending deliveries after a change of a job.
+    /// Updates the numbers of deliveries after a change of a job.
     fn count(&mut self, key: &JobKey) {
         if let Some(job) = self.jobs.get_mut(key)
             && let Some(queue) = self.queues.get_mut(&job.webhook)
         {
-            queue.count(job);
+            queue.count(job, &mut self.totals);
         }
     }
 
@@ -385,7 +431,7 @@ impl Dispatcher {
             return;
         };
         job.state = State::Over;
-        queue.count(&mut job);
+        queue.count(&mut job, &mut self.totals);
         queue.jobs.remove(key);
         self.make_ready(&job.webhook);
     }

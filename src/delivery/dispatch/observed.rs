@@ -1,7 +1,7 @@
 //! Existing Deliveries, from the watch and lists.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -26,8 +26,52 @@ pub(super) struct Tombstone {
     is_missed: bool,
 }
 
+/// Records of webhooks that are not known yet, or no longer.
+#[derive(Debug, Default)]
+pub(super) struct Orphans {
+    by_webhook: HashMap<WebhookKey, OrphansOfWebhook>,
+    webhooks: HashMap<JobKey, WebhookKey>,
+}
+
 /// Records by name, and whether they existed at the start.
-pub(super) type Orphans = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+type OrphansOfWebhook = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+
+impl Orphans {
+    fn insert(&mut self, job_key: JobKey, webhook: WebhookKey, record: Arc<Delivery>, at_start: bool) {
+        self.webhooks.insert(job_key.clone(), webhook.clone());
+        let of_webhook = self.by_webhook.entry(webhook).or_default();
+        of_webhook.insert(job_key, (record, at_start));
+    }
+
+    fn contains(&self, job_key: &JobKey) -> bool {
+        self.webhooks.contains_key(job_key)
+    }
+
+    fn remove(&mut self, job_key: &JobKey) {
+        let Some(webhook) = self.webhooks.remove(job_key) else {
+            return;
+        };
+        if let Some(of_webhook) = self.by_webhook.get_mut(&webhook) {
+            of_webhook.remove(job_key);
+            if of_webhook.is_empty() {
+                self.by_webhook.remove(&webhook);
+            }
+        }
+    }
+
+    fn take(&mut self, webhook: &WebhookKey) -> OrphansOfWebhook {
+        let orphans = self.by_webhook.remove(webhook).unwrap_or_default();
+        for job_key in orphans.keys() {
+            self.webhooks.remove(job_key);
+        }
+        orphans
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_webhook.is_empty() && self.webhooks.is_empty()
+    }
+}
 
 fn webhook_key_of(record: &Delivery) -> WebhookKey {
     let namespace = record.metadata.namespace.as_deref().unwrap_or_default();
@@ -41,7 +85,8 @@ fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
     owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.uid)
 }
 
-fn key_of(record: &Delivery) -> JobKey {
+/// The key of a Delivery's job.
+pub fn job_key_of(record: &Delivery) -> JobKey {
     let metadata = &record.metadata;
     key(
         metadata.namespace.as_deref().unwrap_or_default(),
@@ -52,7 +97,7 @@ fn key_of(record: &Delivery) -> JobKey {
 impl Dispatcher {
     /// Records an unfinished Delivery from the API server, at the start or later.
     pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
-        let (job_key, version) = (key_of(&record), revision(&*record));
+        let (job_key, version) = (job_key_of(&record), revision(&*record));
         if self
             .tombstones
             .get(&job_key)
@@ -95,8 +140,7 @@ impl Dispatcher {
         let webhook = webhook_key_of(&record);
         let queue = self.queues.get_mut(&webhook);
         let Some(queue) = queue.filter(|queue| is_for(&record, &queue.facts)) else {
-            let orphans = self.orphans.entry(webhook).or_default();
-            orphans.insert(job_key, (record, at_start));
+            self.orphans.insert(job_key, webhook, record, at_start);
             return;
         };
         queue.jobs.insert(job_key.clone());
@@ -116,11 +160,25 @@ impl Dispatcher {
             self.adopt_held(&job_key);
             return;
         }
-        if status.phase == DeliveryPhase::Held {
-            self.release(&job_key, now);
+        let webhook = job.webhook.clone();
+        if !self.make_room(&webhook) {
+            if test {
+                let why = "too many deliveries wait already; try again later".to_owned();
+                self.end_test(&job_key, why, now);
+            } else {
+                self.hold(&job_key);
+            }
             return;
         }
-        if at_start && status.retries == 0 {
+        if status.phase == DeliveryPhase::Held {
+            self.release(&job_key, true, now);
+            return;
+        }
+        if at_start
+            && status.retries == 0
+            && let Some(job) = self.jobs.get_mut(&job_key)
+            && let Some(queue) = self.queues.get_mut(&webhook)
+        {
             queue.set_drains(job, true);
         }
         let wait = wait_until(status.next_attempt_at, &status, &self.schedule, now);
@@ -134,24 +192,30 @@ impl Dispatcher {
 
     /// Adopts the records that were seen before their webhook.
     pub(super) fn adopt_orphans(&mut self, webhook: &WebhookKey, now: Now) {
-        let orphans = self.orphans.remove(webhook);
-        for (job_key, (record, at_start)) in orphans.into_iter().flatten() {
+        for (job_key, (record, at_start)) in self.orphans.take(webhook) {
             self.adopt(job_key, record, at_start, now);
         }
     }
 
-    fn forget_orphan(&mut self, job_key: &JobKey) {
-        self.orphans.retain(|_, orphans| {
-            orphans.remove(job_key);
-            !orphans.is_empty()
-        });
+    /// Keeps the records of a webhook that is gone, since it may come back: it may only have been unreadable. If it was deleted,
+    /// Kubernetes deletes them as well.
+    pub(super) fn orphan(&mut self, job_key: &JobKey) {
+        let Some(job) = self.jobs.get(job_key) else { return };
+        if let Some(record) = job.record()
+            && !job.left_watch
+            && !job.dropped
+            && !record.is_finished()
+        {
+            let (webhook, record) = (job.webhook.clone(), record.clone());
+            self.orphans.insert(job_key.clone(), webhook, record, true);
+        }
     }
 
     /// Records that a Delivery was deleted or is finished.
     pub fn delivery_gone(&mut self, namespace: &str, name: &str) {
         let job_key = key(namespace, name);
         self.tombstones.remove(&job_key);
-        self.forget_orphan(&job_key);
+        self.orphans.remove(&job_key);
         let Some(job) = self.jobs.get_mut(&job_key).filter(|job| job.is_stored()) else {
             return;
         };
@@ -177,39 +241,48 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a new list of all unfinished Deliveries: other known ones are gone. A known Delivery that is newer than all of
-    /// the list may have been created during the list call; it is kept until the next list lacks it too. An unknown one that
-    /// is not newer than `floor`, the revision of the initial list, is stale and ignored.
-    pub fn deliveries_listed(&mut self, all: &[Arc<Delivery>], floor: u64, now: Now) {
-        let listed: HashSet<JobKey> = all.iter().map(|record| key_of(record)).collect();
-        let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
-        let is_lost =
-            |version: u64, is_missed: &mut bool| version <= as_of || std::mem::replace(is_missed, true);
-        self.tombstones
-            .retain(|key, over| listed.contains(key) || !is_lost(over.version, &mut over.is_missed));
-        let orphans = std::mem::take(&mut self.orphans);
-        let is_orphan = |key: &JobKey| orphans.values().any(|known| known.contains_key(key));
-        let mut lost = Vec::new();
-        for (key, job) in &mut self.jobs {
-            if listed.contains(key) {
+    /// Forgets the Deliveries of a webhook that are not among the names in a new list of all unfinished ones, whose latest
+    /// revision is `as_of`. A known Delivery that is newer than all of the list may have been created during the list call; it
+    /// is kept until the next list lacks it too.
+    pub fn forget_unlisted(&mut self, webhook: &WebhookKey, listed: &HashSet<JobKey>, as_of: u64) {
+        for key in self.jobs_of(webhook) {
+            let Some(job) = self.jobs.get_mut(&key) else {
+                continue;
+            };
+            if listed.contains(&key) {
                 job.is_missed = false;
-            } else if job.is_stored() && is_lost(job.version(), &mut job.is_missed) {
+            } else if job.is_stored() && is_lost(job.version(), as_of, &mut job.is_missed) {
                 if job.writing == Writing::Running {
                     job.left_watch = true;
                 } else {
-                    lost.push(key.clone());
+                    self.forget(&key);
                 }
             }
         }
-        for key in lost {
-            self.forget(&key);
-        }
-        for record in all {
-            let key = key_of(record);
-            let is_known = self.jobs.contains_key(&key) || is_orphan(&key);
-            if is_known || revision(&**record) > floor {
-                self.delivery_seen(record.clone(), false, now);
-            }
+    }
+
+    /// The same for Deliveries without a known webhook, and those that are finished.
+    pub fn forget_unlisted_orphans(&mut self, listed: &HashSet<JobKey>, as_of: u64) {
+        self.tombstones
+            .retain(|key, over| listed.contains(key) || !is_lost(over.version, as_of, &mut over.is_missed));
+        let orphans: Vec<_> = self.orphans.webhooks.keys().cloned().collect();
+        for key in orphans.iter().filter(|key| !listed.contains(*key)) {
+            self.orphans.remove(key);
         }
     }
+
+    /// Records a Delivery from a new list. An unknown one that is not newer than `floor`, the revision of the initial list, is
+    /// stale and ignored.
+    pub fn delivery_listed(&mut self, record: &Arc<Delivery>, floor: u64, now: Now) {
+        let key = job_key_of(record);
+        let is_known = self.jobs.contains_key(&key) || self.orphans.contains(&key);
+        if is_known || revision(&**record) > floor {
+            self.delivery_seen(record.clone(), false, now);
+        }
+    }
+}
+
+/// Whether a Delivery that a list lacks is gone.
+fn is_lost(version: u64, as_of: u64, is_missed: &mut bool) -> bool {
+    version <= as_of || std::mem::replace(is_missed, true)
 }

@@ -35,6 +35,8 @@ pub enum Origin {
 pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
     by_object: HashMap<Arc<str>, Object>,
+    /// The jobs of all entries, including finished ones.
+    jobs: HashSet<JobKey>,
     /// Entries whose webhooks have not been listed since, by namespace.
     unverified: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
@@ -87,7 +89,9 @@ impl Entries {
 
     fn remove(&mut self, id: &Arc<str>) {
         self.verify(id);
-        self.by_event.remove(id);
+        for job in self.by_event.remove(id).into_iter().flat_map(|entry| entry.jobs) {
+            self.jobs.remove(&job);
+        }
     }
 
     fn verify(&mut self, id: &Arc<str>) {
@@ -132,7 +136,10 @@ impl Entries {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.by_event.is_empty() && self.by_object.is_empty() && self.unverified.is_empty()
+        self.by_event.is_empty()
+            && self.by_object.is_empty()
+            && self.unverified.is_empty()
+            && self.jobs.is_empty()
     }
 }
 
@@ -211,11 +218,9 @@ impl Dispatcher {
         self.entries.by_event.get(event_id).is_some_and(Entry::is_settled)
     }
 
-    /// The jobs of the entries in the outboxes of a namespace, including finished ones.
-    pub fn jobs_of_outboxes(&self, namespace: &str) -> HashSet<JobKey> {
-        let entries = self.entries.by_event.values();
-        let of_it = entries.filter(|entry| *entry.namespace == *namespace);
-        of_it.flat_map(|entry| entry.jobs.iter().cloned()).collect()
+    /// Whether an event is still in an outbox and has this job, finished or not.
+    pub fn is_in_outbox(&self, job: &str) -> bool {
+        self.entries.jobs.contains(job)
     }
 
     /// Entries whose webhooks have not been listed since they were recorded, by namespace.
@@ -272,6 +277,7 @@ impl Dispatcher {
                 continue;
             }
             entry.jobs.push(job_key.clone());
+            self.entries.jobs.insert(job_key.clone());
             if let Some(job) = self.jobs.get(&job_key) {
                 // The job exists already, from a record or from an earlier version of this outbox.
                 entry.open += usize::from(job.settles_entry);
@@ -295,13 +301,18 @@ impl Dispatcher {
     /// Enqueues or holds the job of an event that has not been sent yet.
     fn start(&mut self, job_key: &JobKey, now: Now) {
         let Some(job) = self.jobs.get(job_key) else { return };
-        let Some(queue) = self.queues.get(&job.webhook) else {
+        let webhook = job.webhook.clone();
+        let Some(queue) = self.queues.get(&webhook) else {
             return;
         };
-        if queue.gate() != Gate::Open {
+        // Those that are held already go first.
+        if queue.gate() != Gate::Open || !queue.held.is_empty() || !self.make_room(&webhook) {
             self.hold(job_key);
             return;
         }
+        let Some(queue) = self.queues.get(&webhook) else {
+            return;
+        };
         let is_backlogged =
             queue.draining > 0 || queue.first_attempts.len() >= self.limits.unrecorded_per_webhook;
         self.enqueue(job_key);

@@ -8,9 +8,10 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    JobKey,
+    JobKey, Totals, WebhookKey,
     first_attempts::FirstAttempts,
-    job::{EventOrder, Job, State},
+    job::{Counted, EventOrder, Job, State},
+    key,
 };
 use crate::{events::EventType, resources::DeliveryPhase};
 
@@ -61,8 +62,10 @@ pub struct Tally {
     pub delivered: i64,
     /// Attempts that failed.
     pub failed_attempts: i64,
-    /// Held deliveries that were dropped.
+    /// Deliveries that were dropped because there were too many.
     pub dropped: i64,
+    /// What becomes of its deliveries because there are too many.
+    pub backlog: Option<Backlog>,
     /// When a delivery last succeeded.
     pub last_success_at: Option<Timestamp>,
     /// When an attempt last failed.
@@ -71,6 +74,29 @@ pub struct Tally {
     pub last_failure: Option<String>,
     /// Finished deliveries recorded since the last pruning.
     pub finished: u64,
+}
+
+/// What becomes of the deliveries of a webhook because there are too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Backlog {
+    /// They are held until others have been sent.
+    Held,
+    /// The oldest held ones have been dropped.
+    Dropped,
+    /// The API server refused their records because of a quota, so they have been dropped. Until it accepts one.
+    Refused,
+}
+
+/// The outcome of an attempt in which something was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The receiver answered 2xx.
+    Success {
+        /// Whether that took so long that others should not wait for its slot.
+        is_slow: bool,
+    },
+    /// Anything else.
+    Failure,
 }
 
 /// The queue in which a webhook waits.
@@ -99,17 +125,21 @@ pub(super) struct WebhookQueue {
     requested: BTreeSet<EventOrder>,
     tickets: u64,
     pub(super) held: BTreeMap<EventOrder, JobKey>,
+    /// Jobs that wait for an attempt or are in flight.
+    pub(super) owed: BTreeSet<EventOrder>,
+    /// Whether it holds deliveries until there is room for them.
+    expects_room: bool,
     /// Number of jobs of a backlog. While there are any, jobs are sent one after the other.
     pub(super) draining: usize,
     /// Number of jobs with a record that wait for an attempt or are in flight.
     pub(super) pending: usize,
     pub(super) in_flight: usize,
+    /// How many of those in flight are first attempts.
+    first_in_flight: usize,
     window: usize,
     /// Whether its last attempt failed or was slow, or it has not had a success yet.
     pub(super) is_suspect: bool,
     pub(super) place: Place,
-    /// Whether a retry is next: retries and first attempts alternate.
-    retry_next: bool,
     pub(super) tally: Tally,
 }
 
@@ -126,13 +156,15 @@ impl WebhookQueue {
             requested: BTreeSet::new(),
             tickets: 0,
             held: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            expects_room: false,
             draining: 0,
             pending: 0,
             in_flight: 0,
+            first_in_flight: 0,
             window: FIRST_WINDOW,
             is_suspect: true,
             place: Place::Idle,
-            retry_next: false,
             tally: Tally::default(),
         }
     }
@@ -179,40 +211,96 @@ impl WebhookQueue {
         self.draining += usize::from(job.drains);
     }
 
-    pub(super) fn count(&mut self, job: &mut Job) {
+    /// Updates the numbers of deliveries after a change of a job.
+    pub(super) fn count(&mut self, job: &mut Job, totals: &mut Totals) {
         self.pending -= usize::from(job.is_counted);
+        totals.pending -= usize::from(job.is_counted);
         job.is_counted = job.is_pending();
         self.pending += usize::from(job.is_counted);
+        totals.pending += usize::from(job.is_counted);
+        let counts_as = job.counts_as();
+        if counts_as != job.counted {
+            let account = &self.facts.namespace;
+            match std::mem::replace(&mut job.counted, counts_as) {
+                Some(Counted::Owed) => {
+                    self.owed.remove(&job.order);
+                    totals.owed.remove(account, &job.webhook);
+                }
+                Some(Counted::Held) => totals.held.remove(account, &job.webhook),
+                None => {}
+            }
+            match counts_as {
+                Some(Counted::Owed) => {
+                    self.owed.insert(job.order.clone());
+                    totals.owed.add(account, &job.webhook);
+                }
+                Some(Counted::Held) => totals.held.add(account, &job.webhook),
+                None => {}
+            }
+        }
+        self.expect_room(totals);
     }
 
-    /// Takes the next job to send, and its subject if it is a first attempt.
-    pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
-        let limit = if self.draining > 0 {
-            1
-        } else {
-            self.window.min(cap)
+    /// Updates whether held deliveries wait only for room.
+    pub(super) fn expect_room(&mut self, totals: &mut Totals) {
+        let is_open = self.gate() == Gate::Open;
+        let is_over = match self.tally.backlog {
+            Some(Backlog::Held) => self.held.is_empty() || !is_open,
+            Some(Backlog::Dropped) => self.held.is_empty(),
+            Some(Backlog::Refused) | None => false,
         };
-        if self.in_flight >= limit.max(1) {
+        if is_over {
+            self.tally.backlog = None;
+        }
+        let expects_room = is_open && !self.held.is_empty();
+        if expects_room != self.expects_room {
+            self.expects_room = expects_room;
+            let webhook = self.key();
+            totals
+                .owed
+                .expect_room(&self.facts.namespace, &webhook, expects_room);
+        }
+    }
+
+    /// Removes everything about the webhook from the totals.
+    pub(super) fn uncount(&self, totals: &mut Totals) {
+        let webhook = self.key();
+        totals.pending -= self.pending;
+        totals.owed.forget(&self.facts.namespace, &webhook);
+        totals.held.forget(&self.facts.namespace, &webhook);
+    }
+
+    fn key(&self) -> WebhookKey {
+        key(&self.facts.namespace, &self.facts.name)
+    }
+
+    /// Takes the next job to send, and its subject if it is a first attempt. A retry that is due goes before first attempts,
+    /// and does not wait for those in flight: both have a window of their own, within `cap` together.
+    pub(super) fn next(&mut self, cap: usize) -> Option<(JobKey, Option<Arc<str>>)> {
+        if self.in_flight >= cap.max(1) {
             return None;
         }
-        if let Some((_, key)) = self.tests.pop_first() {
-            return Some((key, None));
+        let window = if self.draining > 0 { 1 } else { self.window };
+        let gate = self.gate();
+        if self.in_flight - self.first_in_flight < window {
+            let other = match (self.tests.pop_first(), gate) {
+                (Some((_, key)), _) => Some(key),
+                (None, Gate::Open) => self.next_retry(),
+                (None, Gate::Disabled) => self.requested.pop_first().map(|order| order.job),
+                (None, Gate::Inactive | Gate::Blocked) => None,
+            };
+            if let Some(key) = other {
+                self.in_flight += 1;
+                return Some((key, None));
+            }
         }
-        match self.gate() {
-            Gate::Open => {}
-            Gate::Disabled => return self.requested.pop_first().map(|order| (order.job, None)),
-            Gate::Inactive | Gate::Blocked => return None,
+        if gate != Gate::Open || self.first_in_flight >= window {
+            return None;
         }
-        self.retry_next = !self.retry_next;
-        let retry = self.retry_next.then(|| self.next_retry()).flatten();
-        let (key, subject) = match retry {
-            Some(key) => (key, None),
-            None => match self.first_attempts.pop() {
-                Some((key, subject)) => (key, Some(subject)),
-                None => (self.next_retry()?, None),
-            },
-        };
-        Some((key, subject))
+        let (key, subject) = self.first_attempts.pop()?;
+        self.in_flight += 1;
+        self.first_in_flight += 1;
+        Some((key, Some(subject)))
     }
 
     fn next_retry(&mut self) -> Option<JobKey> {
@@ -222,18 +310,19 @@ impl WebhookQueue {
         }
     }
 
-    /// Records the end of an attempt. `outcome` is whether it succeeded, or `None` if nothing was sent.
-    pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<bool>, cap: usize) {
+    /// Records the end of an attempt. A success widens the window, however slow it was; a failure halves it.
+    pub(super) fn attempt_ended(&mut self, subject: Option<&Arc<str>>, outcome: Option<Outcome>, cap: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(subject) = subject {
+            self.first_in_flight = self.first_in_flight.saturating_sub(1);
             self.first_attempts.attempt_ended(subject);
         }
         match outcome {
-            Some(true) => {
-                self.is_suspect = false;
+            Some(Outcome::Success { is_slow }) => {
+                self.is_suspect = is_slow;
                 self.window = (self.window + 1).min(cap);
             }
-            Some(false) => {
+            Some(Outcome::Failure) => {
                 self.is_suspect = true;
                 self.window = (self.window / 2).max(1);
             }

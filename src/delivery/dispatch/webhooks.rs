@@ -3,12 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    Dispatcher, JobKey, Now, WebhookKey,
-    job::{Job, State, Writing},
-    key, name_of,
+    Dispatcher, JobKey, Now, WebhookKey, key,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
 };
-use crate::resources::DeliveryPhase;
 
 /// Number of deleted webhooks that are remembered: as many as may be deleted during a list call.
 const GONE_KEPT: usize = 1024;
@@ -47,6 +44,10 @@ impl Dispatcher {
             (_, Gate::Disabled) => self.attempt_requested(&webhook),
             _ => {}
         }
+        if let Some(queue) = self.queues.get_mut(&webhook) {
+            queue.expect_room(&mut self.totals);
+        }
+        self.fill_up(now);
         self.make_ready(&webhook);
     }
 
@@ -72,6 +73,7 @@ impl Dispatcher {
         let Some(queue) = is_it.then(|| self.queues.remove(webhook)).flatten() else {
             return;
         };
+        queue.uncount(&mut self.totals);
         if let Some(siblings) = self.by_namespace.get_mut(&queue.facts.namespace) {
             siblings.retain(|sibling| sibling != webhook);
             if siblings.is_empty() {
@@ -84,6 +86,7 @@ impl Dispatcher {
             flight.webhook = None;
         }
         for job_key in queue.jobs {
+            self.orphan(&job_key);
             self.forget(&job_key);
         }
     }
@@ -91,6 +94,11 @@ impl Dispatcher {
     pub(super) fn webhooks_of(&self, namespace: &str) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
         let webhooks = self.by_namespace.get(namespace).into_iter().flatten();
         webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
+    }
+
+    /// The known webhooks of a namespace.
+    pub fn webhooks_in(&self, namespace: &str) -> Vec<WebhookKey> {
+        self.by_namespace.get(namespace).cloned().unwrap_or_default()
     }
 
     /// The known webhooks.
@@ -108,6 +116,12 @@ impl Dispatcher {
         let queue = self.queues.get(webhook)?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Some((queue.tally.clone(), count(queue.pending), count(queue.held.len())))
+    }
+
+    /// The numbers of pending and held deliveries of all webhooks, and of those dropped since the start.
+    pub fn totals(&self) -> (usize, usize, u64) {
+        let totals = &self.totals;
+        (totals.pending, totals.held.total(), totals.dropped)
     }
 
     /// Resets [`Tally::finished`], because the finished records of the webhook are being counted again.
@@ -134,104 +148,5 @@ impl Dispatcher {
         queue
             .map(|queue| queue.jobs.iter().cloned().collect())
             .unwrap_or_default()
-    }
-
-    pub(super) fn hold_all(&mut self, webhook: &WebhookKey) {
-        for key in self.jobs_of(webhook) {
-            if self
-                .jobs
-                .get(&key)
-                .is_some_and(|job| !job.test && matches!(job.state, State::Ready(_) | State::Waiting(_)))
-            {
-                self.hold(&key);
-            }
-        }
-        self.attempt_requested(webhook);
-    }
-
-    /// Sends all held jobs, in the order of their events, each with a new run of the retry schedule.
-    fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
-        let mut keys = self.jobs_of(webhook);
-        // Including those that were requested while the webhook was disabled and have not been sent yet.
-        let is_kept = |job: &Job| {
-            job.state == State::Held
-                || job.phase() == DeliveryPhase::Held
-                    && matches!(job.state, State::Ready(_) | State::Waiting(_))
-        };
-        keys.retain(|key| self.jobs.get(key).is_some_and(is_kept));
-        keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
-        for key in keys {
-            self.withdraw(&key);
-            self.release(&key, now);
-        }
-    }
-
-    /// Sends a held job. Not recorded until it has an outcome.
-    pub(super) fn release(&mut self, key: &JobKey, now: Now) {
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        let mut status = job.status();
-        status.phase = DeliveryPhase::Pending;
-        status.retries = 0;
-        status.next_attempt_at = Some(now.wall);
-        job.set_status(status);
-        if let Some(queue) = self.queues.get_mut(&job.webhook) {
-            queue.set_drains(job, true);
-        }
-        self.enqueue(key);
-    }
-
-    /// Holds a job until its webhook can be sent to, with a record of it.
-    pub(super) fn hold(&mut self, key: &JobKey) {
-        self.withdraw(key);
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        let Some(queue) = self.queues.get_mut(&job.webhook) else {
-            return;
-        };
-        let mut status = job.status();
-        // This delivery has disabled the webhook, but the process ended between writing the status of the webhook and that of
-        // the delivery. If it is recorded without retries, it was restarted since, to be sent again.
-        let has_disabled_it = queue.facts.disabled_by.as_deref() == Some(name_of(key))
-            && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
-        if has_disabled_it {
-            status.phase = DeliveryPhase::Exhausted;
-            status.next_attempt_at = None;
-            job.set_status(status);
-            job.state = State::Over;
-            queue.count(job);
-            self.write(key);
-            return;
-        }
-        job.state = State::Held;
-        status.phase = DeliveryPhase::Held;
-        status.next_attempt_at = None;
-        let recorded = job.record().and_then(|record| record.status.as_ref());
-        let is_recorded = job.writing != Writing::Running
-            && recorded.is_some_and(|recorded| {
-                recorded.phase == DeliveryPhase::Held && recorded.attempt_count == status.attempt_count
-            });
-        if is_recorded {
-            job.desired = None;
-        } else {
-            job.set_status(status);
-        }
-        queue.held.insert(job.order.clone(), key.clone());
-        let is_too_many = queue.held.len() > self.limits.held_per_webhook;
-        let oldest = is_too_many.then(|| queue.held.pop_first()).flatten();
-        queue.count(job);
-        self.write(key);
-        if let Some((_, oldest)) = oldest {
-            self.drop_job(&oldest);
-        }
-    }
-
-    /// Drops a held delivery, because there are too many.
-    fn drop_job(&mut self, key: &JobKey) {
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        if let Some(queue) = self.queues.get_mut(&job.webhook) {
-            queue.tally.dropped += 1;
-        }
-        job.state = State::Over;
-        job.dropped = true;
-        self.write(key);
     }
 }

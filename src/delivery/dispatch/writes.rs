@@ -9,15 +9,21 @@ use super::{
     Command, Dispatcher, Event, JobKey, Now, WriteClass,
     job::{Source, State, Writing},
     name_of,
-    webhook_queue::{WebhookFacts, WebhookQueue},
+    webhook_queue::{Backlog, WebhookFacts, WebhookQueue},
 };
 use crate::{
     resources::{
         Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook,
-        delivery::{EVENT_TYPE_LABEL, FINISHED_AT_ANNOTATION, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+        delivery::{
+            EVENT_TYPE_LABEL, FINISHED_AT_ANNOTATION, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL,
+            set_event_order,
+        },
     },
     runtime::watch::revision,
 };
+
+/// How often to try again to create a record that a quota refuses: for half a minute, in which others may finish.
+const MAX_REFUSALS: u32 = 5;
 
 /// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +45,8 @@ pub enum Written {
     Found(Arc<Delivery>),
     /// The Delivery was deleted or did not exist, or cannot be created because its namespace is being deleted.
     Gone,
+    /// The creation was refused because the quota of the namespace is used up.
+    Refused,
     /// The write failed and must be retried.
     Failed,
 }
@@ -106,6 +114,7 @@ impl Dispatcher {
                 WriteRequest::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
             }
         };
+        job.is_creating = matches!(request, WriteRequest::Create(_));
         job.is_news = false;
         job.writing = Writing::Running;
         Some(request)
@@ -138,7 +147,17 @@ impl Dispatcher {
                 let version = job.version();
                 self.retire(key, version);
             }
-            Written::Failed => {
+            Written::Refused if job.failures >= MAX_REFUSALS && job.state != State::InFlight => {
+                // A success that is only logged is not lost.
+                let is_lost = job.state != State::Over;
+                if is_lost && let Some(queue) = self.queues.get_mut(&job.webhook) {
+                    queue.tally.dropped += 1;
+                    queue.tally.backlog = Some(Backlog::Refused);
+                    self.totals.dropped += 1;
+                }
+                self.forget(key);
+            }
+            Written::Failed | Written::Refused => {
                 job.is_news = true;
                 job.writing = Writing::Paused;
                 self.try_again(key, now);
@@ -153,6 +172,12 @@ impl Dispatcher {
             job.desired = None;
         }
         let (is_finished, version) = (record.is_finished(), revision(&*record));
+        if let Some(queue) = self.queues.get_mut(&job.webhook)
+            && queue.tally.backlog == Some(Backlog::Refused)
+            && job.is_creating
+        {
+            queue.tally.backlog = None;
+        }
         // The watch may already have shown a newer version.
         let is_latest = job.version() <= version;
         let is_over = job.state == State::Over && job.desired.is_none() && !job.dropped;
@@ -243,6 +268,7 @@ fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliverySta
         },
         status: None,
     };
+    set_event_order(&mut delivery.metadata, event.created_at, event.sequence);
     label(&mut delivery, &status, now);
     delivery.status = Some(status);
     delivery

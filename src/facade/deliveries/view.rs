@@ -113,7 +113,7 @@ pub struct AttemptView<'a> {
     /// Why the attempt failed; `null` if it succeeded.
     #[schema(required, example = "the receiver answered 503")]
     error: Option<&'a str>,
-    /// The first 4 KiB of the answer's body; `null` if there was none.
+    /// The start of the answer's body, at most 1 KiB, of the last attempt; `null` for the others, or if there was none.
     #[schema(required, example = "try later")]
     response: Option<&'a str>,
 }
@@ -252,7 +252,7 @@ mod tests {
             shown,
             json!({
                 "id": "dlv_abcdefgh01234567", "event_id": "evt_1", "event_type": "instance.created", "status": "pending",
-                "created_at": "2026-11-21T10:00:00Z", "next_attempt_at": "2026-11-21T10:05:00Z",
+                "created_at": "2026-11-21T09:59:59Z", "next_attempt_at": "2026-11-21T10:05:00Z",
                 "attempts": [{
                     "at": "2026-11-21T10:00:00.123Z", "duration_ms": 7, "status_code": 500, "error": "no", "response": "oops",
                 }],

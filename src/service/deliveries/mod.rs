@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     bulk::Counted,
-    selection::{Selection, created_at, next_attempt, shown_phase},
+    selection::{Selection, created_at, newest_first, next_attempt, shown_phase},
 };
 
 use self::selection::is_of;
@@ -138,7 +138,7 @@ impl Service {
         let is_too_deep = wanted > DEEPEST;
         let mut newest = Newest::of(if is_too_deep { 0 } else { wanted });
         let reading = async {
-            self.each_key(&item.webhook, selection, |metadata| newest.add(metadata))
+            self.each_key(&item.webhook, selection, |metadata| newest.add(&metadata))
                 .await?;
             let total = newest.total;
             if is_too_deep && skip < total {
@@ -315,8 +315,7 @@ impl Service {
 /// The newest of the deliveries that were added.
 struct Newest {
     most: usize,
-    /// Newest first, then by name.
-    keys: BTreeSet<(Reverse<Timestamp>, String)>,
+    keys: BTreeSet<(Reverse<(Timestamp, i64)>, String)>,
     total: usize,
 }
 
@@ -329,11 +328,9 @@ impl Newest {
         }
     }
 
-    fn add(&mut self, metadata: ObjectMeta) {
+    fn add(&mut self, metadata: &ObjectMeta) {
         self.total += 1;
-        let created = selection::created(&metadata);
-        self.keys
-            .insert((Reverse(created), metadata.name.unwrap_or_default()));
+        self.keys.insert(newest_first(metadata));
         if self.keys.len() > self.most {
             self.keys.pop_last();
         }
@@ -376,7 +373,7 @@ mod tests {
         let mut newest = Newest::of(3);
         for second in [5, 1, 9, 7, 3, 9] {
             newest.add(
-                serde_json::from_value(json!({
+                &serde_json::from_value(json!({
                     "name": format!("dlv-{second}-{}", newest.total),
                     "creationTimestamp": format!("2026-11-22T10:00:0{second}Z"),
                 }))

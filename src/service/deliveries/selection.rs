@@ -1,5 +1,7 @@
 //! Filters for the deliveries of a webhook, and the status of a delivery.
 
+use std::cmp::Reverse;
+
 use jiff::Timestamp;
 use kube::{Resource as _, core::ObjectMeta};
 
@@ -7,7 +9,7 @@ use crate::{
     events::EventType,
     resources::{
         Delivery, DeliveryPhase, Webhook,
-        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
+        delivery::{EVENT_TYPE_LABEL, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL, event_order},
         ids,
     },
     service::{
@@ -104,15 +106,15 @@ pub fn next_attempt(delivery: &Delivery) -> Option<Timestamp> {
     status.next_attempt_at
 }
 
-/// When a delivery was recorded.
+/// When there was something to deliver: the time of the event, since the object may be written only after the first attempt.
 pub fn created_at(delivery: &Delivery) -> Timestamp {
-    created(&delivery.metadata)
+    delivery.spec.event_created_at
 }
 
-/// When the object with this metadata was created.
-pub(super) fn created(metadata: &ObjectMeta) -> Timestamp {
-    let created = metadata.creation_timestamp.as_ref();
-    created.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+/// Sorts deliveries by the order of their events, newest first. Only their metadata is needed.
+pub fn newest_first(metadata: &ObjectMeta) -> (Reverse<(Timestamp, i64)>, String) {
+    let name = metadata.name.clone().unwrap_or_default();
+    (Reverse(event_order(metadata)), name)
 }
 
 #[cfg(test)]
@@ -120,6 +122,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::resources::delivery::set_event_order;
 
     fn webhook() -> Webhook {
         serde_json::from_value(json!({
@@ -194,6 +197,27 @@ mod tests {
             object["metadata"]["labels"] = json!({ "stellage.dev/finished": "true" });
         }
         serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn deliveries_of_one_second_are_in_the_order_of_their_events() {
+        let at = |time: &str, sequence: i64| {
+            let mut it = delivery("Delivered", true);
+            it.spec.sequence = sequence;
+            set_event_order(&mut it.metadata, time.parse().unwrap(), sequence);
+            it.metadata.name = Some(format!("dlv-{}", time.len()));
+            it
+        };
+        let mut all = [
+            at("2026-11-21T10:00:00.25Z", 1),
+            at("2026-11-21T10:00:00.7Z", 3),
+            at("2026-11-21T10:00:00.7Z", 4),
+            at("2026-11-21T10:00:00.4Z", 2),
+        ];
+        all.sort_by_cached_key(|it| newest_first(&it.metadata));
+        assert_eq!(all.map(|it| it.spec.sequence), [4, 3, 2, 1]);
+        let logged = delivery("Delivered", true);
+        assert!(created_at(&logged) <= logged.status.unwrap().attempts[0].at);
     }
 
     #[test]

@@ -107,20 +107,26 @@ fn take(world: &mut World, (what, pick, dice): Step) {
     }
 }
 
+fn bound() -> impl Strategy<Value = Bound> {
+    let few = (1..4_usize, 1..5_usize, 1..6_usize);
+    prop_oneof![Just((1000, 1000, 1000)), few].prop_map(|(webhook, account, total)| Bound {
+        webhook,
+        account,
+        total,
+    })
+}
+
 fn limits() -> impl Strategy<Value = Limits> {
-    (
-        1..4_usize,
-        1..6_usize,
-        prop_oneof![Just(2_usize), Just(1000)],
-        1..4_usize,
-    )
-        .prop_map(|(per_webhook, in_flight, held, unrecorded)| Limits {
+    (1..4_usize, 1..6_usize, bound(), bound(), 1..4_usize).prop_map(
+        |(per_webhook, in_flight, pending, held, unrecorded)| Limits {
             in_flight_per_webhook: per_webhook,
             in_flight,
-            held_per_webhook: held,
+            pending,
+            held,
             unrecorded_per_webhook: unrecorded,
             ..Limits::default()
-        })
+        },
+    )
 }
 
 proptest! {

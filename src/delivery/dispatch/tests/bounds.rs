@@ -4,13 +4,12 @@ use super::{
     super::*,
     world::{Fate, Receiver, World},
 };
+use crate::resources::DeliveryPhase;
 
 /// A webhook that cannot be sent to, with this limit of held deliveries.
 fn holding(held_per_webhook: usize) -> (World, WebhookKey) {
-    let limits = Limits {
-        held_per_webhook,
-        ..Limits::default()
-    };
+    let mut limits = Limits::default();
+    limits.held.webhook = held_per_webhook;
     let mut world = World::with(limits, DeliveryLog::Failures);
     let webhook = world.add_hook("ns", "one");
     world.settle();
@@ -127,4 +126,252 @@ fn what_a_list_of_the_objects_no_longer_has_is_forgotten() {
     );
     assert_eq!(dispatcher.objects_listed(&listed, u64::MAX), ["i-2".into()]);
     assert!(dispatcher.knows(&kept) && !dispatcher.knows(&gone));
+}
+
+/// A world with these bounds of pending and held deliveries, and webhooks `account/0` and so on in each of the accounts, whose
+/// receivers are all down.
+fn down(pending: (usize, usize, usize), held: (usize, usize, usize), accounts: &[(&str, usize)]) -> World {
+    let bound = |(webhook, account, total)| Bound {
+        webhook,
+        account,
+        total,
+    };
+    let limits = Limits {
+        pending: bound(pending),
+        held: bound(held),
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    for (account, webhooks) in accounts {
+        for number in 0..*webhooks {
+            let webhook = world.add_hook(account, &number.to_string());
+            world.receivers.insert(webhook, Receiver::Down);
+        }
+    }
+    world.settle();
+    world
+}
+
+/// Records events of an account, a second apart.
+fn flood(world: &mut World, account: &str, events: usize) -> Vec<String> {
+    let record = |number| {
+        let event = world.record(account, &format!("{account}-{number}"), Fate::Good);
+        world.settle();
+        world.pass(std::time::Duration::from_secs(1));
+        world.settle();
+        world.audit();
+        event.unwrap()
+    };
+    (0..events).map(record).collect()
+}
+
+/// The numbers of pending, held and dropped deliveries of a webhook.
+fn counts(world: &World, webhook: &str) -> (i64, i64, i64) {
+    let (tally, pending, held) = world.tally(&webhook.into());
+    (pending, held, tally.dropped)
+}
+
+#[test]
+fn what_a_failing_receiver_is_owed_is_bounded_then_held_then_the_oldest_are_dropped() {
+    let mut world = down((5, 100, 100), (4, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 5);
+    assert_eq!(
+        (counts(&world, "ns/0"), world.tally(&webhook).0.backlog),
+        ((5, 0, 0), None)
+    );
+    let more = flood(&mut world, "ns", 4);
+    assert_eq!(counts(&world, "ns/0"), (5, 4, 0));
+    assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Held));
+    flood(&mut world, "ns", 10);
+    assert_eq!(counts(&world, "ns/0"), (5, 4, 10));
+    assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Dropped));
+    assert_eq!(world.deliveries.len(), 9);
+    let is_there = |event: &String| world.deliveries.contains_key(&world.job(&webhook, event));
+    assert!(events.iter().all(is_there), "those that wait stay");
+    assert!(!more.iter().any(is_there), "the oldest held ones are dropped");
+    world.heal();
+    world.audit_end();
+    assert_eq!(world.tally(&webhook).0.backlog, None);
+}
+
+#[test]
+fn what_is_held_for_want_of_room_is_sent_once_there_is_some() {
+    let mut world = down((2, 100, 100), (100, 100, 100), &[("ns", 1)]);
+    flood(&mut world, "ns", 10);
+    assert_eq!(counts(&world, "ns/0"), (2, 8, 0));
+    // The retries of the first two succeed.
+    world.receivers.clear();
+    world.begun.clear();
+    world.run_until(|world| counts(world, "ns/0") == (0, 0, 0));
+    let mut order: Vec<_> = world.begun.iter().map(|it| it.event.subject.clone()).collect();
+    order.retain(|subject| !["ns-0", "ns-1"].contains(&&**subject));
+    let expected: Vec<_> = (2..10).map(|number| format!("ns-{number}").into()).collect();
+    assert_eq!(order, expected);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn the_webhooks_of_an_account_share_its_bound() {
+    let mut world = down((5, 8, 100), (5, 6, 100), &[("ns", 3)]);
+    flood(&mut world, "ns", 10);
+    let all: Vec<_> = (0..3)
+        .map(|number| counts(&world, &format!("ns/{number}")))
+        .collect();
+    assert_eq!(all.iter().map(|(pending, ..)| pending).sum::<i64>(), 8, "{all:?}");
+    assert_eq!(all.iter().map(|(_, held, _)| held).sum::<i64>(), 6, "{all:?}");
+    assert_eq!(
+        all.iter().map(|(.., dropped)| dropped).sum::<i64>(),
+        30 - 14,
+        "{all:?}"
+    );
+    assert!(all.iter().all(|(_, held, _)| *held == 2), "{all:?}");
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn when_the_total_is_reached_the_account_that_owes_most_gives_way() {
+    let mut world = down((100, 100, 10), (100, 100, 6), &[("big", 2), ("small", 1)]);
+    flood(&mut world, "big", 20);
+    let of_big = |world: &World| {
+        let [one, two] = ["big/0", "big/1"].map(|webhook| counts(world, webhook));
+        (one.0 + two.0, one.1 + two.1, one.2 + two.2)
+    };
+    assert_eq!(of_big(&world), (10, 6, 24));
+    flood(&mut world, "small", 3);
+    assert_eq!(counts(&world, "small/0"), (3, 0, 0));
+    assert_eq!(of_big(&world), (7, 6, 27));
+    assert_eq!(world.deliveries.len(), 16);
+    // Not more than its share, though.
+    flood(&mut world, "small", 20);
+    let (pending, held, _) = counts(&world, "small/0");
+    assert!(pending <= 5 && held <= 3, "{pending} {held}");
+    assert_eq!(world.deliveries.len(), 16);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_new_leader_keeps_to_the_bounds_even_if_the_last_one_had_none() {
+    let mut world = down((100, 100, 100), (100, 100, 100), &[("ns", 2)]);
+    flood(&mut world, "ns", 20);
+    assert_eq!(world.deliveries.len(), 40);
+    world.limits.pending.webhook = 5;
+    world.limits.held.account = 6;
+    world.crash(|_| true);
+    world.settle();
+    world.audit();
+    assert_eq!(world.deliveries.len(), 16);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_released_delivery_says_so_if_its_attempt_has_to_wait() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    world.set_secret(&webhook, false);
+    let events = [1, 2].map(|number| world.record("ns", &format!("i-{number}"), Fate::Good).unwrap());
+    world.run();
+    let phases = |world: &World| {
+        events
+            .each_ref()
+            .map(|event| world.status(&world.job(&webhook, event)).phase)
+    };
+    assert_eq!(phases(&world), [DeliveryPhase::Held; 2]);
+    world.set_secret(&webhook, true);
+    world.work(false);
+    world.pass(std::time::Duration::from_secs(1));
+    world.work(false);
+    assert_eq!(world.sendings.len(), 1, "one after the other");
+    assert_eq!(phases(&world), [DeliveryPhase::Pending; 2]);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn tests_of_a_webhook_that_owes_too_much_end_at_once() {
+    let mut world = down((2, 100, 100), (2, 100, 100), &[("ns", 1)]);
+    flood(&mut world, "ns", 5);
+    let job = world.add_test(&"ns/0".into(), "test");
+    world.settle();
+    let status = world.status(&job);
+    assert_eq!(
+        (status.phase, status.last_status_code),
+        (DeliveryPhase::Exhausted, None)
+    );
+    assert!(status.last_error.unwrap().contains("too many deliveries wait"));
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_delivery_that_a_quota_refuses_is_dropped_after_half_a_minute_and_its_event_is_settled() {
+    let mut world = down((100, 100, 100), (100, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    world.quota = 1;
+    for number in 0..3 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.settle();
+    assert_eq!(
+        world.tally(&webhook).0.dropped,
+        0,
+        "others may finish in the meantime"
+    );
+    world.run_until(|world| world.tally(&webhook).0.dropped == 2);
+    assert_eq!(world.elapsed.as_secs(), 31);
+    world.settle();
+    world.audit();
+    assert!(world.objects.values().all(|object| object.outbox.is_empty()));
+    assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Refused));
+    let attempts = world.writes.creates;
+    world.quota = 2;
+    world.record("ns", "i-3", Fate::Good);
+    world.settle();
+    assert_eq!((world.writes.creates, world.deliveries.len()), (attempts + 1, 2));
+    assert_eq!(world.tally(&webhook).0.backlog, None);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_success_that_a_quota_does_not_let_be_logged_is_not_a_loss() {
+    let mut world = World::new(DeliveryLog::All);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    world.quota = 0;
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.dropped, tally.backlog), (1, 0, None));
+    world.audit_end();
+}
+
+#[test]
+fn only_the_last_attempt_keeps_what_the_receiver_answered() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    for _ in 0..3 {
+        world.run_until(|world| !world.sendings.is_empty());
+        let mut report = world.report(500, None);
+        if let Report::Sent { attempt, .. } = &mut report {
+            attempt.response = Some("busy".to_owned());
+        }
+        world.report_of(0, report);
+        world.work(false);
+    }
+    let attempts = world.status(&world.job(&webhook, &event)).attempts;
+    let responses: Vec<_> = attempts.iter().map(|it| it.response.as_deref()).collect();
+    assert_eq!(responses, [None, None, Some("busy")]);
+    assert!(
+        attempts
+            .iter()
+            .all(|it| it.status_code == Some(500) && it.error.is_some())
+    );
 }

@@ -170,8 +170,14 @@ fn a_write_that_fails_is_tried_again_ever_more_slowly() {
 #[test]
 fn nothing_is_quadratic() {
     const MANY: usize = 20_000;
+    const MUCH: Bound = Bound {
+        webhook: MANY,
+        account: MANY,
+        total: MANY,
+    };
     let limits = Limits {
-        held_per_webhook: MANY,
+        pending: MUCH,
+        held: MUCH,
         unrecorded_per_webhook: MANY,
         ..Limits::default()
     };

@@ -149,3 +149,66 @@ fn a_webhook_that_recovers_while_it_waits_among_suspects_does_not_wait_on() {
     let of_a = world.sendings.iter().filter(|it| &*it.webhook == "a/one").count();
     assert_eq!(of_a, 2, "{:?}", world.sendings);
 }
+
+/// Ends the oldest attempt with this status code after so many seconds.
+fn land_after(world: &mut World, code: i32, seconds: i64) {
+    let mut report = world.report(code, None);
+    if let Report::Sent { attempt, .. } = &mut report {
+        attempt.duration_ms = seconds * 1000;
+    }
+    world.report_of(0, report);
+}
+
+#[test]
+fn a_receiver_that_accepts_everything_slowly_gets_as_many_at_a_time_as_a_fast_one() {
+    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "slow");
+    world.settle();
+    for number in 0..100 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.work(false);
+    // It failed at first, so the window has shrunk to one.
+    while world.sendings.len() > 1 {
+        land_after(&mut world, 500, 30);
+        world.work(false);
+    }
+    for _ in 0..20 {
+        land_after(&mut world, 200, 3);
+        world.work(false);
+    }
+    assert_eq!(world.sendings.len(), 16);
+    assert!(
+        world.dispatcher.queues[&webhook].is_suspect,
+        "it still shares the slots of the slow"
+    );
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_retry_that_is_due_waits_for_no_first_attempt() {
+    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    world.add_hook("ns", "never-answers");
+    world.settle();
+    let events: Vec<_> = (0..13)
+        .map(|number| world.record("ns", &format!("i-{number}"), Fate::Good).unwrap())
+        .collect();
+    world.work(false);
+    let timeout = std::time::Duration::from_secs(30);
+    let mut first_retry = None;
+    for second in 0..200 {
+        world.pass(std::time::Duration::from_secs(1));
+        let now = world.elapsed;
+        while world.sendings.first().is_some_and(|it| now - it.at >= timeout) {
+            land_after(&mut world, 0, 30);
+        }
+        world.work(false);
+        world.audit();
+        let of_first = world.begun.iter().filter(|it| *it.event.id == *events[0]);
+        if of_first.count() == 2 && first_retry.is_none() {
+            first_retry = Some(second + 1);
+        }
+    }
+    assert_eq!(first_retry, Some(90), "a minute after the first attempt failed");
+}

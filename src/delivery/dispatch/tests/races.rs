@@ -352,8 +352,7 @@ fn a_list_from_before_this_process_led_does_not_bring_back_what_was_finished_the
     world.run();
     let sent = world.begun.len();
     world.crash(|_| true);
-    let (floor, now) = (world.floor, world.now());
-    world.dispatcher.deliveries_listed(&stale, floor, now);
+    world.list(&stale);
     world.run();
     assert_eq!(world.begun.len(), sent);
 }

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 
-use super::super::*;
+use super::super::{job::Counted, *};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{
@@ -108,6 +108,8 @@ pub struct World {
     /// What the controller knows about webhooks.
     webhook_facts: HashMap<WebhookKey, WebhookFacts>,
     pub no_secret: HashSet<WebhookKey>,
+    /// The most Deliveries that there may be.
+    pub quota: usize,
     pub commands: Vec<Command>,
     pub requests: Vec<(JobKey, WriteRequest)>,
     pub answers: Vec<Answer>,
@@ -157,6 +159,7 @@ impl World {
             versions: HashMap::new(),
             webhook_facts: HashMap::new(),
             no_secret: HashSet::new(),
+            quota: usize::MAX,
             commands: Vec::new(),
             requests: Vec::new(),
             answers: Vec::new(),
@@ -445,6 +448,9 @@ impl World {
                 if let Some(there) = self.deliveries.get(job) {
                     return Written::Found(there.clone());
                 }
+                if self.deliveries.len() >= self.quota {
+                    return Written::Refused;
+                }
                 let owner = record.metadata.owner_references.as_ref().unwrap()[0].uid.clone();
                 let stored = self.store(job, *record);
                 if !self.hooks.values().any(|hook| *hook.facts.uid == *owner) {
@@ -684,9 +690,21 @@ impl World {
     /// Restarts the watch of Deliveries with a list that is already outdated when the dispatcher gets it.
     pub fn relist(&mut self) {
         self.delivery_watch.clear();
-        let all: Vec<_> = self.unfinished();
+        self.list(&self.unfinished());
+    }
+
+    /// Gives the dispatcher a new list of all unfinished Deliveries.
+    pub fn list(&mut self, all: &[Arc<Delivery>]) {
         let now = self.now();
-        self.dispatcher.deliveries_listed(&all, self.floor, now);
+        let listed = all.iter().map(|record| job_key_of(record)).collect();
+        let as_of = all.iter().map(|record| revision(&**record)).max().unwrap_or(0);
+        for webhook in self.dispatcher.queues.keys().cloned().collect::<Vec<_>>() {
+            self.dispatcher.forget_unlisted(&webhook, &listed, as_of);
+        }
+        self.dispatcher.forget_unlisted_orphans(&listed, as_of);
+        for record in all {
+            self.dispatcher.delivery_listed(record, self.floor, now);
+        }
         self.take_commands();
     }
 
@@ -798,6 +816,7 @@ impl World {
 
     /// Runs the next step. Returns whether there was one.
     fn step(&mut self, land: bool) -> bool {
+        self.tick();
         let is_any = self.watch_hooks() | self.watch_deliveries() | self.watch_objects();
         if !self.commands.is_empty() {
             self.execute(0, Fate::Good);
@@ -901,6 +920,16 @@ impl World {
             assert_eq!(queue.in_flight, to_it.count());
             assert!(queue.in_flight <= d.limits.in_flight_per_webhook);
         }
+        let of = |what: Counted| d.jobs.values().filter(move |job| job.counts_as() == Some(what));
+        for (what, counts) in [(Counted::Owed, &d.totals.owed), (Counted::Held, &d.totals.held)] {
+            assert_eq!(counts.total(), of(what).count(), "{what:?}");
+            for (webhook, queue) in &d.queues {
+                let of_it = of(what).filter(|job| job.webhook == *webhook).count();
+                assert_eq!(counts.of_webhook(&queue.facts.namespace, webhook), of_it);
+            }
+        }
+        let pending: usize = d.queues.values().map(|queue| queue.pending).sum();
+        assert_eq!(d.totals.pending, pending);
         let in_queues: usize = d.queues.values().map(|queue| queue.jobs.len()).sum();
         assert_eq!(in_queues, d.jobs.len());
     }
@@ -921,6 +950,7 @@ impl World {
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
         assert!(d.timers.is_empty() && d.orphans.is_empty());
+        assert!(d.totals.owed.is_empty() && d.totals.held.is_empty());
         for (webhook, it) in &d.queues {
             assert!(self.hooks.contains_key(webhook), "{webhook} is left over");
             assert!(

@@ -1,0 +1,202 @@
+//! Deliveries that are held, released, or dropped because there are too many.
+//!
+//! A delivery is held while its webhook cannot be sent to. It is also held while a bound of [`Limits::pending`] leaves no room
+//! for it; it is released once there is room. When the total is reached, the account that owes most gives way. If more than
+//! [`Limits::held`] are held, the oldest are dropped: of the webhook or account that exceeds its bound, or else of the account
+//! that holds most.
+//!
+//! [`Limits::pending`]: super::Limits::pending
+//! [`Limits::held`]: super::Limits::held
+
+use super::{
+    Dispatcher, JobKey, Now, Timer, WebhookKey,
+    bounds::Scope,
+    job::{Job, State, Writing},
+    name_of,
+    webhook_queue::{Backlog, Gate},
+};
+use crate::resources::DeliveryPhase;
+
+impl Dispatcher {
+    /// Whether one more delivery of a webhook may wait for an attempt. May have an account that owes more give way.
+    pub(super) fn make_room(&mut self, webhook: &WebhookKey) -> bool {
+        let Some(account) = self
+            .queues
+            .get(webhook)
+            .map(|queue| queue.facts.namespace.clone())
+        else {
+            return false;
+        };
+        let owed = &self.totals.owed;
+        match owed.full(&account, webhook) {
+            None => return true,
+            Some(Scope::Webhook | Scope::Account) => return false,
+            Some(Scope::Total) => {}
+        }
+        let Some(largest) = owed.largest_account().cloned() else {
+            return false;
+        };
+        if owed.of_account(&largest) <= owed.of_account(&account) + 1 {
+            return false;
+        }
+        let Some(last) = self.last_waiting(&largest) else {
+            return false;
+        };
+        self.hold(&last);
+        true
+    }
+
+    /// The latest waiting delivery of the webhook that owes most in an account.
+    fn last_waiting(&self, account: &str) -> Option<JobKey> {
+        let webhook = self.totals.owed.largest_webhook(account)?;
+        let is_waiting = |job: &&JobKey| {
+            let job = self.jobs.get(*job).filter(|job| !job.test);
+            matches!(
+                job.map(|job| job.state),
+                Some(State::Ready(_) | State::Waiting(_))
+            )
+        };
+        // The others are in flight or tests, so they are few.
+        let latest_first = self.queues.get(webhook)?.owed.iter().rev();
+        latest_first.map(|order| &order.job).find(is_waiting).cloned()
+    }
+
+    /// Releases deliveries that were held only because there was no room for them, while there is.
+    pub(super) fn fill_up(&mut self, now: Now) {
+        while let Some(webhook) = self.totals.owed.next_expecting() {
+            let queue = self.queues.get(&webhook);
+            let Some(oldest) = queue.and_then(|queue| queue.held.values().next().cloned()) else {
+                return;
+            };
+            self.withdraw(&oldest);
+            self.release(&oldest, false, now);
+        }
+    }
+
+    pub(super) fn hold_all(&mut self, webhook: &WebhookKey) {
+        for key in self.jobs_of(webhook) {
+            if self
+                .jobs
+                .get(&key)
+                .is_some_and(|job| !job.test && matches!(job.state, State::Ready(_) | State::Waiting(_)))
+            {
+                self.hold(&key);
+            }
+        }
+        self.attempt_requested(webhook);
+    }
+
+    /// Sends all held jobs for which there is room, in the order of their events, each with a new run of the retry schedule.
+    pub(super) fn release_all(&mut self, webhook: &WebhookKey, now: Now) {
+        let mut keys = self.jobs_of(webhook);
+        // Including those that were requested while the webhook was disabled and have not been sent yet.
+        let is_kept = |job: &Job| {
+            job.state == State::Held
+                || job.phase() == DeliveryPhase::Held
+                    && matches!(job.state, State::Ready(_) | State::Waiting(_))
+        };
+        keys.retain(|key| self.jobs.get(key).is_some_and(is_kept));
+        keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
+        for key in keys {
+            if self.make_room(webhook) {
+                self.withdraw(&key);
+                self.release(&key, true, now);
+            } else {
+                self.hold(&key);
+            }
+        }
+    }
+
+    /// Sends a held job. That is recorded together with the outcome of its attempt, unless there is none within
+    /// [`Limits::patience`](super::Limits::patience).
+    pub(super) fn release(&mut self, key: &JobKey, drains: bool, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let mut status = job.status();
+        status.phase = DeliveryPhase::Pending;
+        status.retries = 0;
+        status.next_attempt_at = Some(now.wall);
+        job.set_status(status);
+        if let Some(queue) = self.queues.get_mut(&job.webhook) {
+            queue.set_drains(job, drains);
+        }
+        self.timer(now.mono + self.limits.patience, Timer::Patience(key.clone()));
+        self.enqueue(key);
+    }
+
+    /// Holds a job until its webhook can be sent to, with a record of it.
+    pub(super) fn hold(&mut self, key: &JobKey) {
+        self.withdraw(key);
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
+            return;
+        };
+        let mut status = job.status();
+        // This delivery has disabled the webhook, but the process ended between writing the status of the webhook and that of
+        // the delivery. If it is recorded without retries, it was restarted since, to be sent again.
+        let has_disabled_it = queue.facts.disabled_by.as_deref() == Some(name_of(key))
+            && (!job.is_stored() || status.phase == DeliveryPhase::Pending && status.retries > 0);
+        if has_disabled_it {
+            status.phase = DeliveryPhase::Exhausted;
+            status.next_attempt_at = None;
+            job.set_status(status);
+            job.state = State::Over;
+            queue.count(job, &mut self.totals);
+            self.write(key);
+            return;
+        }
+        job.state = State::Held;
+        status.phase = DeliveryPhase::Held;
+        status.next_attempt_at = None;
+        let recorded = job.record().and_then(|record| record.status.as_ref());
+        let is_recorded = job.writing != Writing::Running
+            && recorded.is_some_and(|recorded| {
+                recorded.phase == DeliveryPhase::Held && recorded.attempt_count == status.attempt_count
+            });
+        if is_recorded {
+            job.desired = None;
+        } else {
+            job.set_status(status);
+        }
+        queue.held.insert(job.order.clone(), key.clone());
+        if queue.gate() == Gate::Open {
+            queue.tally.backlog = queue.tally.backlog.max(Some(Backlog::Held));
+        }
+        queue.count(job, &mut self.totals);
+        let (account, webhook) = (queue.facts.namespace.clone(), job.webhook.clone());
+        self.write(key);
+        // A later event of its object may have waited for it.
+        self.make_ready(&webhook);
+        while let Some(scope) = self.totals.held.exceeded(&account, &webhook)
+            && self.drop_oldest(scope, &account, &webhook)
+        {}
+    }
+
+    /// Drops the oldest held delivery of the webhook that holds most within a scope. Returns whether there was one.
+    fn drop_oldest(&mut self, scope: Scope, account: &str, webhook: &WebhookKey) -> bool {
+        let held = &self.totals.held;
+        let largest = match scope {
+            Scope::Webhook => Some(webhook),
+            Scope::Account => held.largest_webhook(account),
+            Scope::Total => held
+                .largest_account()
+                .and_then(|account| held.largest_webhook(account)),
+        };
+        let Some(queue) = largest.cloned().and_then(|webhook| self.queues.get_mut(&webhook)) else {
+            return false;
+        };
+        let Some(key) = queue.held.values().next().cloned() else {
+            return false;
+        };
+        queue.tally.dropped += 1;
+        queue.tally.backlog = Some(Backlog::Dropped);
+        self.totals.dropped += 1;
+        self.withdraw(&key);
+        if let Some(job) = self.jobs.get_mut(&key) {
+            job.state = State::Over;
+            job.dropped = true;
+        }
+        self.count(&key);
+        self.write(&key);
+        true
+    }
+}

@@ -1,0 +1,118 @@
+//! The objects of a kind, by namespace.
+
+use std::{collections::HashMap, sync::Arc};
+
+use kube::Resource;
+use parking_lot::Mutex;
+
+use super::watch::{Change, Listener};
+
+type Objects<K> = HashMap<String, HashMap<String, Arc<K>>>;
+
+/// An index that listens to the watch of a kind. Finding the objects of one namespace takes no look at the others. Cheap to
+/// clone.
+pub struct ByNamespace<K> {
+    objects: Arc<Mutex<Objects<K>>>,
+}
+
+impl<K> Default for ByNamespace<K> {
+    fn default() -> Self {
+        Self {
+            objects: Arc::default(),
+        }
+    }
+}
+
+impl<K> Clone for ByNamespace<K> {
+    fn clone(&self) -> Self {
+        Self {
+            objects: self.objects.clone(),
+        }
+    }
+}
+
+impl<K> ByNamespace<K> {
+    /// The objects of a namespace, in no order.
+    pub fn of(&self, namespace: &str) -> Vec<Arc<K>> {
+        let objects = self.objects.lock();
+        let of_it = objects.get(namespace).into_iter().flat_map(HashMap::values);
+        of_it.cloned().collect()
+    }
+}
+
+fn place<K: Resource>(object: &K) -> (String, String) {
+    let metadata = object.meta();
+    (
+        metadata.namespace.clone().unwrap_or_default(),
+        metadata.name.clone().unwrap_or_default(),
+    )
+}
+
+fn insert<K: Resource>(objects: &mut Objects<K>, object: &Arc<K>) {
+    let (namespace, name) = place(&**object);
+    objects.entry(namespace).or_default().insert(name, object.clone());
+}
+
+impl<K: Resource + Send + Sync + 'static> Listener<K> for ByNamespace<K> {
+    fn changed(&mut self, change: &Change<K>) {
+        match change {
+            Change::Replaced(all) => {
+                let mut listed = Objects::default();
+                all.iter().for_each(|object| insert(&mut listed, object));
+                *self.objects.lock() = listed;
+            }
+            Change::Applied(object) => insert(&mut self.objects.lock(), object),
+            Change::Deleted(object) => {
+                let (namespace, name) = place(&**object);
+                let mut objects = self.objects.lock();
+                if let Some(of_namespace) = objects.get_mut(&namespace) {
+                    of_namespace.remove(&name);
+                    if of_namespace.is_empty() {
+                        objects.remove(&namespace);
+                    }
+                }
+            }
+            Change::Unreadable(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn object(namespace: &str, name: &str) -> Arc<ConfigMap> {
+        let mut object = ConfigMap::default();
+        object.metadata.namespace = Some(namespace.to_owned());
+        object.metadata.name = Some(name.to_owned());
+        Arc::new(object)
+    }
+
+    #[test]
+    fn it_knows_what_the_watch_has_shown_of_a_namespace() {
+        let mut index = ByNamespace::default();
+        let names = |index: &ByNamespace<ConfigMap>, namespace: &str| {
+            let mut names: Vec<_> = index
+                .of(namespace)
+                .iter()
+                .filter_map(|it| it.metadata.name.clone())
+                .collect();
+            names.sort();
+            names
+        };
+        index.changed(&Change::Applied(object("old", "x")));
+        index.changed(&Change::Replaced(vec![
+            object("a", "1"),
+            object("a", "2"),
+            object("b", "1"),
+        ]));
+        index.changed(&Change::Applied(object("a", "3")));
+        index.changed(&Change::Deleted(object("a", "1")));
+        index.changed(&Change::Deleted(object("b", "1")));
+        assert_eq!(names(&index, "a"), ["2", "3"]);
+        assert!(names(&index, "b").is_empty() && names(&index, "old").is_empty());
+        assert_eq!(index.objects.lock().len(), 1);
+    }
+}
