@@ -224,6 +224,7 @@ fn service(
         }),
     };
     Service::with_calls(dependencies, settings.max_api_calls.into())
+        .with_instance_quota(common.default_instance_quota)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -292,6 +293,10 @@ impl Controllers {
                 client: watches.client.clone(),
                 namespace: settings.namespace.clone(),
                 service_account: settings.service_account.clone(),
+                quotas: account::DefaultQuotas {
+                    instances: common.default_instance_quota,
+                    deliveries: settings.delivery_quota,
+                },
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),

@@ -38,3 +38,4 @@ mod leader;
 mod mail;
 mod receivers;
 mod support;
+mod tenants;

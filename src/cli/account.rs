@@ -51,7 +51,7 @@ pub struct CreateArgs {
     #[arg(long)]
     namespace: Option<String>,
 
-    /// Maximum number of instances [default: no limit]
+    /// Maximum number of instances [default: the operator's, 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=1_000_000))]
     instance_quota: Option<i32>,
 
@@ -222,7 +222,10 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
         ("ID", view.id.unwrap_or("-").to_owned()),
         ("Email", view.email.to_owned()),
         ("Namespace", view.namespace.to_owned()),
-        ("Instance quota", limit(view.instance_quota, "no limit")),
+        (
+            "Instance quota",
+            limit(view.instance_quota, "the operator's default"),
+        ),
         ("Webhook quota", limit(view.webhook_quota, "20")),
         ("Requests per hour", view.rate_limit_per_hour.to_string()),
         ("Ready", readiness(&view)),

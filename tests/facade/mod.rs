@@ -8,6 +8,7 @@ mod errors;
 mod isolation;
 mod lifecycle;
 mod repeats;
+mod secrets;
 mod visibility;
 mod webhooks;
 

@@ -242,6 +242,8 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     command
         .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
         .env("STELLAGE_SIMULATOR_FAULTS", "true")
+        // Some tests create thousands.
+        .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")
         .env("KUBECONFIG", kubeconfig)
         .env("RUST_LOG", "info");
     let log = plane.folder().join(format!("{name}.log"));

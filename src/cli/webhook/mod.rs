@@ -184,7 +184,10 @@ async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {
     let event_type =
         example_type(&webhook, args.event_type).map_err(|_| unsuitable_test(&webhook, namespace))?;
     let event_id = format!("evt_test_{}", ids::random_suffix());
-    let example = example(&webhook, &event_id, event_type, None, Timestamp::now());
+    let mut example = example(&webhook, &event_id, event_type, None, Timestamp::now());
+    // Only the operator may write these; it sends its own example.
+    example.spec.body.clear();
+    example.status = None;
     let api = Api::namespaced(cluster.client.clone(), namespace);
     let doing = format!("create a delivery for webhook {name} in namespace {namespace}");
     let sent = cluster
@@ -241,7 +244,7 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
         ..WebhookChange::default()
     };
     let spec = on.apply(webhook, now);
-    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, None)
+    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
 }
 
 /// How far the operator has come with enabling a webhook.

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::shared::Notification;
+use super::shared::{FORMER_ACCOUNT, Notification};
 use crate::{
     delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
@@ -16,6 +16,8 @@ use crate::{
 pub(super) struct Facts<'a> {
     /// Its status when this process began to count.
     pub(super) base: &'a WebhookStatus,
+    /// UID of the Account that its namespace belongs to.
+    pub(super) account_uid: Option<String>,
     /// Counts since then.
     pub(super) tally: &'a Tally,
     /// Number of deliveries that wait for an attempt.
@@ -47,6 +49,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let before = webhook.status.as_ref();
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
+        account_uid: account_uid(webhook, facts),
         observed_generation: generation,
         pending: facts.pending,
         held: facts.held,
@@ -125,12 +128,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         ),
     }
     match (&facts.obstacle, &status.disabled) {
-        (Some((reason, message)), _) => set(
-            READY,
-            Some(false),
-            reason,
-            format!("{message}; its events are held"),
-        ),
+        (Some((reason, message)), _) => {
+            let fate = fate_of_events(reason);
+            set(READY, Some(false), reason, format!("{message}{fate}"));
+        }
         (None, Some(disabled)) => {
             let message = format!(
                 "{}; its events are held. Fix the receiver, then enable the webhook: set spec.enableRequestedAt to the current time (or change anything else in the spec), or PATCH {{\"active\": true}} through REST",
@@ -192,6 +193,23 @@ fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled
         .as_ref()
         .filter(|disabled| disabled.notified_at.is_none());
     ended.or(status.unnotified.as_ref()).cloned()
+}
+
+/// What a webhook's condition says of its events, after the reason why nothing can be sent.
+fn fate_of_events(reason: &str) -> &'static str {
+    match reason {
+        FORMER_ACCOUNT => "",
+        _ => "; its events are held",
+    }
+}
+
+/// The Account that the webhook belongs to: the first one stays.
+fn account_uid(webhook: &Webhook, facts: &Facts<'_>) -> Option<String> {
+    let bound = webhook
+        .status
+        .as_ref()
+        .and_then(|status| status.account_uid.clone());
+    bound.or_else(|| facts.account_uid.clone())
 }
 
 fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
@@ -300,6 +318,7 @@ mod tests {
             overlap: None,
             disablement: None,
             notification,
+            account_uid: None,
         };
         decide(webhook, &facts, "2026-11-21T11:00:00Z".parse().unwrap())
     }

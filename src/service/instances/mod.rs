@@ -25,14 +25,18 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, protected},
+    error::{Error, protected, quota_used_up},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
     precondition::Precondition,
     store::{Created, KeyedCreate, Verdict},
 };
-use crate::{lifecycle::Action, providers::Usage, resources::InstanceSpec};
+use crate::{
+    lifecycle::Action,
+    providers::Usage,
+    resources::{InstanceSpec, instance::IDEMPOTENCY_ANNOTATION},
+};
 
 /// How long to wait for the provider's answer before usage counts as unknown.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -87,14 +91,20 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
+        // As for webhooks: the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
+        // this lets the create wait.
+        let has_room = || {
+            tenant.check_not_terminating()?;
+            let count = self.instances.index().count(&tenant.namespace);
+            if count < usize::try_from(tenant.instance_quota).unwrap_or(usize::MAX) {
+                Ok(())
+            } else {
+                Err(quota_used_up("instances"))
+            }
+        };
         let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
         self.instances
-            .create_once(
-                &tenant.namespace,
-                keyed.as_ref(),
-                || tenant.check_not_terminating(),
-                build,
-            )
+            .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
             .await
     }
 
@@ -110,7 +120,7 @@ impl Service {
             precondition.check(&*item.instance)?;
             Ok(Verdict::Write {
                 spec: Box::new(change.apply(item)?),
-                done: None,
+                annotations: Vec::new(),
             })
         };
         self.instances.modify(namespace, id, decide).await
@@ -146,7 +156,13 @@ impl Service {
             action.request(&mut spec, &nonce);
             Ok(Verdict::Write {
                 spec,
-                done: request.map(|request| request.remember(&*item.instance, &nonce)),
+                annotations: request
+                    .map(|request| {
+                        let done = request.remember(&*item.instance, &nonce);
+                        (IDEMPOTENCY_ANNOTATION, done)
+                    })
+                    .into_iter()
+                    .collect(),
             })
         };
         let item = self.instances.modify(namespace, id, decide).await?;
