@@ -71,6 +71,12 @@ fn whole_webhook_status() -> Value {
         "id": "wh_abcdefgh01234567", "observedGeneration": 3, "pending": 1, "held": 2, "delivered": 3, "failedAttempts": 4,
         "dropped": 5, "lastSuccessAt": "2026-11-21T10:00:00Z", "lastFailureAt": "2026-11-21T10:00:00Z", "lastFailure": "no",
         "previousSecretExpiresAt": "2026-11-21T10:00:00Z", "accountUid": "u",
+        "notifiedAt": "2026-11-21T10:00:00Z",
+        "unnotified": {
+            "at": "2026-11-21T10:00:00Z", "reason": "Gone", "message": "why", "delivery": "dlv-abcdefgh01234567",
+            "eventId": "evt_a", "eventType": "instance.created", "attempts": 6, "lastStatusCode": 500, "error": "no",
+            "generation": 3, "notifiedAt": "2026-11-21T10:00:00Z", "notificationError": "no",
+        },
         "disabled": {
             "at": "2026-11-21T10:00:00Z", "reason": "Gone", "message": "why", "delivery": "dlv-abcdefgh01234567",
             "eventId": "evt_a", "eventType": "instance.created", "attempts": 6, "lastStatusCode": 500, "error": "no",
