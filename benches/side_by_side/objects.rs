@@ -80,7 +80,8 @@ pub const SECRET: &str = "signing";
 /// The manifest of that Secret.
 pub fn secret() -> String {
     let manifest = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": SECRET },
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": SECRET, "labels": { "stellage.dev/webhook-secret": "true" } },
         "stringData": { "secret": SIGNING_SECRET },
     });
     manifest.to_string()

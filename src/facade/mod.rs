@@ -31,10 +31,14 @@ mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Router, body::Body};
-use http::Request;
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse as _, Response},
+};
+use http::{Request, StatusCode};
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
 use self::rate_limit::RateLimits;
@@ -50,6 +54,8 @@ struct App {
     rate_limits: Arc<RateLimits>,
     /// How long provisioning takes, in words.
     provisioning: String,
+    /// Requests that may write; they run to their end even if their client hangs up.
+    writing: TaskTracker,
 }
 
 /// The REST API. Cheap to clone.
@@ -66,6 +72,7 @@ impl Facade {
             service,
             rate_limits: Arc::default(),
             provisioning: duration_in_words(provisioning),
+            writing: TaskTracker::new(),
         });
         let router = middleware::around(openapi::router(), &app, metrics);
         Self { app, router }
@@ -77,26 +84,113 @@ impl Facade {
         (limits.key_listener(), limits.account_listener())
     }
 
-    /// Answers one request.
-    pub async fn answer<B>(&self, request: Request<B>) -> axum::response::Response
+    /// Answers one request. One that may write runs to its end even if this future is dropped, because a write of two objects
+    /// must not stop after the first. Only its body must have arrived: reading it fails without the connection.
+    pub async fn answer<B>(&self, request: Request<B>) -> Response
     where
         B: hyper::body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
     {
         let mut router = self.router.clone();
-        match router.call(request.map(Body::new)).await {
-            Ok(response) => response,
-            Err(never) => match never {},
+        let is_read = request.method().is_safe();
+        let answer = router.call(request.map(Body::new));
+        let answer = async move {
+            match answer.await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        };
+        if is_read {
+            return answer.await;
         }
+        // The middleware has turned a panic of the handler into an answer.
+        let answered = self.app.writing.spawn(answer).await;
+        answered.unwrap_or_else(|error| {
+            tracing::error!(%error, "a request did not run to its end");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        })
     }
 
     /// Serves until `shutdown`, then gives running requests `grace` to finish.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken, grace: Duration) {
+        let ended = shutdown.clone();
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {
             let facade = facade.clone();
             async move { Ok::<_, std::convert::Infallible>(facade.answer(request).await) }
         });
-        connections(listener, service, shutdown, grace).await;
+        let overdue = async {
+            ended.cancelled().await;
+            tokio::time::sleep(grace).await;
+        };
+        let served = async {
+            connections(listener, service, shutdown, grace).await;
+            // Writes whose clients have hung up.
+            self.app.writing.close();
+            self.app.writing.wait().await;
+        };
+        tokio::select! {
+            () = served => {}
+            () = overdue => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use axum::routing::post;
+    use http_body_util::Empty;
+    use kube::{Client, Config};
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::{
+        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock, service::Dependencies,
+    };
+
+    #[tokio::test]
+    async fn a_request_that_writes_runs_to_its_end_although_its_client_has_hung_up() {
+        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let service = Service::new(Dependencies {
+            client: Client::try_from(nowhere).unwrap(),
+            clock: Arc::new(SystemClock),
+            catalogue: Catalogue::default(),
+            usage: Box::new(SimulatedUsage),
+            receiver_check: Arc::new(|_| Ok(())),
+        });
+        let mut facade = Facade::new(Arc::new(service), Duration::ZERO, &Metrics::new());
+        let (begun, go_on, ended) = (
+            Arc::new(Notify::new()),
+            Arc::new(Notify::new()),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let handler = {
+            let (begun, go_on, ended) = (begun.clone(), go_on.clone(), ended.clone());
+            async move || {
+                begun.notify_one();
+                go_on.notified().await;
+                ended.store(true, Ordering::Relaxed);
+            }
+        };
+        facade.router = Router::new().route("/", post(handler.clone()).get(handler));
+        for (method, expected) in [("GET", false), ("POST", true)] {
+            let request = Request::builder().method(method).uri("/");
+            let request = request.body(Empty::<bytes::Bytes>::new()).unwrap();
+            tokio::select! {
+                _ = facade.answer(request) => unreachable!("the handler waits"),
+                () = begun.notified() => {}
+            }
+            // The client has hung up: the future is dropped.
+            go_on.notify_one();
+            facade.app.writing.close();
+            facade.app.writing.wait().await;
+            facade.app.writing.reopen();
+            assert_eq!(ended.load(Ordering::Relaxed), expected, "{method}");
+            if !expected {
+                go_on.notified().await;
+            }
+        }
     }
 }

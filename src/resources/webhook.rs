@@ -1,8 +1,8 @@
 //! `Webhook`: one receiver of an account's events.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::{CustomResource, KubeSchema};
+use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -16,10 +16,10 @@ pub const MAX_SECRET_CHARACTERS: usize = 255;
 
 /// Key in the Secret that holds the signing secret, unless `spec.secretRef.key` names another.
 pub const SECRET_KEY: &str = "secret";
-/// Key in the Secret that holds the signing secret from before the last rotation, while deliveries are signed with both.
-pub const PREVIOUS_SECRET_KEY: &str = "previous-secret";
-/// Key in the Secret that holds the RFC 3339 time until which deliveries are signed with the previous secret too.
-pub const PREVIOUS_EXPIRES_KEY: &str = "previous-expires-at";
+
+/// Label, `true`, of the Secrets that webhooks may use although they are not theirs. Without it the operator would read, change
+/// and sign with any Secret of the namespace for whoever may change a Webhook.
+pub const WEBHOOK_SECRET_LABEL: &str = "stellage.dev/webhook-secret";
 
 /// Annotation of a [`Webhook`] with the resourceVersion of its Secret that REST wrote last. Its change makes the controller
 /// read the Secret at once; it notices other changes of the Secret within ten seconds.
@@ -34,11 +34,13 @@ pub const HEALTHY: &str = "Healthy";
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretReference {
-    /// Name of a Secret in the same namespace.
+    /// Name of a Secret in the same namespace. It must carry the label `stellage.dev/webhook-secret: "true"`, or be the
+    /// webhook's own: one that Stellage created for it, with the Webhook as its controlling owner. No other Secret is used.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// Key in that Secret. Its value is the signing secret, 1 to 255 characters. With the keys `previous-secret` and
-    /// `previous-expires-at` (RFC 3339) in the same Secret, deliveries are signed with the previous secret too until then.
+    /// `previous-expires-at` (RFC 3339) in the same Secret, deliveries are signed with the previous secret too until then. If
+    /// this key is not `secret`, they are named after it: `<key>.previous` and `<key>.previous-expires-at`.
     #[serde(default = "default_key")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
@@ -46,6 +48,25 @@ pub struct SecretReference {
 
 fn default_key() -> String {
     SECRET_KEY.to_owned()
+}
+
+impl SecretReference {
+    /// Key in the Secret that holds the signing secret from before the last rotation, while deliveries are signed with both.
+    /// Webhooks with different keys of one Secret do not share it.
+    pub fn previous_key(&self) -> String {
+        match self.key.as_str() {
+            SECRET_KEY => "previous-secret".to_owned(),
+            key => format!("{key}.previous"),
+        }
+    }
+
+    /// Key in the Secret that holds the RFC 3339 time until which deliveries are signed with the previous secret too.
+    pub fn previous_expires_key(&self) -> String {
+        match self.key.as_str() {
+            SECRET_KEY => "previous-expires-at".to_owned(),
+            key => format!("{key}.previous-expires-at"),
+        }
+    }
 }
 
 /// Which events of the account are sent, and where.
@@ -264,6 +285,24 @@ impl Webhook {
             self.metadata.name.as_deref().unwrap_or_default(),
             self.metadata.uid.as_deref().unwrap_or_default(),
         )
+    }
+
+    /// Whether this webhook may use a Secret: its own, or one with the [`WEBHOOK_SECRET_LABEL`].
+    pub fn may_use(&self, secret: &Secret) -> bool {
+        let labels = secret.metadata.labels.as_ref();
+        let is_labelled = labels.and_then(|labels| labels.get(WEBHOOK_SECRET_LABEL));
+        is_labelled.is_some_and(|value| value == "true") || self.owns(secret)
+    }
+
+    /// Whether a Secret is the webhook's own: this Webhook is its controlling owner.
+    pub fn owns(&self, secret: &Secret) -> bool {
+        let mut owners = secret.metadata.owner_references.iter().flatten();
+        owners.any(|owner| {
+            owner.controller == Some(true)
+                && owner.kind == Self::kind(&())
+                && owner.api_version == Self::api_version(&())
+                && Some(&owner.uid) == self.metadata.uid.as_ref()
+        })
     }
 
     /// When the object was created.

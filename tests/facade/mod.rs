@@ -7,6 +7,7 @@ mod errors;
 mod isolation;
 mod lifecycle;
 mod repeats;
+mod secrets;
 mod visibility;
 mod webhooks;
 

@@ -45,7 +45,7 @@ pub(super) fn name_of(webhook: &Value) -> String {
 }
 
 /// The text under a key of a webhook's Secret.
-async fn stored(tenant: &Tenant, name: &str, key: &str) -> Option<String> {
+pub(super) async fn stored(tenant: &Tenant, name: &str, key: &str) -> Option<String> {
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let secret = secrets.get_opt(name).await.unwrap()?;
     let bytes = secret.data?.remove(key)?;
@@ -414,7 +414,8 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
     // A Secret of the account holder, with its own key and another entry.
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let mine: Secret = serde_json::from_value(json!({
-        "metadata": { "name": "mine" }, "stringData": { "signing": "old", "other": "x" },
+        "metadata": { "name": "mine", "labels": { "stellage.dev/webhook-secret": "true" } },
+        "stringData": { "signing": "old", "other": "x" },
     }))
     .unwrap();
     secrets.create(&PostParams::default(), &mine).await.unwrap();
@@ -431,17 +432,22 @@ async fn a_secret_is_rotated_once_for_a_key_and_none_is_lost_when_many_rotate() 
         rotated["data"]["secret"].as_str()
     );
     assert_eq!(
-        stored(&tenant, "mine", "previous-secret").await.as_deref(),
+        stored(&tenant, "mine", "signing.previous").await.as_deref(),
         Some("old")
     );
     assert_eq!(stored(&tenant, "mine", "other").await.as_deref(), Some("x"));
-    // A missing Secret is created.
-    secrets.delete("mine", &DeleteParams::default()).await.unwrap();
+    // The webhook's own Secret is created again if it is missing.
+    let refer = Patch::Merge(json!({ "spec": { "secretRef": { "name": name, "key": "secret" } } }));
+    webhooks(&tenant)
+        .patch(&name, &PatchParams::default(), &refer)
+        .await
+        .unwrap();
+    secrets.delete(&name, &DeleteParams::default()).await.unwrap();
     let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
         .await
         .json();
     assert_eq!(
-        stored(&tenant, "mine", "signing").await.as_deref(),
+        stored(&tenant, &name, "secret").await.as_deref(),
         rotated["data"]["secret"].as_str()
     );
 }

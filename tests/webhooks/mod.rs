@@ -64,7 +64,9 @@ impl Tenant {
     pub async fn secret(&self, name: &str, value: &str) {
         let secrets: Api<Secret> = Api::namespaced(self.kube.clone(), &self.namespace);
         let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name }, "stringData": { "secret": value },
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": name, "labels": { "stellage.dev/webhook-secret": "true" } },
+            "stringData": { "secret": value },
         });
         let params = PatchParams::apply("tests").force();
         secrets

@@ -77,7 +77,7 @@ impl Operation {
     fn patch(&self, instance: &Instance, now: Timestamp) -> Result<Option<Value>, CliError> {
         let indexed = IndexedInstance::of(Arc::new(instance.clone()));
         let spec = self.spec(&indexed, now)?;
-        Ok(merge_patch(&indexed, &spec, None))
+        Ok(merge_patch(&indexed, &spec, &[]))
     }
 
     fn spec(&self, indexed: &IndexedInstance, now: Timestamp) -> Result<InstanceSpec, CliError> {

@@ -241,7 +241,7 @@ fn enabling(webhook: &Webhook, now: Timestamp) -> Option<Value> {
         ..WebhookChange::default()
     };
     let spec = on.apply(webhook, now);
-    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, None)
+    merge_patch(&IndexedWebhook::of(Arc::new(webhook.clone())), &spec, &[])
 }
 
 /// How far the operator has come with enabling a webhook.

@@ -21,7 +21,10 @@ use crate::{
         output::{self, Output},
         secret,
     },
-    resources::{Webhook, webhook::SECRET_CHANGED_ANNOTATION},
+    resources::{
+        Webhook,
+        webhook::{SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL},
+    },
     service::webhooks::{SecretChange, random_secret},
 };
 
@@ -175,6 +178,15 @@ async fn write(
         let writing = format!("write Secret {name} in namespace {namespace}");
         let before = cluster.call(&reading, api.get_opt(name)).await?;
         let written = match &before {
+            Some(before) if !webhook.may_use(before) => {
+                return Err(CliError::WrongState {
+                    what: format!("Secret {name}"),
+                    why: format!("is not for webhooks: it is neither the webhook's own nor labelled {WEBHOOK_SECRET_LABEL}=true"),
+                    fix: format!(
+                        "If it holds nothing but signing secrets, label it: kubectl label secret {name} -n {namespace} {WEBHOOK_SECRET_LABEL}=true"
+                    ),
+                });
+            }
             Some(before) if before.immutable == Some(true) => {
                 return Err(CliError::WrongState {
                     what: format!("Secret {name}"),

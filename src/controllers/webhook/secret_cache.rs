@@ -9,19 +9,20 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use parking_lot::Mutex;
+use serde_json::json;
 
 use crate::{
     delivery::{dispatch::WebhookKey, signature::SigningKeys},
     resources::{
         SecretReference, Webhook,
-        webhook::{
-            MAX_SECRET_CHARACTERS, PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY, SECRET_CHANGED_ANNOTATION,
-        },
+        webhook::{MAX_SECRET_CHARACTERS, SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL},
     },
 };
 
 /// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Minimum time between two removals of an expired previous secret.
+const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
 
 /// Why a webhook's secret cannot be used, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub(super) struct CachedSecret {
     pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
     /// When a read last failed.
     pub(super) failed_at: Option<Instant>,
+    /// When the removal of an expired previous secret was last tried.
+    removal_tried_at: Option<Instant>,
     /// Held while reading, so that only one task reads.
     pub(super) reader: Arc<tokio::sync::Mutex<()>>,
 }
@@ -157,6 +160,21 @@ impl SecretCache {
         cached.clone()
     }
 
+    /// Whether an expired previous secret may be removed now; if so, not again for an hour.
+    pub(super) fn may_remove(&self, key: &WebhookKey) -> bool {
+        let mut all = self.secrets.lock();
+        let Some(cached) = all.get_mut(key) else {
+            return false;
+        };
+        let may = cached
+            .removal_tried_at
+            .is_none_or(|at| at.elapsed() >= BETWEEN_REMOVALS);
+        if may {
+            cached.removal_tried_at = Some(Instant::now());
+        }
+        may
+    }
+
     /// Stores the result of a read that began at `asked_at`. Returns `false` if it is outdated and was not stored.
     pub(super) fn put(&self, key: &WebhookKey, after: CachedSecret, asked_at: Instant) -> bool {
         let mut all = self.secrets.lock();
@@ -164,7 +182,10 @@ impl SecretCache {
         let is_newer = |cached: &CachedSecret| cached.read.as_ref().is_some_and(|(at, _)| *at > asked_at);
         match all.get_mut(key) {
             Some(cached) if cached.source == after.source && !is_newer(cached) => {
-                *cached = after;
+                *cached = CachedSecret {
+                    removal_tried_at: cached.removal_tried_at,
+                    ..after
+                };
                 true
             }
             _ => false,
@@ -172,11 +193,14 @@ impl SecretCache {
     }
 }
 
-/// The signing keys in a Secret, or what is wrong with it.
-pub(super) fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Usable, Problem> {
-    let Some(secret) = secret else {
+/// The signing keys of a webhook in the Secret that it names, or what is wrong with it. A Secret that the webhook may not use is
+/// treated as missing, so that its condition does not tell whether there is one.
+pub(super) fn parse(secret: Option<&Secret>, webhook: &Webhook) -> Result<Usable, Problem> {
+    let reference = &webhook.spec.secret_ref;
+    let SecretReference { name, key } = reference;
+    let Some(secret) = secret.filter(|secret| webhook.may_use(secret)) else {
         return Err(Problem::Missing(format!(
-            "there is no Secret {name} in this namespace; create it with the signing secret under the key {key}, or name another in spec.secretRef"
+            "there is no Secret {name} for webhooks in this namespace; create it with the signing secret under the key {key} and the label {WEBHOOK_SECRET_LABEL}=true, label it if it is there, or name another in spec.secretRef"
         )));
     };
     let value = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
@@ -196,8 +220,8 @@ pub(super) fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Us
             "key {key} of Secret {name} is not a valid signing secret: it must be 1 to {MAX_SECRET_CHARACTERS} characters of UTF-8"
         )));
     };
-    let previous = value(PREVIOUS_SECRET_KEY).and_then(usable);
-    let expires: Option<Timestamp> = value(PREVIOUS_EXPIRES_KEY)
+    let previous = value(&reference.previous_key()).and_then(usable);
+    let expires: Option<Timestamp> = value(&reference.previous_expires_key())
         .and_then(|bytes| std::str::from_utf8(bytes).ok())
         .and_then(|text| text.trim().parse().ok());
     // A previous secret without an expiry is ignored.
@@ -208,11 +232,27 @@ pub(super) fn parse(secret: Option<&Secret>, name: &str, key: &str) -> Result<Us
     })
 }
 
+/// The patch that removes the previous secret of a webhook, valid for this version of the Secret only; `None` unless it has
+/// expired.
+pub(super) fn removal(secret: &Secret, webhook: &Webhook, now: Timestamp) -> Option<serde_json::Value> {
+    let reference = &webhook.spec.secret_ref;
+    let (previous, expires) = (reference.previous_key(), reference.previous_expires_key());
+    let until = secret.data.as_ref()?.get(&expires)?;
+    let until: Timestamp = std::str::from_utf8(&until.0).ok()?.trim().parse().ok()?;
+    let may_write = webhook.may_use(secret) && secret.immutable != Some(true);
+    (may_write && until <= now).then(|| {
+        json!({
+            "metadata": { "resourceVersion": secret.metadata.resource_version },
+            "data": { previous: null, expires: null },
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use k8s_openapi::ByteString;
+    use k8s_openapi::{ByteString, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
     use super::*;
 
@@ -224,13 +264,50 @@ mod tests {
                     .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())))
                     .collect::<BTreeMap<_, _>>(),
             ),
+            metadata: ObjectMeta {
+                labels: Some(BTreeMap::from([(
+                    WEBHOOK_SECRET_LABEL.to_owned(),
+                    "true".to_owned(),
+                )])),
+                ..ObjectMeta::default()
+            },
             ..Secret::default()
         }
     }
 
+    fn webhook() -> Webhook {
+        serde_json::from_value(json!({
+            "metadata": { "name": "hook", "uid": "u" },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "hook" } },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_secret_that_a_webhook_may_not_use_looks_like_one_that_is_missing() {
+        let webhook = webhook();
+        let problem = |secret: Option<&Secret>| parse(secret, &webhook).err();
+        let missing = problem(None);
+        assert!(missing.is_some());
+        let mut foreign = secret(&[("secret", "private")]);
+        foreign.metadata.labels = None;
+        assert_eq!(problem(Some(&foreign)), missing);
+        let owned_by = |uid: &str, controller: bool| {
+            let mut secret = foreign.clone();
+            secret.metadata.owner_references = serde_json::from_value(json!([{
+                "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "hook", "uid": uid, "controller": controller,
+            }]))
+            .unwrap();
+            secret
+        };
+        assert_eq!(problem(Some(&owned_by("other", true))), missing);
+        assert_eq!(problem(Some(&owned_by("u", false))), missing);
+        assert_eq!(problem(Some(&owned_by("u", true))), None);
+    }
+
     #[test]
     fn a_problem_with_a_secret_is_described_with_its_fix() {
-        let complaint = |secret: Option<&Secret>| match parse(secret, "hook", "secret") {
+        let complaint = |secret: Option<&Secret>| match parse(secret, &webhook()) {
             Err(Problem::Missing(message) | Problem::Unusable(message)) => message,
             Ok(_) => String::new(),
         };
@@ -248,7 +325,7 @@ mod tests {
             ("previous-secret", "old"),
             ("previous-expires-at", "2026-11-21T10:00:00Z"),
         ]);
-        let usable = parse(Some(&both), "hook", "secret").ok().unwrap();
+        let usable = parse(Some(&both), &webhook()).ok().unwrap();
         let signatures = |at: &str| {
             let keys = usable.at(at.parse().unwrap());
             let now = Timestamp::UNIX_EPOCH;
@@ -260,11 +337,34 @@ mod tests {
         assert_eq!(signatures("2026-11-21T10:00:00Z"), 1);
         let endless = secret(&[("secret", "new"), ("previous-secret", "old")]);
         assert!(
-            parse(Some(&endless), "hook", "secret")
+            parse(Some(&endless), &webhook())
                 .ok()
                 .unwrap()
                 .alone
                 .is_none()
         );
+    }
+    #[test]
+    fn a_previous_secret_is_removed_once_it_has_expired() {
+        let mut both = secret(&[
+            ("secret", "new"),
+            ("previous-secret", "old"),
+            ("previous-expires-at", "2026-11-21T10:00:00Z"),
+        ]);
+        both.metadata.resource_version = Some("7".to_owned());
+        let removal = |secret: &Secret, now: &str| removal(secret, &webhook(), now.parse().unwrap());
+        assert_eq!(removal(&both, "2026-11-21T09:59:59Z"), None);
+        assert_eq!(
+            removal(&both, "2026-11-21T10:00:00Z"),
+            Some(json!({
+                "metadata": { "resourceVersion": "7" },
+                "data": { "previous-secret": null, "previous-expires-at": null },
+            }))
+        );
+        let mut foreign = both.clone();
+        foreign.metadata.labels = None;
+        assert_eq!(removal(&foreign, "2026-11-21T10:00:00Z"), None);
+        let endless = secret(&[("secret", "new"), ("previous-secret", "old")]);
+        assert_eq!(removal(&endless, "2026-11-21T10:00:00Z"), None);
     }
 }

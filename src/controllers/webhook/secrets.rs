@@ -10,12 +10,16 @@ use std::{
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    secret_cache::{CachedSecret, Problem, parse},
+    secret_cache::{CachedSecret, Problem, parse, removal},
     shared::Shared,
+    store::FIELD_MANAGER,
 };
 use crate::{
     delivery::{dispatch::WebhookKey, signature::SigningKeys},
@@ -76,7 +80,31 @@ pub(super) async fn keys(
 
 /// Reads a secret again.
 async fn read(shared: &Arc<Shared>, key: &WebhookKey, webhook: &Webhook) {
-    learn(shared, key, webhook, &fetch(shared, webhook).await);
+    let answer = fetch(shared, webhook).await;
+    learn(shared, key, webhook, &answer);
+    remove_expired(shared, key, webhook, &answer).await;
+}
+
+/// Removes a previous secret that no longer signs. At most once an hour for each webhook, in case somebody keeps putting it
+/// back.
+async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_, secret): &Answer) {
+    let Ok(Some(secret)) = secret else { return };
+    let Some(patch) = removal(secret, webhook, shared.deps.clock.now()) else {
+        return;
+    };
+    if !shared.leads() || !shared.secrets.may_remove(key) {
+        return;
+    }
+    let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
+    let name = &webhook.spec.secret_ref.name;
+    let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
+    let params = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    if let Err(error) = bounded(api.patch(name, &params, &Patch::Merge(&patch))).await {
+        tracing::warn!(namespace, name, %error, "cannot remove an expired signing secret; will retry in an hour");
+    }
 }
 
 /// When a read of a Secret began, and its result: the Secret, `None` if it does not exist, or an error if the read failed.
@@ -96,14 +124,12 @@ async fn fetch(shared: &Shared, webhook: &Webhook) -> Answer {
 
 /// Stores the result of reading a webhook's Secret.
 fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret): &Answer) {
-    let reference = &webhook.spec.secret_ref;
     let before = shared.secrets.get(key, webhook);
     let mut after = before.clone();
     match secret {
         Ok(secret) => {
             after.failed_at = None;
-            let parsed = parse(secret.as_ref(), &reference.name, &reference.key);
-            after.read = Some((*asked_at, parsed));
+            after.read = Some((*asked_at, parse(secret.as_ref(), webhook)));
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
@@ -178,5 +204,6 @@ async fn read_for(shared: &Arc<Shared>, webhooks: Webhooks) {
     let answer = fetch(shared, webhook).await;
     for (key, webhook) in &webhooks {
         learn(shared, key, webhook, &answer);
+        remove_expired(shared, key, webhook, &answer).await;
     }
 }

@@ -217,9 +217,9 @@ fn webhooks(operation: &str) -> Option<Value> {
         "listWebhooks" => {
             Some(json!({ "data": [WebhookView::of(&item)], "pagination": Pagination::new(1, 20, 1) }))
         }
-        "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&item, secret, None) })),
+        "createWebhook" => Some(json!({ "data": WebhookWithSecret::of(&item, Some(secret), None) })),
         "rotateWebhookSecret" => Some(json!({
-            "data": WebhookWithSecret::of(&item, secret, "2026-11-22T10:00:00Z".parse().ok()),
+            "data": WebhookWithSecret::of(&item, Some(secret), "2026-11-22T10:00:00Z".parse().ok()),
             "message": "X-Service-Signature is made with the new secret from now on. Until the overlap ends, webhook-signature lists the signatures of both.",
         })),
         "testWebhook" => {

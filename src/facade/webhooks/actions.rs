@@ -66,8 +66,9 @@ pub async fn test(
 ///
 /// `X-Service-Signature` uses the new secret at once. During the overlap, `webhook-signature` lists the signatures of both
 /// secrets. A rotation during an overlap starts a new overlap, and the older of the two previous secrets stops being valid. If
-/// the webhook takes its secret from a Secret of your own, the rotation changes it for all webhooks that use that Secret. A
-/// repetition with the same `Idempotency-Key` shows the current secret.
+/// the webhook takes its secret from a Secret of your own, that must carry the label `stellage.dev/webhook-secret: "true"`, and
+/// the rotation changes it for all webhooks that use it. A repetition with the same `Idempotency-Key` shows the current secret,
+/// and is refused if the webhook has been given another Secret since.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/rotate-secret", operation_id = "rotateWebhookSecret", tag = "webhooks",
     request_body = RotateSecret,
@@ -100,7 +101,7 @@ pub async fn rotate_secret(
         }
         None => "Deliveries are signed with the new secret.",
     };
-    let data = WebhookWithSecret::of(&item, &rotated.secret, rotated.previous_until);
+    let data = WebhookWithSecret::of(&item, Some(&rotated.secret), rotated.previous_until);
     let response = response::single(StatusCode::OK, &*item.webhook, data, Some(message.to_owned()))?;
     Ok(idempotency::replayed_if(rotated.replayed, response))
 }

@@ -59,7 +59,7 @@ pub async fn list(
 /// Creates a webhook
 ///
 /// The webhook gets the events of all operations requested after this answer. The secret is shown only in this answer and in
-/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret.
+/// that of a rotation. A repetition with the same `Idempotency-Key` shows the current secret, for a day.
 #[utoipa::path(
     post,
     path = "/v1/webhooks",
@@ -81,7 +81,7 @@ pub async fn create(
         .create_webhook(caller.tenant(), &new, post.idempotent.as_ref())
         .await?;
     let item = &*created.item;
-    let data = WebhookWithSecret::of(item, &created.secret, None);
+    let data = WebhookWithSecret::of(item, created.secret.as_deref(), None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
     response::locate(&mut response, "/v1/webhooks", item.id);
     Ok(idempotency::replayed_if(created.replayed, response))

@@ -144,9 +144,9 @@ pub struct WebhookWithSecret<'a> {
     /// Event types that are sent.
     #[schema(example = json!(["instance.created"]))]
     events: &'a [EventType],
-    /// The signing secret.
-    #[schema(example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
-    secret: &'a str,
+    /// The signing secret; `null` in the answer to a create that is repeated more than a day later.
+    #[schema(required, example = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=")]
+    secret: Option<&'a str>,
     /// Whether events are sent.
     active: bool,
     /// When it was created.
@@ -160,7 +160,7 @@ pub struct WebhookWithSecret<'a> {
 
 impl<'a> WebhookWithSecret<'a> {
     /// A webhook as the answers to a create and a rotation show it.
-    pub fn of(item: &'a IndexedWebhook, secret: &'a str, previous_until: Option<Timestamp>) -> Self {
+    pub fn of(item: &'a IndexedWebhook, secret: Option<&'a str>, previous_until: Option<Timestamp>) -> Self {
         let webhook = &*item.webhook;
         Self {
             id: item.id,
@@ -241,7 +241,7 @@ mod tests {
                 },
             })
         );
-        let created = serde_json::to_value(WebhookWithSecret::of(&item, "s3cret", None)).unwrap();
+        let created = serde_json::to_value(WebhookWithSecret::of(&item, Some("s3cret"), None)).unwrap();
         let fields: Vec<_> = created.as_object().unwrap().keys().cloned().collect();
         assert_eq!(fields, ["active", "created_at", "events", "id", "secret", "url"]);
     }

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use super::{DEADLINE, MAX_ATTEMPTS, WORD, selection::Selection, send_now, too_slow};
 use crate::{
-    resources::{Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL},
+    resources::{
+        Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL, instance::IDEMPOTENCY_ANNOTATION,
+    },
     service::{
         Service,
         error::Error,
@@ -136,7 +138,10 @@ impl Service {
             let decide = |item: &IndexedWebhook| {
                 Ok(Verdict::Write {
                     spec: Box::new(item.webhook.spec.clone()),
-                    done: Some(request.remember(&*item.webhook, &count.to_string())),
+                    annotations: vec![(
+                        IDEMPOTENCY_ANNOTATION,
+                        request.remember(&*item.webhook, &count.to_string()),
+                    )],
                 })
             };
             self.webhooks.modify(namespace, webhook, decide).await?;

@@ -32,7 +32,11 @@ use super::{
     precondition::Precondition,
     store::{Created, KeyedCreate, Verdict},
 };
-use crate::{lifecycle::Action, providers::Usage, resources::InstanceSpec};
+use crate::{
+    lifecycle::Action,
+    providers::Usage,
+    resources::{InstanceSpec, instance::IDEMPOTENCY_ANNOTATION},
+};
 
 /// How long to wait for the provider's answer before usage counts as unknown.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -110,7 +114,7 @@ impl Service {
             precondition.check(&*item.instance)?;
             Ok(Verdict::Write {
                 spec: Box::new(change.apply(item)?),
-                done: None,
+                annotations: Vec::new(),
             })
         };
         self.instances.modify(namespace, id, decide).await
@@ -146,7 +150,13 @@ impl Service {
             action.request(&mut spec, &nonce);
             Ok(Verdict::Write {
                 spec,
-                done: request.map(|request| request.remember(&*item.instance, &nonce)),
+                annotations: request
+                    .map(|request| {
+                        let done = request.remember(&*item.instance, &nonce);
+                        (IDEMPOTENCY_ANNOTATION, done)
+                    })
+                    .into_iter()
+                    .collect(),
             })
         };
         let item = self.instances.modify(namespace, id, decide).await?;

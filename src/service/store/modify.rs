@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 
 use super::Store;
 use crate::{
-    resources::instance::IDEMPOTENCY_ANNOTATION,
     service::{
         error::{Error, ErrorKind},
         id::PublicId as _,
@@ -27,12 +26,12 @@ const MAX_PAUSE: Duration = Duration::from_millis(20);
 pub enum Verdict<S> {
     /// Leave it as it is.
     Leave,
-    /// Write this spec, and this annotation of completed actions.
+    /// Write this spec and these annotations.
     Write {
         /// The new spec.
         spec: Box<S>,
-        /// The new value of the annotation, if it changes.
-        done: Option<String>,
+        /// The annotations to set.
+        annotations: Vec<(&'static str, String)>,
     },
 }
 
@@ -97,7 +96,7 @@ impl<X: Index> Store<X> {
             let verdict = decide(&found.item);
             let patch = match &verdict {
                 Err(_) | Ok(Verdict::Leave) => None,
-                Ok(Verdict::Write { spec, done }) => merge_patch(&*found.item, &**spec, done.as_deref()),
+                Ok(Verdict::Write { spec, annotations }) => merge_patch(&*found.item, &**spec, annotations),
             };
             let Some(patch) = patch else {
                 if found.fresh {
@@ -166,7 +165,11 @@ pub fn contended(word: &str) -> Error {
 }
 
 /// A JSON merge patch with the differences, valid only for this version of the object; `None` if nothing differs.
-pub fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> Option<Value> {
+pub fn merge_patch<E: Indexed>(
+    item: &E,
+    spec: &E::Spec,
+    annotations: &[(&'static str, String)],
+) -> Option<Value> {
     let before = to_map(item.spec());
     let after = to_map(spec);
     let mut changes = Map::new();
@@ -178,13 +181,14 @@ pub fn merge_patch<E: Indexed>(item: &E, spec: &E::Spec, done: Option<&str>) -> 
     for field in before.keys().filter(|field| !after.contains_key(*field)) {
         changes.insert(field.clone(), Value::Null);
     }
-    if changes.is_empty() && done.is_none() {
+    if changes.is_empty() && annotations.is_empty() {
         return None;
     }
     let version = &item.object().meta().resource_version;
     let mut patch = json!({ "metadata": { "resourceVersion": version } });
-    if let Some(done) = done {
-        patch["metadata"]["annotations"] = json!({ IDEMPOTENCY_ANNOTATION: done });
+    if !annotations.is_empty() {
+        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), json!(value)));
+        patch["metadata"]["annotations"] = Value::Object(annotations.collect());
     }
     if !changes.is_empty() {
         patch["spec"] = Value::Object(changes);
@@ -202,7 +206,7 @@ fn to_map(spec: &impl Serialize) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::instances::IndexedInstance;
+    use crate::{resources::instance::IDEMPOTENCY_ANNOTATION, service::instances::IndexedInstance};
 
     fn item() -> IndexedInstance {
         let object = json!({
@@ -219,17 +223,21 @@ mod tests {
     fn a_patch_has_the_changed_fields_and_the_resource_version() {
         let item = item();
         let mut spec = item.instance.spec.clone();
-        assert_eq!(merge_patch(&item, &spec, None), None);
+        assert_eq!(merge_patch(&item, &spec, &[]), None);
         spec.tags.clear();
         spec.backup_enabled = true;
         assert_eq!(
-            merge_patch(&item, &spec, None),
+            merge_patch(&item, &spec, &[]),
             Some(
                 json!({ "metadata": { "resourceVersion": "7" }, "spec": { "tags": null, "backupEnabled": true } })
             )
         );
         assert_eq!(
-            merge_patch(&item, &item.instance.spec, Some("[]")),
+            merge_patch(
+                &item,
+                &item.instance.spec,
+                &[(IDEMPOTENCY_ANNOTATION, "[]".to_owned())]
+            ),
             Some(
                 json!({ "metadata": { "resourceVersion": "7", "annotations": { IDEMPOTENCY_ANNOTATION: "[]" } } })
             )

@@ -50,9 +50,9 @@ impl<'a> Complaint<'a> {
     /// The message for REST clients: without the object's field names, and with a fix through REST.
     pub fn for_api(&self) -> Cow<'a, str> {
         match self.reason {
-            "SecretMissing" | "SecretUnusable" => {
-                Cow::Borrowed("the signing secret is missing or cannot be used; rotate it to get a new one")
-            }
+            "SecretMissing" | "SecretUnusable" => Cow::Borrowed(
+                "the signing secret is missing or cannot be used; rotate it to get a new one, or correct its Secret with kubectl if that is your own",
+            ),
             _ if self.message.contains("spec.") => Cow::Owned(self.message.replace("spec.", "")),
             _ => Cow::Borrowed(self.message),
         }

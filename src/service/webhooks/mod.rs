@@ -16,6 +16,7 @@ mod spec;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
 
 pub use self::{
     example::{example, example_type, not_active},
@@ -32,11 +33,12 @@ use super::{
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
     precondition::Precondition,
-    store::{KeyedCreate, Verdict},
+    store::{KeyedCreate, Verdict, merge_patch},
 };
 use crate::{
     events::EventType,
     resources::{Delivery, Webhook, WebhookSpec, ids},
+    runtime::client::bounded,
 };
 
 /// A webhook with values derived from it.
@@ -79,8 +81,8 @@ impl Indexed for IndexedWebhook {
 pub struct CreatedWebhook {
     /// The webhook.
     pub item: Arc<IndexedWebhook>,
-    /// Its signing secret.
-    pub secret: String,
+    /// Its signing secret; `None` if an earlier request has created it more than a day ago.
+    pub secret: Option<String>,
     /// Whether an earlier request with the same key created it.
     pub replayed: bool,
 }
@@ -172,20 +174,47 @@ impl Service {
         change: &WebhookChange,
         precondition: &Precondition,
     ) -> Result<Arc<IndexedWebhook>, Error> {
+        // The secret first: a change that enables the webhook releases held events, which must be signed with the new one. A
+        // crash in between leaves a version that `If-Match` still names, so repeating the request completes the change.
+        let announced = match &change.secret {
+            Some(secret) => {
+                let item = self
+                    .check_webhook(namespace, id, precondition, |_| Ok(()))
+                    .await?;
+                self.rehearse(&item, change).await?;
+                let secret = self.replace_secret(&item.webhook, secret).await?;
+                Some(secret::announcement(&secret))
+            }
+            None => None,
+        };
         let decide = |item: &IndexedWebhook| {
             precondition.check(&*item.webhook)?;
             Ok(Verdict::Write {
                 spec: Box::new(change.apply(&item.webhook, self.clock.now())),
-                done: None,
+                annotations: announced.clone().into_iter().collect(),
             })
         };
-        let item = self.webhooks.modify(namespace, id, decide).await?;
-        // Write the secret after the spec, which admission may refuse: then nothing has changed. If this write fails, repeating
-        // the request completes the change.
-        if let Some(secret) = &change.secret {
-            self.replace_secret(&item.webhook, secret).await?;
+        self.webhooks.modify(namespace, id, decide).await
+    }
+
+    /// Asks the API server whether admission accepts the changed spec, without writing it, so that a refused request leaves the
+    /// secret as it was.
+    async fn rehearse(&self, item: &IndexedWebhook, change: &WebhookChange) -> Result<(), Error> {
+        let spec = change.apply(&item.webhook, self.clock.now());
+        let Some(patch) = merge_patch(item, &spec, &[]) else {
+            return Ok(());
+        };
+        let parameters = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let api = self.calls.api::<Webhook>(item.webhook.namespace());
+        let _permit = self.calls.permit().await;
+        match bounded(api.patch(item.webhook.name(), &parameters, &Patch::Merge(&patch))).await {
+            // The webhook has changed since: the write will be decided on the new version.
+            Err(error) if error.is_conflict() => Ok(()),
+            outcome => Ok(outcome.map(drop)?),
         }
-        Ok(item)
     }
 
     /// Deletes a webhook. Its deliveries, and the Secret created for it, are garbage-collected.

@@ -1,10 +1,13 @@
 //! The Secret with a webhook's signing secret: created with the webhook, replaced and rotated in one write that is guarded by
 //! the resourceVersion.
+//!
+//! The service may read and write all Secrets of an account's namespace, but whoever may change a Webhook may not. So it uses
+//! only the Secrets that [`Webhook::may_use`] allows, and answers alike whether another one exists or not.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::Resource as _;
 use serde_json::{Map, Value, json};
@@ -12,16 +15,17 @@ use serde_json::{Map, Value, json};
 use super::IndexedWebhook;
 use crate::{
     resources::{
-        Webhook,
+        SecretReference, Webhook, ids,
         instance::IDEMPOTENCY_ANNOTATION,
-        webhook::{PREVIOUS_EXPIRES_KEY, PREVIOUS_SECRET_KEY, SECRET_CHANGED_ANNOTATION},
+        webhook::SECRET_CHANGED_ANNOTATION,
     },
     service::{
         Service,
         error::{Error, ErrorKind},
+        id::WebhookId,
         idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
-        index::{Indexed as _, Object as _},
-        store::{contended, pause},
+        index::Object as _,
+        store::{Verdict, contended, pause},
     },
 };
 
@@ -29,6 +33,8 @@ use crate::{
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
 /// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
+/// How long the answer to a repeated create shows the secret, since the Secret was created.
+const SHOWN_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// A random secret in the form of Standard Webhooks.
 pub fn random_secret() -> String {
@@ -50,22 +56,19 @@ pub struct SecretChange<'a> {
 impl SecretChange<'_> {
     /// The keys to change in `data`; `None` removes a key.
     fn data(&self, before: Option<&Secret>) -> BTreeMap<String, Option<ByteString>> {
-        let key = &self.webhook.spec.secret_ref.key;
+        let reference = &self.webhook.spec.secret_ref;
+        let key = &reference.key;
         let old = before
             .and_then(|secret| secret.data.as_ref()?.get(key))
             .filter(|old| !old.0.is_empty() && old.0 != self.secret.as_bytes());
         let overlap = self.previous_until.zip(old);
         let bytes = |text: String| ByteString(text.into_bytes());
         BTreeMap::from([
+            (reference.previous_key(), overlap.map(|(_, old)| old.clone())),
             (
-                PREVIOUS_SECRET_KEY.to_owned(),
-                overlap.map(|(_, old)| old.clone()),
-            ),
-            (
-                PREVIOUS_EXPIRES_KEY.to_owned(),
+                reference.previous_expires_key(),
                 overlap.map(|(until, _)| bytes(format!("{until:.0}"))),
             ),
-            // Last, so that it wins if the webhook names one of the keys above.
             (key.clone(), Some(bytes(self.secret.to_owned()))),
         ])
     }
@@ -73,7 +76,7 @@ impl SecretChange<'_> {
     /// Whether the present secret also signs for a while.
     pub fn overlaps(&self, before: Option<&Secret>) -> bool {
         self.data(before)
-            .get(PREVIOUS_SECRET_KEY)
+            .get(&self.webhook.spec.secret_ref.previous_key())
             .is_some_and(Option::is_some)
     }
 
@@ -141,9 +144,11 @@ pub struct Rotated {
 
 impl Rotated {
     fn of(secret: &Secret, webhook: &Webhook, replayed: bool, now: Timestamp) -> Option<Self> {
-        let previous_until = text(secret, PREVIOUS_EXPIRES_KEY).and_then(|until| until.parse().ok());
+        let reference = &webhook.spec.secret_ref;
+        let previous_until =
+            text(secret, &reference.previous_expires_key()).and_then(|until| until.parse().ok());
         Some(Self {
-            secret: text(secret, &webhook.spec.secret_ref.key)?,
+            secret: text(secret, &reference.key)?,
             previous_until: previous_until.filter(|until| *until > now),
             replayed,
         })
@@ -152,15 +157,15 @@ impl Rotated {
 
 impl Service {
     /// The secret of a webhook that this request has created, or (`replayed`) an earlier one with the same key. Whichever
-    /// request creates the Secret first decides its content, and all of them answer with that. If the Secret is missing, no
-    /// answer has been given yet, so any random secret will do.
+    /// request creates the Secret first decides its content, and all of them answer with that; a day later it is no longer
+    /// shown (`None`). If the Secret is missing, no answer has been given yet, so any random secret will do.
     pub(super) async fn secret_of_create(
         &self,
         webhook: &Webhook,
         wanted: Option<&str>,
         hash: Option<String>,
         replayed: bool,
-    ) -> Result<String, Error> {
+    ) -> Result<Option<String>, Error> {
         let (namespace, name) = (webhook.namespace(), webhook.name());
         if webhook.spec.secret_ref.name != name {
             return Err(Error::new(
@@ -188,23 +193,23 @@ impl Service {
                 match self.calls.create(namespace, &change.object()).await {
                     Ok(created) => {
                         // The controller may already have looked for the Secret and not found it.
-                        self.announce_secret(webhook, &created).await;
-                        return Ok(secret);
+                        self.announce_secret(webhook, &created, None).await;
+                        return Ok(Some(secret));
                     }
                     Err(taken) if taken.is_conflict() => found = self.calls.get(namespace, name).await?,
                     Err(error) => return Err(error.into()),
                 }
                 continue;
             };
-            if is_owned_by(&existing, webhook) {
+            if webhook.owns(&existing) {
                 let is_other = existing
                     .annotation_of(REQUEST_HASH_ANNOTATION)
                     .is_some_and(|was| hash.as_deref().is_some_and(|is| is != was));
-                return if is_other {
-                    Err(idempotency::reused())
-                } else {
-                    text(&existing, &webhook.spec.secret_ref.key).ok_or_else(unusable)
-                };
+                if is_other {
+                    return Err(idempotency::reused());
+                }
+                let secret = text(&existing, &webhook.spec.secret_ref.key).ok_or_else(unusable)?;
+                return Ok(Some(secret).filter(|_| is_shown(&existing, self.clock.now())));
             }
             if !is_left_over(&existing) {
                 return Err(taken());
@@ -221,18 +226,19 @@ impl Service {
         Err(contended("Secret of the webhook"))
     }
 
-    /// Replaces the secret without an overlap.
-    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<(), Error> {
+    /// Replaces the secret without an overlap. The caller announces it.
+    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<Secret, Error> {
         let change = SecretChange {
             webhook,
             secret,
             previous_until: None,
             annotations: Vec::new(),
         };
-        self.write_secret(&change, None).await.map(drop)
+        Ok(self.write_secret(&change, None).await?.0)
     }
 
-    /// Replaces the secret; the previous one also signs until `previous_until`. Once per idempotency key.
+    /// Replaces the secret; the previous one also signs until `previous_until`. Once per idempotency key: the Webhook remembers
+    /// which secret was rotated, the Secret whether it has been.
     pub(super) async fn rotate_secret(
         &self,
         webhook: &Webhook,
@@ -246,74 +252,117 @@ impl Service {
             previous_until,
             annotations: Vec::new(),
         };
-        self.write_secret(&change, request).await
+        let (secret, replayed) = self.write_secret(&change, request).await?;
+        if !replayed {
+            self.announce_secret(webhook, &secret, request).await;
+        }
+        Rotated::of(&secret, webhook, replayed, self.clock.now()).ok_or_else(unusable)
     }
 
-    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten.
+    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten. Returns the
+    /// Secret, and whether an earlier request with the same key has written it.
     async fn write_secret(
         &self,
         change: &SecretChange<'_>,
         request: Option<&IdempotentRequest>,
-    ) -> Result<Rotated, Error> {
-        let (namespace, name) = (
-            change.webhook.namespace(),
-            change.webhook.spec.secret_ref.name.as_str(),
-        );
+    ) -> Result<(Secret, bool), Error> {
+        let webhook = change.webhook;
+        let reference = &webhook.spec.secret_ref;
+        let (namespace, name) = (webhook.namespace(), reference.name.as_str());
+        let rotated = request.map(|request| request.note(webhook)).transpose()?.flatten();
+        if rotated.as_ref().is_some_and(|place| *place != place_of(reference)) {
+            return Err(moved());
+        }
         // Stands in for a missing Secret.
         let missing = Secret::default();
         for attempt in 1..=MAX_ATTEMPTS {
             let before: Option<Secret> = self.calls.get(namespace, name).await?;
+            match &before {
+                Some(before) if !webhook.may_use(before) => return Err(not_its_own()),
+                Some(before) if before.immutable == Some(true) => return Err(immutable(name)),
+                None if !names_its_own(webhook) => return Err(not_its_own()),
+                _ => {}
+            }
             let current = before.as_ref().unwrap_or(&missing);
             let mut annotations = change.annotations.clone();
             if let Some(request) = request {
-                if request.was_done(current)? {
-                    return Rotated::of(current, change.webhook, true, self.clock.now()).ok_or_else(unusable);
+                match request.note(current)? {
+                    Some(key) if key == reference.key || key.is_empty() => return Ok((current.clone(), true)),
+                    None if rotated.is_none() => {}
+                    // Another key of the Secret was rotated, or the Secret has been replaced.
+                    Some(_) | None => return Err(moved()),
                 }
-                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(current, "")));
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(current, &reference.key)));
             }
             let change = SecretChange {
                 annotations,
                 ..*change
             };
             let written = match &before {
-                Some(before) if before.immutable == Some(true) => return Err(immutable(name)),
                 Some(before) => self.calls.patch(namespace, name, &change.patch(before)).await,
                 None => self.calls.create(namespace, &change.object()).await,
             };
             match written {
-                Ok(secret) => {
-                    self.announce_secret(change.webhook, &secret).await;
-                    return Rotated::of(&secret, change.webhook, false, self.clock.now())
-                        .ok_or_else(unusable);
-                }
+                Ok(secret) => return Ok((secret, false)),
                 Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
                 Err(error) => return Err(error.into()),
             }
         }
         Err(contended("Secret of the webhook"))
     }
-}
 
-impl Service {
     /// Makes the controller read a changed Secret at once, by annotating the webhook, so that events of later requests are
-    /// signed with it. Otherwise the controller would read it some seconds later.
-    async fn announce_secret(&self, webhook: &Webhook, secret: &Secret) {
-        let version = secret.metadata.resource_version.as_deref();
-        let patch = json!({ "metadata": {
-            "uid": webhook.metadata.uid,
-            "annotations": { SECRET_CHANGED_ANNOTATION: version },
-        }});
-        let item = IndexedWebhook::of(Arc::new(webhook.clone()));
-        if let Err(error) = self.webhooks.patch(&item, &patch).await {
-            let (namespace, name) = (webhook.namespace(), webhook.name());
-            tracing::warn!(namespace, name, %error, "cannot announce a new secret to the controller");
+    /// signed with it. Otherwise the controller would read it some seconds later. The same write remembers the request.
+    async fn announce_secret(
+        &self,
+        webhook: &Webhook,
+        secret: &Secret,
+        request: Option<&IdempotentRequest>,
+    ) {
+        let decide = |item: &IndexedWebhook| {
+            if item.webhook.metadata.uid != webhook.metadata.uid {
+                return Ok(Verdict::Leave);
+            }
+            let mut annotations = vec![announcement(secret)];
+            if let Some(request) = request {
+                let place = place_of(&webhook.spec.secret_ref);
+                annotations.push((IDEMPOTENCY_ANNOTATION, request.remember(&*item.webhook, &place)));
+            }
+            Ok(Verdict::Write {
+                spec: Box::new(item.webhook.spec.clone()),
+                annotations,
+            })
+        };
+        let (namespace, id) = (webhook.namespace(), WebhookId::of(webhook));
+        if let Err(error) = self.webhooks.modify(namespace, Some(id), decide).await {
+            tracing::warn!(namespace, webhook = %id, %error, "cannot announce a new secret to the controller");
         }
     }
 }
 
-fn is_owned_by(secret: &Secret, webhook: &Webhook) -> bool {
-    let owners = secret.metadata.owner_references.iter().flatten();
-    owners.into_iter().any(|owner| owner.uid == webhook.uid())
+/// The annotation of a webhook that makes the controller read this version of its Secret at once.
+pub(super) fn announcement(secret: &Secret) -> (&'static str, String) {
+    let version = secret.metadata.resource_version.clone();
+    (SECRET_CHANGED_ANNOTATION, version.unwrap_or_default())
+}
+
+/// What the note of a rotation says was rotated.
+fn place_of(reference: &SecretReference) -> String {
+    // Neither part can contain a slash.
+    format!("{}/{}", reference.name, reference.key)
+}
+
+/// Whether the webhook takes its secret from the Secret that is created with a webhook, which can be created again if it is
+/// missing. To do so for any name would tell whether a Secret of that name exists.
+fn names_its_own(webhook: &Webhook) -> bool {
+    let name = webhook.name();
+    webhook.spec.secret_ref.name == name && ids::webhook_name(&webhook.id()).as_deref() == Some(name)
+}
+
+/// Whether the answer to a repeated create still shows the secret.
+fn is_shown(secret: &Secret, now: Timestamp) -> bool {
+    let created = secret.metadata.creation_timestamp.as_ref();
+    created.is_none_or(|created| now.duration_since(created.0) < SHOWN_FOR)
 }
 
 /// Whether the service created the Secret, for a webhook that no longer exists.
@@ -325,6 +374,22 @@ fn is_left_over(secret: &Secret) -> bool {
         == Some(MANAGED_BY.1);
     let mut owners = secret.metadata.owner_references.iter().flatten();
     is_ours && owners.any(|owner| owner.kind == Webhook::kind(&()))
+}
+
+/// The refusal to use a Secret. It is the same whether the Secret exists or not.
+fn not_its_own() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the webhook's secretRef names a Secret that is neither the webhook's own nor labelled stellage.dev/webhook-secret=true; create or label it with kubectl, or name another",
+    )
+}
+
+/// The refusal of a repetition after the webhook has been given another secret.
+fn moved() -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "the webhook's secretRef has changed, or its Secret was replaced, since this Idempotency-Key was used; use a new key to rotate the secret",
+    )
 }
 
 fn taken() -> Error {
@@ -396,13 +461,13 @@ mod tests {
             previous_until: Some("2026-11-22T10:00:00.5Z".parse().unwrap()),
             annotations: Vec::new(),
         };
-        let before = secret(&[("signing", "old"), ("other", "x"), ("previous-secret", "older")]);
+        let before = secret(&[("signing", "old"), ("other", "x"), ("signing.previous", "older")]);
         let rotated = after(&before, &change);
         let expected = [
             ("other", "x"),
-            ("previous-expires-at", "2026-11-22T10:00:00Z"),
-            ("previous-secret", "old"),
             ("signing", "new"),
+            ("signing.previous", "old"),
+            ("signing.previous-expires-at", "2026-11-22T10:00:00Z"),
         ];
         let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
         assert_eq!(rotated, expected.clone().into());
@@ -428,10 +493,42 @@ mod tests {
             annotations: vec![(REQUEST_HASH_ANNOTATION, "hash".to_owned())],
         };
         let object = change.object();
-        assert!(is_owned_by(&object, &webhook) && is_left_over(&object));
+        assert!(webhook.owns(&object) && is_left_over(&object));
         assert_eq!(text(&object, "secret").as_deref(), Some("new"));
         assert_eq!(object.data.map(|data| data.len()), Some(1));
         assert!(!is_left_over(&Secret::default()));
+    }
+
+    #[test]
+    fn the_secret_is_shown_again_for_a_day() {
+        let created = "2026-11-21T10:00:00Z";
+        let secret: Secret =
+            serde_json::from_value(json!({ "metadata": { "creationTimestamp": created } })).unwrap();
+        let shown = |now: &str| is_shown(&secret, now.parse().unwrap());
+        assert!(shown("2026-11-22T09:59:59Z") && !shown("2026-11-22T10:00:00Z"));
+    }
+
+    #[test]
+    fn webhooks_with_two_keys_of_one_secret_do_not_share_the_previous_secret() {
+        let (first, second) = (webhook("secret"), webhook("signing"));
+        let until = "2026-11-22T10:00:00Z".parse().unwrap();
+        let mut both = secret(&[("secret", "a"), ("signing", "b")]);
+        for (webhook, secret) in [(&first, "a2"), (&second, "b2")] {
+            let change = SecretChange {
+                webhook,
+                secret,
+                previous_until: Some(until),
+                annotations: Vec::new(),
+            };
+            let data = after(&both, &change);
+            both.data = Some(
+                data.into_iter()
+                    .map(|(key, text)| (key, ByteString(text.into())))
+                    .collect(),
+            );
+        }
+        assert_eq!(text(&both, "previous-secret").as_deref(), Some("a"));
+        assert_eq!(text(&both, "signing.previous").as_deref(), Some("b"));
     }
 
     #[test]
