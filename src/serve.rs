@@ -188,6 +188,7 @@ fn service(common: &CommonSettings, watches: &Watches, clock: Arc<dyn Clock>) ->
             Err(complaint) => Err(complaint.to_string()),
         }),
     })
+    .with_instance_quota(common.default_instance_quota)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -255,6 +256,10 @@ impl Controllers {
                 client: watches.client.clone(),
                 namespace: settings.namespace.clone(),
                 service_account: settings.service_account.clone(),
+                quotas: account::DefaultQuotas {
+                    instances: common.default_instance_quota,
+                    deliveries: settings.delivery_quota,
+                },
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),

@@ -10,7 +10,7 @@ use crate::{
     delivery::{DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
-    resources::validation,
+    resources::{account::DEFAULT_INSTANCE_QUOTA, validation},
     runtime::lease::LeaseTimes,
 };
 
@@ -36,6 +36,10 @@ pub struct CommonSettings {
     /// Available image; may be given more than once or as a comma-separated list
     #[arg(long = "image", env = "STELLAGE_IMAGES", value_delimiter = ',', default_values_t = Catalogue::default().images, value_parser = image)]
     pub images: Vec<String>,
+
+    /// Instances that an account may have, unless its spec.instanceQuota says otherwise
+    #[arg(long, env = "STELLAGE_DEFAULT_INSTANCE_QUOTA", default_value_t = DEFAULT_INSTANCE_QUOTA, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub default_instance_quota: u32,
 
     /// Which receivers webhooks may call, and how
     #[command(flatten)]
@@ -106,6 +110,10 @@ pub struct ControllerSettings {
     /// Instances reconciled at the same time
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
+
+    /// Delivery objects that an account may have: pending, held and finished ones
+    #[arg(long, env = "STELLAGE_DELIVERY_QUOTA", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub delivery_quota: u32,
 
     /// Writes to the API server at the same time
     #[arg(long, env = "STELLAGE_WRITE_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -125,6 +125,8 @@ fn instance(name: &str) -> Instance {
 
 const INSTANCES: &str = "count/instances.stellage.dev";
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
+const KEYS: &str = "count/apikeys.stellage.dev";
+const DELIVERIES: &str = "count/deliveries.stellage.dev";
 
 /// The hard limits of an account's quota.
 async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
@@ -171,7 +173,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .await
         .unwrap();
     let as_decided =
-        BTreeMap::from([(INSTANCES, "2"), (WEBHOOKS, "20")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+        BTreeMap::from([(INSTANCES, "2"), (WEBHOOKS, "20"), (KEYS, "50"), (DELIVERIES, "30k")].map(|(k, v)| (k.to_owned(), v.to_owned())));
     support::wait_until_webhooks_are_counted(&quotas).await;
     assert_eq!(hard(&quotas).await, as_decided);
     let more = json!({ "spec": { "hard": { INSTANCES: "99", WEBHOOKS: "99", "count/secrets": "1" } } });
@@ -202,7 +204,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
+async fn the_quota_holds_for_kubectl_and_is_the_default_again_when_it_is_unset() {
     let test = Accounts::new().await;
     test.apply("acc-quota", |spec| spec.instance_quota = Some(1))
         .await;
@@ -227,9 +229,9 @@ async fn the_quota_holds_for_kubectl_and_goes_when_it_is_unset() {
         .unwrap();
     let quotas = test.inside::<ResourceQuota>("acc-quota");
     eventually(
-        "the limit to go",
+        "the default limit",
         async || hard(&quotas).await,
-        |hard| hard.keys().eq([WEBHOOKS]),
+        |hard| hard.get(INSTANCES).is_some_and(|limit| limit == "100k"),
     )
     .await;
     eventually(
@@ -317,8 +319,17 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
         "NamespaceAdopted"
     );
 
+    let webhook: Webhook = serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "hook" },
+        "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
+    }))
+    .unwrap();
+    let webhooks = test.inside::<Webhook>("acc-theirs");
+    webhooks.create(&PostParams::default(), &webhook).await.unwrap();
+
     test.delete("acc-adopts").await;
     test.wait_until_gone("acc-adopts").await;
+    assert!(webhooks.get_opt("hook").await.unwrap().is_none(), "nothing is left for the next account");
     let namespace = test.namespaces.get("acc-theirs").await.unwrap();
     assert!(namespace.metadata.deletion_timestamp.is_none());
     assert!(!namespace.labels().contains_key("stellage.dev/account"));

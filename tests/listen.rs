@@ -39,7 +39,8 @@ async fn account(name: &str) -> (ControlPlane, Api<Instance>) {
     let mut operator = Operator::start(&plane, &["run"]).await;
     let tenant = Tenant::on(&plane, &operator, name).await;
     operator.stop().await;
-    (plane, tenant.instances())
+    let client = plane.client(Identity::Operator).await.unwrap();
+    (plane, Api::namespaced(client, &tenant.namespace))
 }
 
 async fn create(instances: &Api<Instance>, name: &str) {

@@ -25,5 +25,6 @@ mod mail;
 mod receivers;
 mod resilience;
 mod support;
+mod tenants;
 mod webhooks;
 mod writes;

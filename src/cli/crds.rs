@@ -6,12 +6,13 @@ use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{CliError, output};
-use crate::resources::{self, DELETION_PROTECTION_POLICY};
+use crate::resources::{self, POLICIES};
 
 /// Print the CRDs as YAML, or write them to files.
 #[derive(Args, Debug)]
 pub struct CrdsArgs {
-    /// Also print the admission policy that enforces spec.deletionProtection for kubectl, and its binding
+    /// Also print the admission policies, with their bindings: spec.deletionProtection holds for kubectl too, and only the
+    /// operator writes statuses and Deliveries
     #[arg(long)]
     with_policies: bool,
 
@@ -28,7 +29,7 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
     let Some(folder) = &args.output_dir else {
         let mut documents = crds.iter().map(yaml).collect::<Result<Vec<_>, _>>()?;
         if args.with_policies {
-            documents.push(DELETION_PROTECTION_POLICY.to_owned());
+            documents.extend(POLICIES.map(|(_, policy)| policy.to_owned()));
         }
         output::line(documents.join("---\n").trim_end());
         return Ok(());
@@ -40,8 +41,10 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
         std::fs::write(&path, render_crd(crd)?).map_err(file(path))?;
     }
     if args.with_policies {
-        let path = folder.join("deletion-protection.yaml");
-        std::fs::write(&path, DELETION_PROTECTION_POLICY).map_err(file(path))?;
+        for (name, policy) in POLICIES {
+            let path = folder.join(name);
+            std::fs::write(&path, policy).map_err(file(path))?;
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
+    core::DeserializeGuard,
 };
 use serde::Serialize;
 
@@ -102,7 +103,53 @@ struct Listed {
     ends_in: Option<String>,
     expires_at: Option<Timestamp>,
     expired: bool,
+    /// The digest covers the key alone, so that the key should be replaced.
+    outdated: bool,
+    /// Made for a former owner of the namespace; does not work.
+    former: bool,
     created_at: Option<Timestamp>,
+}
+
+impl Listed {
+    fn of(key: ApiKey, owner: Option<&Account>, now: Timestamp) -> Self {
+        let created_at = key.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        Self {
+            account: owner.and_then(|owner| owner.metadata.name.clone()),
+            expired: key.is_expired(now),
+            outdated: key.is_outdated(),
+            former: owner.is_some_and(|owner| created_at.is_some_and(|at| at < owner.owner_since())),
+            created_at,
+            name: key.name_any(),
+            scope: key.spec.scope,
+            ends_in: key.spec.last_characters,
+            expires_at: key.spec.expires_at,
+        }
+    }
+
+    /// The cells of its row.
+    fn row(self, now: Timestamp) -> [String; 7] {
+        let none = || "-".to_owned();
+        // Objects made by hand may have any characters here.
+        let ends_in = |end: String| format!("…{}", end.replace(|c: char| !c.is_ascii_graphic(), "?"));
+        [
+            self.name,
+            self.account.unwrap_or_else(none),
+            scope_word(self.scope).to_owned(),
+            self.ends_in.map_or_else(none, ends_in),
+            match self.expires_at {
+                None => "never".to_owned(),
+                Some(end) if self.expired => format!("{end} (expired)"),
+                Some(end) => end.to_string(),
+            },
+            self.created_at
+                .map_or_else(none, |since| duration::age(since, now)),
+            match (self.former, self.outdated) {
+                (true, _) => "former account".to_owned(),
+                (false, true) => "outdated".to_owned(),
+                (false, false) => none(),
+            },
+        ]
+    }
 }
 
 pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
@@ -117,7 +164,8 @@ pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
-    let (key, spec) = new_key(args.scope, args.expires);
+    let uid = account.metadata.uid.as_deref().unwrap_or_default();
+    let (key, spec) = new_key(uid, args.scope, args.expires);
     let name = args
         .name
         .unwrap_or_else(|| format!("key-{}", &ids::random_suffix()[..8]));
@@ -172,26 +220,17 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         let keys = list_in(cluster, Api::all(cluster.client.clone())).await?;
         (keys, account::all(cluster).await?)
     };
-    let accounts: HashMap<&str, &str> = accounts
+    let accounts: HashMap<&str, &Account> = accounts
         .iter()
-        .filter_map(|account| Some((account.owned_namespace()?, account.metadata.name.as_deref()?)))
+        .filter_map(|account| Some((account.owned_namespace()?, account)))
         .collect();
     let now = Timestamp::now();
+    let owner = |key: &ApiKey| accounts.get(key.metadata.namespace.as_deref()?).copied();
     let mut keys: Vec<Listed> = keys
         .into_iter()
-        .map(|key| Listed {
-            account: key
-                .metadata
-                .namespace
-                .as_deref()
-                .and_then(|namespace| accounts.get(namespace))
-                .map(ToString::to_string),
-            expired: key.is_expired(now),
-            created_at: key.metadata.creation_timestamp.as_ref().map(|time| time.0),
-            name: key.name_any(),
-            scope: key.spec.scope,
-            ends_in: key.spec.last_characters,
-            expires_at: key.spec.expires_at,
+        .map(|key| {
+            let owner = owner(&key);
+            Listed::of(key, owner, now)
         })
         .collect();
     keys.sort_by(|a, b| (&a.account, &a.name).cmp(&(&b.account, &b.name)));
@@ -206,38 +245,44 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         ));
         return Ok(());
     }
-    let rows: Vec<_> = keys
-        .into_iter()
-        .map(|key| {
-            [
-                key.name,
-                key.account.unwrap_or_else(|| "-".to_owned()),
-                scope_word(key.scope).to_owned(),
-                key.ends_in
-                    .map_or_else(|| "-".to_owned(), |end| format!("…{end}")),
-                match key.expires_at {
-                    None => "never".to_owned(),
-                    Some(end) if key.expired => format!("{end} (expired)"),
-                    Some(end) => end.to_string(),
-                },
-                key.created_at
-                    .map_or_else(|| "-".to_owned(), |since| duration::age(since, now)),
-            ]
-        })
-        .collect();
+    let (former, outdated) = (
+        keys.iter().any(|key| key.former),
+        keys.iter().any(|key| key.outdated && !key.former),
+    );
+    let rows: Vec<_> = keys.into_iter().map(|key| key.row(now)).collect();
     output::line(&output::table(
-        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE"],
+        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE", "NOTE"],
         &rows,
     ));
+    if outdated {
+        output::note(&format!(
+            "Outdated keys work, but a copy of their digest in another namespace would work once they are revoked. Replace each: `{stellage} key create`, switch over, `{stellage} key revoke`.",
+            stellage = program()
+        ));
+    }
+    if former {
+        output::note("Keys of a former account of the namespace do not work. Revoke them.");
+    }
     Ok(())
 }
 
-async fn list_in(cluster: &Cluster, api: Api<ApiKey>) -> Result<Vec<ApiKey>, CliError> {
+/// The keys that can be read; one that cannot is named on stderr.
+async fn list_in(cluster: &Cluster, api: Api<DeserializeGuard<ApiKey>>) -> Result<Vec<ApiKey>, CliError> {
     let mut page = ListParams::default().limit(500);
     let mut keys = Vec::new();
     loop {
         let list = cluster.call("list keys", api.list(&page)).await?;
-        keys.extend(list.items);
+        for key in list.items {
+            match key.0 {
+                Ok(key) => keys.push(key),
+                Err(error) => output::note(&format!(
+                    "cannot read key {} in namespace {}: {}; it does not work, delete it",
+                    error.metadata.name.unwrap_or_default(),
+                    error.metadata.namespace.unwrap_or_default(),
+                    error.error
+                )),
+            }
+        }
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
             None => return Ok(keys),
@@ -283,5 +328,36 @@ const fn scope_word(scope: KeyScope) -> &'static str {
     match scope {
         KeyScope::Read => "read",
         KeyScope::Write => "write",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_marks_outdated_keys_and_those_of_a_former_account_and_prints_no_control_characters() {
+        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
+        let owner: Account = serde_json::from_value(json!({
+            "metadata": { "name": "ada", "creationTimestamp": "2026-11-20T10:00:00Z" },
+            "spec": { "email": "ada@example.com" },
+        }))
+        .unwrap();
+        let row = |created: &str, digest_of: Option<&str>| {
+            let key: ApiKey = serde_json::from_value(json!({
+                "metadata": { "name": "key", "namespace": "ada", "creationTimestamp": created },
+                "spec": { "sha256": "", "digestOf": digest_of, "lastCharacters": "\u{1b}[\nx" },
+            }))
+            .unwrap();
+            Listed::of(key, Some(&owner), now).row(now)
+        };
+        let [.., note] = row("2026-11-20T10:00:00Z", Some("AccountAndKey"));
+        assert_eq!(note, "-");
+        let [.., ends_in, _, _, note] = row("2026-11-20T10:00:00Z", None);
+        assert_eq!((ends_in.as_str(), note.as_str()), ("…?[?x", "outdated"));
+        let [.., note] = row("2026-11-20T09:59:59Z", Some("AccountAndKey"));
+        assert_eq!(note, "former account");
     }
 }

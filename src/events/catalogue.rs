@@ -1,6 +1,8 @@
 //! An example and a JSON Schema of every event type (specification, sections 2.5, 6.1 and 6.2; decisions, section 7).
 //! `examples/events/` has the examples as files, and the OpenAPI document has the schemas.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -9,7 +11,7 @@ use super::{
     EventType,
     payload::{self, InstanceObject, User},
 };
-use crate::resources::{InstanceState, Plan};
+use crate::resources::{DeliverySpec, InstanceState, Plan};
 
 /// Event time of the examples.
 const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
@@ -181,6 +183,16 @@ fn data(event_type: EventType) -> Data {
 /// The body of an example with this event id and time, as sent by a webhook test.
 pub fn example_body(event_type: EventType, id: &str, created_at: Timestamp) -> String {
     payload::body(id, event_type, created_at, data(event_type))
+}
+
+/// The body to send for a Delivery. A test event that an account holder has created has none of its own: what is signed is
+/// always the operator's text.
+pub fn body_of(spec: &DeliverySpec) -> Cow<'_, str> {
+    if spec.test && spec.body.is_empty() {
+        example_body(spec.event_type, &spec.event_id, spec.event_created_at).into()
+    } else {
+        spec.body.as_str().into()
+    }
 }
 
 /// The example of a type, as in `examples/events/<type>.json`.

@@ -1,16 +1,23 @@
 //! `Account`: one account holder, and the namespace that holds all their objects.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, webhook::DEFAULT_WEBHOOK_QUOTA};
+use super::{conditions, times, webhook::DEFAULT_WEBHOOK_QUOTA};
 
 /// Keeps an Account until its namespace is empty and has been released.
 pub const FINALIZER: &str = "stellage.dev/account";
 
 /// Condition of an [`Account`]: its namespace exists and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
+
+/// Condition of an [`Account`]: its namespace has webhooks or keys of a former owner.
+pub const LEFTOVERS: &str = "Leftovers";
+
+/// Instances that an account may have if neither its spec nor the operator's settings say otherwise (decisions, section 8).
+pub const DEFAULT_INSTANCE_QUOTA: u32 = 100;
 
 /// Requests per hour allowed for each key if the Account's spec sets no limit (decisions, section 6).
 pub const DEFAULT_RATE_LIMIT_PER_HOUR: u32 = 3600;
@@ -57,7 +64,8 @@ pub struct AccountSpec {
     #[x_kube(validation = Rule::new("!self.startsWith('kube-')").message("must not be a kube-* namespace: those belong to Kubernetes"))]
     pub namespace: Option<String>,
 
-    /// Maximum number of instances, created through REST or with kubectl (a native ResourceQuota). Default: no limit.
+    /// Maximum number of instances, created through REST or with kubectl (a native ResourceQuota). Default: what the operator
+    /// sets with `--default-instance-quota`, 100 unless it is changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("format" = "int32"))]
     pub instance_quota: Option<i32>,
@@ -85,12 +93,19 @@ pub struct AccountStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 
+    /// Since when the namespace belongs to this account, if the account had to wait for it; otherwise it has since it was
+    /// created. Keys from before whose digest covers the key alone were made for a former owner, and do not work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub owner_since: Option<Timestamp>,
+
     /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "int64"))]
     pub observed_generation: Option<i64>,
 
-    /// Ready, Reconciling, Stalled, NamespaceReady.
+    /// Ready, Reconciling, Stalled, NamespaceReady; and Leftovers, while the namespace has webhooks or API keys that were made
+    /// for a former owner. They do not work and can only be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,
@@ -110,6 +125,23 @@ impl Account {
     pub fn owned_namespace(&self) -> Option<&str> {
         let status = self.status.as_ref()?;
         conditions::is_true(&status.conditions, NAMESPACE_READY).then_some(status.namespace.as_deref())?
+    }
+
+    /// Since when the namespace belongs to this account.
+    pub fn owner_since(&self) -> Timestamp {
+        let created = self.metadata.creation_timestamp.as_ref();
+        let waited = self.status.as_ref().and_then(|status| status.owner_since);
+        waited
+            .or_else(|| created.map(|time| time.0))
+            .unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
+    /// Maximum number of instances, `default` unless the spec says otherwise.
+    pub fn instance_quota(&self, default: u32) -> u32 {
+        self.spec
+            .instance_quota
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(default)
     }
 
     /// Maximum number of webhooks.

@@ -2,9 +2,16 @@
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
+use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
-use super::times;
+use super::{ids, times};
+
+/// What keys begin with.
+const PREFIX: &str = "stl_";
+/// Random characters of a key, of 62 kinds: 256 bits.
+const RANDOM: usize = 43;
 
 /// What a key may do.
 #[derive(
@@ -29,6 +36,19 @@ pub enum KeyScope {
     Write,
 }
 
+/// What the digest of a key is computed from.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, schemars::JsonSchema,
+)]
+pub enum DigestOf {
+    /// The key alone, as Stellage did at first. A copy of such a digest in another account's namespace comes to life when the
+    /// original is revoked.
+    #[default]
+    Key,
+    /// The Account's UID and the key.
+    AccountAndKey,
+}
+
 /// A REST key of the account whose namespace it is in. Deleting it revokes the key within a second.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[kube(
@@ -47,12 +67,22 @@ pub enum KeyScope {
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(has(self.digestOf) ? self.digestOf : 'Key') == (has(oldSelf.digestOf) ? oldSelf.digestOf : 'Key')")
+    .message("digestOf is immutable: delete this ApiKey and create another"))]
 pub struct ApiKeySpec {
-    /// SHA-256 of the key, 64 lower-case hexadecimal digits. Immutable.
+    /// SHA-256 of what `digestOf` names, as 64 lower-case hexadecimal digits. Immutable. `AccountAndKey`: of the bytes of the
+    /// Account's `metadata.uid`, one line feed (0x0A), and the key as it stands after `Bearer `. Such a key is `stl_`, the 16
+    /// characters after `usr_` in the Account's `status.id`, and 43 random letters and digits; in any other account the digest
+    /// is worth nothing. `Key`: of the key alone, which may be any text.
     #[x_kube(validation = Rule::new("self.matches('^[0-9a-f]{64}$')").message("must be the SHA-256 of the key as 64 lower-case hexadecimal digits; `stellage key create` creates one"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: delete this ApiKey and create another"))]
     #[schemars(length(max = 64))]
     pub sha256: String,
+
+    /// What `sha256` is the digest of: `AccountAndKey`, or (by default) `Key`, which is outdated: replace such a key with one
+    /// from `stellage key create`. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest_of: Option<DigestOf>,
 
     /// `read` or `write`.
     #[serde(default)]
@@ -60,18 +90,55 @@ pub struct ApiKeySpec {
 
     /// When the key stops working. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "times::optional_rfc3339")]
+    #[schemars(schema_with = "times::optional_moment")]
     pub expires_at: Option<Timestamp>,
 
     /// The key's last four characters, to tell keys apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4))]
+    #[x_kube(validation = Rule::new("self.matches('^[!-~]*$')").message("must be visible ASCII characters"))]
     pub last_characters: Option<String>,
+}
+
+/// The digest of a key: SHA-256 of the Account's UID, a line feed and the key.
+pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
+    // Neither part can contain a line feed: a header could not carry it.
+    Sha256::new()
+        .chain_update(account_uid)
+        .chain_update("\n")
+        .chain_update(key)
+        .finalize()
+        .into()
+}
+
+/// The public id of the Account that a key names (`usr_…`), so that its UID is found without a search; `None` for a key of
+/// another form.
+pub fn account_of(key: &str) -> Option<String> {
+    let rest = key.strip_prefix(PREFIX)?;
+    let has_form = rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    has_form.then(|| format!("{}{}", ids::ACCOUNT_PREFIX, &rest[..ids::SUFFIX]))
+}
+
+/// A random key of the Account with this UID. Without punctuation after the prefix, so that a double click selects it.
+pub fn random_key(account_uid: &str) -> String {
+    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let mut rng = rand::rng();
+    let secret: String = (0..RANDOM)
+        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
+        .collect();
+    let account = ids::account_id(account_uid);
+    let account = account.strip_prefix(ids::ACCOUNT_PREFIX).unwrap_or_default();
+    format!("{PREFIX}{account}{secret}")
 }
 
 impl ApiKey {
     /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+
+    /// Whether the digest covers the key alone, so that the key should be replaced.
+    pub fn is_outdated(&self) -> bool {
+        self.spec.digest_of.unwrap_or_default() == DigestOf::Key
     }
 }

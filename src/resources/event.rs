@@ -96,11 +96,15 @@ impl std::fmt::Display for EventType {
     }
 }
 
+/// Longest body of an event, in characters. The longest of an instance has some 2,000.
+pub const MAX_BODY: usize = 16_384;
+
 /// An event in the outbox of the object that it is about.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OutboxEntry {
     /// Id of the event, `evt_…`, derived from the object's UID and `sequence`.
+    #[schemars(length(max = 64))]
     pub id: String,
     /// Type of the event.
     #[serde(rename = "type")]
@@ -112,5 +116,6 @@ pub struct OutboxEntry {
     #[schemars(schema_with = "times::time")]
     pub created_at: Timestamp,
     /// The request body of the deliveries, byte for byte.
+    #[schemars(length(max = MAX_BODY))]
     pub body: String,
 }

@@ -6,7 +6,9 @@ use sha2::{Digest, Sha256};
 /// Characters of an id's suffix.
 const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// Length of an id's suffix.
-const SUFFIX: usize = 16;
+pub const SUFFIX: usize = 16;
+/// What the ids of Accounts begin with.
+pub const ACCOUNT_PREFIX: &str = "usr_";
 
 /// The id of an Instance: its name if that has the form of an id, else `i-` and a suffix derived from its UID.
 pub fn instance_id(name: &str, uid: &str) -> String {
@@ -19,7 +21,7 @@ pub fn instance_id(name: &str, uid: &str) -> String {
 
 /// The id of an Account: `usr_` and a suffix derived from its UID.
 pub fn account_id(uid: &str) -> String {
-    format!("usr_{}", derived_suffix(uid.as_bytes()))
+    format!("{ACCOUNT_PREFIX}{}", derived_suffix(uid.as_bytes()))
 }
 
 /// The id of a Webhook: `wh_` and the suffix of its name if that has the form `wh-<16 of [a-z0-9]>`, else a suffix derived

@@ -420,6 +420,7 @@ pub struct InstanceStatus {
     /// Events not yet handed to all webhooks of the account. Each is written together with the change that it reports, and
     /// removed once every webhook has received it or has a Delivery for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
     pub outbox: Vec<OutboxEntry>,
 
     /// The provider's own data about this server.

@@ -57,6 +57,16 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     .into()
 }
 
-/// The admission policy that enforces `spec.deletionProtection` for every client: a
-/// `ValidatingAdmissionPolicy` and its binding, as YAML documents.
-pub const DELETION_PROTECTION_POLICY: &str = include_str!("../../crds/deletion-protection.yaml");
+/// The admission policies, as YAML documents: one file each in `crds/`, under these names.
+pub const POLICIES: [(&str, &str); 2] = [
+    // `spec.deletionProtection` holds for every client.
+    (
+        "deletion-protection.yaml",
+        include_str!("../../crds/deletion-protection.yaml"),
+    ),
+    // Only the operator writes statuses and Deliveries.
+    (
+        "operator-only.yaml",
+        include_str!("../../crds/operator-only.yaml"),
+    ),
+];

@@ -23,3 +23,19 @@ pub(super) fn optional_rfc3339(_: &mut SchemaGenerator) -> Schema {
         }]
     })
 }
+
+/// An optional time that people write and programs compare: as [`optional_rfc3339`], and a day that exists. The last two days
+/// of the year 9999 are beyond what the programs can represent.
+pub(super) fn optional_moment(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = optional_rfc3339(generator);
+    if let Some(rules) = schema
+        .get_mut("x-kubernetes-validations")
+        .and_then(serde_json::Value::as_array_mut)
+    {
+        rules.push(serde_json::json!({
+            "rule": "!self.matches('^[0-9]{4}-(02-3|0[469]-31|11-31)') && !self.startsWith('9999-12-3') && (!self.matches('^[0-9]{4}-02-29') || (int(self.substring(0, 4)) % 4 == 0 && (int(self.substring(0, 4)) % 100 != 0 || int(self.substring(0, 4)) % 400 == 0)))",
+            "message": "must be a day that exists, before 9999-12-30",
+        }));
+    }
+    schema
+}

@@ -29,7 +29,7 @@ impl Service {
         Quotas {
             instances: Quota {
                 used: self.instances.index().count(&tenant.namespace),
-                limit: tenant.instance_quota.and_then(limit),
+                limit: limit(tenant.instance_quota),
             },
             webhooks: Quota {
                 used: self.webhooks.index().count(&tenant.namespace),

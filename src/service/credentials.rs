@@ -1,8 +1,11 @@
 //! Authentication: an index of API keys and the accounts that they belong to, fed by watches.
+//!
+//! A key names its account, so the account's UID, which the digest covers, is found with one look-up and the digest with
+//! another, in that account's namespace alone. Outdated keys, whose digest covers the key alone, are found by that digest.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -17,7 +20,7 @@ use super::{
     index::{Object as _, Progress},
 };
 use crate::{
-    resources::{Account, ApiKey, KeyScope, ids},
+    resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids},
     runtime::watch::{Change, Listener, revision},
 };
 
@@ -38,12 +41,14 @@ pub struct Tenant {
     pub email: Box<str>,
     /// When the Account was created.
     pub created_at: Timestamp,
-    /// Maximum number of instances; `None` means unlimited.
-    pub instance_quota: Option<u32>,
+    /// Maximum number of instances.
+    pub instance_quota: u32,
     /// Maximum number of webhooks.
     pub webhook_quota: u32,
     /// Whether the Account is being deleted: existing objects are still served, but nothing can be created.
     is_terminating: bool,
+    /// Since when the namespace belongs to it; outdated keys from before are not its own.
+    owner_since: Timestamp,
     /// Requests that each of its keys may make per hour.
     pub rate_limit: u32,
     age: Age,
@@ -107,9 +112,10 @@ struct Key {
 type ListKey = (Reverse<Timestamp>, Box<str>);
 
 /// The index of keys and accounts.
-#[derive(Default)]
 pub struct Credentials {
     tables: RwLock<Tables>,
+    /// Instances that an account may have unless its spec says otherwise.
+    instance_quota: u32,
     /// How far the watch of keys has come.
     progress: Progress,
 }
@@ -122,15 +128,35 @@ struct Tables {
     keys: HashMap<(Box<str>, Box<str>), Arc<Key>>,
     /// In the order of lists, by namespace.
     listed: HashMap<Box<str>, BTreeMap<ListKey, Arc<Key>>>,
-    /// Oldest first: a tenant who copies the digest of another account's key gains nothing.
-    by_digest: HashMap<KeyDigest, Vec<Arc<Key>>>,
+    /// Keys whose digest covers the account, by namespace and digest, oldest first.
+    by_digest: HashMap<Box<str>, HashMap<KeyDigest, Vec<Arc<Key>>>>,
+    /// Outdated keys, by digest. Oldest first: a tenant who copies the digest of another account's key gains nothing until that
+    /// is revoked.
+    outdated: HashMap<KeyDigest, Vec<Arc<Key>>>,
     /// By name of the Account.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
+    /// By public id of the account holder.
+    by_id: HashMap<Box<str>, Arc<Tenant>>,
     /// Oldest first.
     by_namespace: HashMap<Box<str>, Vec<Arc<Tenant>>>,
 }
 
+impl Default for Credentials {
+    fn default() -> Self {
+        Self::new(DEFAULT_INSTANCE_QUOTA)
+    }
+}
+
 impl Credentials {
+    /// An empty index. `instance_quota` holds for accounts that set none.
+    pub fn new(instance_quota: u32) -> Self {
+        Self {
+            tables: RwLock::default(),
+            instance_quota,
+            progress: Progress::default(),
+        }
+    }
+
     /// The listener for keys.
     pub fn key_listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
         let keys = self.clone();
@@ -146,12 +172,11 @@ impl Credentials {
     /// Authenticates a key. `Unauthorized` if it is unknown, expired or revoked; `Unavailable` until keys and accounts have
     /// been listed once.
     pub fn authenticate(&self, key: &str, now: impl FnOnce() -> Timestamp) -> Result<Credential, Error> {
-        let digest = KeyDigest::from(Sha256::digest(key.as_bytes()));
         let tables = self.tables.read();
         if !(tables.keys_listed && tables.accounts_listed) {
             return Err(Error::unavailable("the service is starting; try again"));
         }
-        tables.find(&digest, now).ok_or_else(|| {
+        tables.find(key, now).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unauthorized,
                 "the API key is not valid: it is unknown, expired or revoked",
@@ -185,6 +210,12 @@ impl Credentials {
         let tables = self.tables.read();
         let key = tables.keys.get(&(namespace.into(), name.into()))?;
         Some(key.object.clone())
+    }
+
+    /// UID of the account that a namespace belongs to.
+    pub fn owner_uid(&self, namespace: &str) -> Option<Box<str>> {
+        let tables = self.tables.read();
+        tables.owner(namespace).map(|tenant| tenant.uid.clone())
     }
 
     /// How far the watch of keys has come.
@@ -221,6 +252,7 @@ impl Credentials {
                 tables.keys.clear();
                 tables.listed.clear();
                 tables.by_digest.clear();
+                tables.outdated.clear();
                 tables.keys_listed = true;
                 for key in keys {
                     tables.insert_key(key);
@@ -242,15 +274,16 @@ impl Credentials {
         match change {
             Change::Replaced(accounts) => {
                 tables.tenants.clear();
+                tables.by_id.clear();
                 tables.by_namespace.clear();
                 tables.accounts_listed = true;
                 for account in accounts {
-                    tables.insert_tenant(account);
+                    tables.insert_tenant(account, self.instance_quota);
                 }
             }
             Change::Applied(account) => {
                 tables.remove_tenant(account);
-                tables.insert_tenant(account);
+                tables.insert_tenant(account, self.instance_quota);
             }
             Change::Deleted(account) => tables.remove_tenant(account),
             Change::Unreadable(_) => {}
@@ -259,16 +292,44 @@ impl Credentials {
 }
 
 impl Tables {
-    fn find(&self, digest: &KeyDigest, now: impl FnOnce() -> Timestamp) -> Option<Credential> {
-        let key = self.by_digest.get(digest)?.first()?;
-        if !bool::from(key.digest.ct_eq(digest)) || key.expires_at.is_some_and(|end| end <= now()) {
-            return None;
-        }
-        let tenant = self.by_namespace.get(&key.namespace)?.first()?;
-        Some(Credential {
+    fn find(&self, text: &str, now: impl FnOnce() -> Timestamp) -> Option<Credential> {
+        let (tenant, key) = self.find_current(text).or_else(|| self.find_outdated(text))?;
+        let is_alive = key.expires_at.is_none_or(|end| end > now());
+        is_alive.then(|| Credential {
             tenant: tenant.clone(),
             key: key.clone(),
         })
+    }
+
+    fn find_current(&self, text: &str) -> Option<(&Arc<Tenant>, &Arc<Key>)> {
+        let named = self.by_id.get(api_key::account_of(text)?.as_str())?;
+        let tenant = self.owner(&named.namespace)?;
+        let digest = api_key::digest(&tenant.uid, text);
+        let key = self.by_digest.get(&tenant.namespace)?.get(&digest)?.first()?;
+        bool::from(key.digest.ct_eq(&digest)).then_some((tenant, key))
+    }
+
+    fn find_outdated(&self, text: &str) -> Option<(&Arc<Tenant>, &Arc<Key>)> {
+        let digest = KeyDigest::from(Sha256::digest(text.as_bytes()));
+        let key = self.outdated.get(&digest)?.first()?;
+        let tenant = self.owner(&key.namespace)?;
+        let is_own = key.age.0 >= tenant.owner_since;
+        (is_own && bool::from(key.digest.ct_eq(&digest))).then_some((tenant, key))
+    }
+
+    /// The account that a namespace belongs to.
+    fn owner(&self, namespace: &str) -> Option<&Arc<Tenant>> {
+        self.by_namespace.get(namespace)?.first()
+    }
+
+    /// The keys with the digest of this one, in the index where it belongs.
+    fn same_digest(&mut self, key: &Key) -> Entry<'_, KeyDigest, Vec<Arc<Key>>> {
+        if key.object.is_outdated() {
+            self.outdated.entry(key.digest)
+        } else {
+            let of_namespace = self.by_digest.entry(key.namespace.clone()).or_default();
+            of_namespace.entry(key.digest)
+        }
     }
 
     fn insert_key(&mut self, object: &Arc<ApiKey>) {
@@ -290,7 +351,7 @@ impl Tables {
         });
         let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
         in_namespace.insert(list_key(object), key.clone());
-        let same = self.by_digest.entry(digest).or_default();
+        let same = self.same_digest(&key).or_default();
         same.push(key.clone());
         same.sort_by(|a, b| a.age.cmp(&b.age));
         self.keys.insert(name, key);
@@ -306,15 +367,18 @@ impl Tables {
                 self.listed.remove(&key.namespace);
             }
         }
-        if let Some(same) = self.by_digest.get_mut(&key.digest) {
-            same.retain(|other| !Arc::ptr_eq(other, &key));
-            if same.is_empty() {
-                self.by_digest.remove(&key.digest);
+        if let Entry::Occupied(mut same) = self.same_digest(&key) {
+            same.get_mut().retain(|other| !Arc::ptr_eq(other, &key));
+            if same.get().is_empty() {
+                same.remove();
             }
+        }
+        if self.by_digest.get(&key.namespace).is_some_and(HashMap::is_empty) {
+            self.by_digest.remove(&key.namespace);
         }
     }
 
-    fn insert_tenant(&mut self, account: &Account) {
+    fn insert_tenant(&mut self, account: &Account, instance_quota: u32) {
         // An account that is being deleted is still served until its instances are gone.
         let Some(namespace) = account.owned_namespace() else {
             return;
@@ -326,23 +390,27 @@ impl Tables {
             id: ids::account_id(account.metadata.uid.as_deref().unwrap_or_default()).into(),
             email: account.spec.email.as_str().into(),
             created_at: age(&account.metadata).0,
-            instance_quota: account.spec.instance_quota.and_then(|n| u32::try_from(n).ok()),
+            instance_quota: account.instance_quota(instance_quota),
             webhook_quota: account.webhook_quota(),
             is_terminating: account.metadata.deletion_timestamp.is_some(),
+            owner_since: account.owner_since(),
             rate_limit: account.rate_limit_per_hour(),
             age: age(&account.metadata),
         });
         let same = self.by_namespace.entry(namespace.into()).or_default();
         same.push(tenant.clone());
         same.sort_by(|a, b| a.age.cmp(&b.age));
+        self.by_id.insert(tenant.id.clone(), tenant.clone());
         self.tenants.insert(tenant.account.clone(), tenant);
     }
 
     fn remove_tenant(&mut self, account: &Account) {
         let name = account.metadata.name.as_deref().unwrap_or_default();
-        if let Some(tenant) = self.tenants.remove(name)
-            && let Some(same) = self.by_namespace.get_mut(&tenant.namespace)
-        {
+        let Some(tenant) = self.tenants.remove(name) else {
+            return;
+        };
+        self.by_id.remove(&tenant.id);
+        if let Some(same) = self.by_namespace.get_mut(&tenant.namespace) {
             same.retain(|other| !Arc::ptr_eq(other, &tenant));
             if same.is_empty() {
                 self.by_namespace.remove(&tenant.namespace);
@@ -428,11 +496,61 @@ mod tests {
     fn a_copied_digest_gives_no_access() {
         let original = key("demo", "a", "secret", "2026-11-01T00:00:00Z");
         let copy = key("evil", "a", "secret", "2026-11-02T00:00:00Z");
-        let accounts = vec![account("acme", "demo", NOW), account("evil", "evil", NOW)];
+        let since = "2026-11-01T00:00:00Z";
+        let accounts = vec![account("acme", "demo", since), account("evil", "evil", since)];
         for order in [vec![original.clone(), copy.clone()], vec![copy, original]] {
             let keys = table(order, accounts.clone());
             assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
         }
+    }
+
+    /// A key as `stellage key create` makes it.
+    fn new_key(account: &Account, namespace: &str) -> (String, ApiKey) {
+        let uid = account.metadata.uid.as_deref().unwrap();
+        let (text, spec) = crate::service::keys::new_key(uid, KeyScope::Write, None);
+        let mut object = key(namespace, "a", "", NOW);
+        object.spec = spec;
+        (text, object)
+    }
+
+    #[test]
+    fn a_digest_planted_in_another_namespace_is_dead_also_after_the_original_was_revoked() {
+        let (acme, evil) = (account("acme", "demo", NOW), account("evil", "evil", NOW));
+        let (text, original) = new_key(&acme, "demo");
+        let mut planted = original.clone();
+        planted.metadata.namespace = Some("evil".to_owned());
+        let mut as_outdated = planted.clone();
+        as_outdated.metadata.name = Some("b".to_owned());
+        as_outdated.spec.digest_of = None;
+        let keys = table(
+            vec![original.clone(), planted.clone(), as_outdated],
+            vec![acme.clone(), evil],
+        );
+        assert_eq!(&*ask(&keys, &text).ok().unwrap().tenant.namespace, "demo");
+        keys.keys_changed(&Change::Deleted(Arc::new(original.clone())));
+        refusal(ask(&keys, &text));
+        keys.keys_changed(&Change::Deleted(Arc::new(planted)));
+        keys.keys_changed(&Change::Applied(Arc::new(original)));
+        assert!(ask(&keys, &text).is_ok());
+        // The next account that adopts the namespace has another UID.
+        keys.accounts_changed(&Change::Deleted(Arc::new(acme)));
+        refusal(ask(&keys, &text));
+        keys.accounts_changed(&Change::Applied(Arc::new(account("next", "demo", NOW))));
+        refusal(ask(&keys, &text));
+    }
+
+    #[test]
+    fn an_outdated_key_that_is_older_than_the_ownership_of_its_namespace_is_dead() {
+        let left = key("demo", "a", "left", "2026-11-01T00:00:00Z");
+        let own = key("demo", "b", "own", "2026-11-03T00:00:00Z");
+        let mut next = account("next", "demo", "2026-11-02T00:00:00Z");
+        let keys = table(vec![left, own], vec![next.clone()]);
+        refusal(ask(&keys, "left"));
+        assert!(ask(&keys, "own").is_ok());
+        // It waited for the namespace while that belonged to another account.
+        next.status.as_mut().unwrap().owner_since = Some("2026-11-04T00:00:00Z".parse().unwrap());
+        keys.accounts_changed(&Change::Applied(Arc::new(next)));
+        refusal(ask(&keys, "own"));
     }
 
     #[test]

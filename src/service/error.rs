@@ -159,6 +159,42 @@ pub fn is_quota_pending(error: &CallError) -> bool {
     status.is_some_and(|status| status.code == 403 && status.message.contains(QUOTA_PENDING))
 }
 
+/// Part of the API server's message when a quota is used up.
+const QUOTA_EXCEEDED: &str = "exceeded quota";
+
+/// Whether the refusal is because a quota is used up, as far as Kubernetes has counted.
+pub fn is_quota_exceeded(error: &CallError) -> bool {
+    let status = error.status();
+    status.is_some_and(|status| status.code == 403 && status.message.contains(QUOTA_EXCEEDED))
+}
+
+/// What a quota counts, in the API server's message and in words.
+const COUNTED: [(&str, &str); 4] = [
+    ("count/instances.stellage.dev", "instances"),
+    ("count/webhooks.stellage.dev", "webhooks"),
+    ("count/apikeys.stellage.dev", "API keys"),
+    ("count/deliveries.stellage.dev", "deliveries"),
+];
+
+/// What the quota of a refusal limits: the message lists what is requested, what is used, and the limits.
+fn exceeded(message: &str) -> &'static str {
+    let requested = message.split("used: ").next().unwrap_or(message);
+    let found = COUNTED.iter().find(|(resource, _)| requested.contains(resource));
+    found.map_or("objects", |(_, words)| words)
+}
+
+/// Whether an admission policy or webhook of the cluster refuses the request. The code is whatever it chooses.
+fn is_denial(status: &Status) -> bool {
+    let says = |who: &str, what: &str| status.message.contains(who) && status.message.contains(what);
+    says("ValidatingAdmissionPolicy '", "denied request") || says("admission webhook \"", "denied the request")
+}
+
+/// Whether RBAC refuses the service itself.
+fn is_unauthorised(message: &str) -> bool {
+    let who = message.find("User \"");
+    who.is_some_and(|start| message[start..].contains("\" cannot "))
+}
+
 /// Translates a refusal of the API server for clients who do not know about it.
 fn refused(status: &Status) -> Error {
     let terminating = status
@@ -185,15 +221,14 @@ fn refused(status: &Status) -> Error {
             ErrorKind::Conflict,
             "the account is being deleted; nothing can be created in it",
         ),
-        403 if status.message.contains("exceeded quota") => quota_used_up(
-            if status.message.contains("requested: count/webhooks.stellage.dev") {
-                "webhooks"
-            } else {
-                "instances"
-            },
+        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
+        400..=499 if is_denial(status) => Error::new(
+            ErrorKind::Forbidden,
+            format!("a policy of the cluster refuses this: {}", status.message),
         ),
+        403 if status.message.contains(QUOTA_EXCEEDED) => quota_used_up(exceeded(&status.message)),
         // RBAC refuses the service itself. An API server that has just started has not loaded the roles yet.
-        403 if status.message.contains(" cannot ") => {
+        403 if is_unauthorised(&status.message) => {
             tracing::error!(
                 message = status.message,
                 "the API server refused a request of the service"
@@ -202,15 +237,6 @@ fn refused(status: &Status) -> Error {
         }
         403 if status.message.contains(QUOTA_PENDING) => {
             Error::unavailable("the account's quota has not been computed yet; try again")
-        }
-        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
-        403 | 400
-            if status.message.contains("denied request") || status.message.contains("denied the request") =>
-        {
-            Error::new(
-                ErrorKind::Forbidden,
-                format!("a policy of the cluster refuses this: {}", status.message),
-            )
         }
         422 => Error::invalid(causes(status)),
         // The continue token expired: the list has too many pages to be read in time.
@@ -303,7 +329,7 @@ mod tests {
         let table = [
             (
                 403,
-                "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: instances, requested: 1",
+                "instances.stellage.dev \"i-1\" is forbidden: exceeded quota: stellage, requested: count/instances.stellage.dev=1, used: count/instances.stellage.dev=2, limited: count/instances.stellage.dev=2",
                 ErrorKind::ResourceLimitExceeded,
             ),
             (
@@ -336,6 +362,16 @@ mod tests {
                 "User \"system:serviceaccount:a:b\" cannot create resource",
                 ErrorKind::Unavailable,
             ),
+            (
+                403,
+                "admission webhook \"x\" denied the request: User \"a\" cannot have this",
+                ErrorKind::Forbidden,
+            ),
+            (
+                422,
+                "instances.stellage.dev \"i-1\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'y' denied request: you cannot",
+                ErrorKind::Forbidden,
+            ),
             (401, "Unauthorized", ErrorKind::Fault),
             (404, "instances.stellage.dev \"x\" not found", ErrorKind::NotFound),
             (409, "the object has been modified", ErrorKind::Conflict),
@@ -366,6 +402,20 @@ mod tests {
         );
         assert_eq!(ending.kind, ErrorKind::Conflict);
         assert_eq!(Error::from(CallError::Timeout).kind, ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn the_refusal_of_a_quota_names_what_it_limits() {
+        for (resource, words) in COUNTED {
+            let message = format!(
+                "x is forbidden: exceeded quota: stellage, requested: {resource}=1, used: {resource}=5, limited: {resource}=5"
+            );
+            let error = answered(403, &message, &json!({}));
+            assert_eq!(error.kind, ErrorKind::ResourceLimitExceeded);
+            assert!(error.message.contains(&format!("quota of {words} is used up")), "{error}");
+        }
+        let both = "exceeded quota: stellage, requested: count/apikeys.stellage.dev=1, used: count/apikeys.stellage.dev=50, limited: count/apikeys.stellage.dev=50";
+        assert_eq!(exceeded(both), "API keys");
     }
 
     #[test]

@@ -4,8 +4,6 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
-use rand::RngExt as _;
-use sha2::{Digest as _, Sha256};
 
 use super::{
     Service,
@@ -17,7 +15,11 @@ use super::{
     store::{contended, pause},
 };
 use crate::{
-    resources::{ApiKey, ApiKeySpec, KeyScope, ids},
+    resources::{
+        ApiKey, ApiKeySpec, KeyScope,
+        api_key::{self, DigestOf},
+        ids,
+    },
     runtime::watch::revision,
 };
 
@@ -36,17 +38,12 @@ pub struct CreatedKey {
     pub key: Option<String>,
 }
 
-/// A new key, and the spec of its object. A key is `stl_` and 43 letters and digits (256 bits), without punctuation after the
-/// prefix, so that a double click selects it.
-pub fn new_key(scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
-    const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    let mut rng = rand::rng();
-    let secret: String = (0..43)
-        .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
-        .collect();
-    let key = format!("stl_{secret}");
+/// A new key of the Account with this UID, and the spec of its object.
+pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>) -> (String, ApiKeySpec) {
+    let key = api_key::random_key(account_uid);
     let spec = ApiKeySpec {
-        sha256: hex::encode(Sha256::digest(key.as_bytes())),
+        sha256: hex::encode(api_key::digest(account_uid, &key)),
+        digest_of: Some(DigestOf::AccountAndKey),
         scope,
         expires_at,
         last_characters: Some(key[key.len() - 4..].to_owned()),
@@ -102,7 +99,7 @@ impl Service {
             if self.credentials.count(namespace, self.clock.now()) >= MAX_KEYS {
                 return Err(quota_used_up("API keys"));
             }
-            let (key, spec) = new_key(scope, expires_at);
+            let (key, spec) = new_key(&tenant.uid, scope, expires_at);
             let object = ApiKey {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),
@@ -188,16 +185,24 @@ fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedK
 
 #[cfg(test)]
 mod tests {
+    use sha2::Digest as _;
+
     use super::*;
 
     #[test]
-    fn keys_are_random_easy_to_select_and_stored_as_a_digest() {
-        let ((a, spec), (b, _)) = (new_key(KeyScope::Read, None), new_key(KeyScope::Read, None));
+    fn keys_are_random_easy_to_select_name_their_account_and_are_stored_as_a_digest() {
+        let new = || new_key("uid", KeyScope::Read, None);
+        let ((a, spec), (b, _)) = (new(), new());
         assert_ne!(a, b);
-        assert_eq!(a.len(), 47);
-        let secret = a.strip_prefix("stl_").unwrap();
-        assert!(secret.bytes().all(|c| c.is_ascii_alphanumeric()));
-        assert_eq!(spec.sha256, hex::encode(Sha256::digest(&a)));
-        assert_eq!(spec.last_characters.as_deref(), Some(&a[43..]));
+        assert_eq!(a.len(), 63);
+        let rest = a.strip_prefix("stl_").unwrap();
+        assert!(rest.bytes().all(|c| c.is_ascii_alphanumeric()));
+        assert_eq!(api_key::account_of(&a), Some(ids::account_id("uid")));
+        let digest = sha2::Sha256::digest(format!("uid\n{a}"));
+        assert_eq!(spec.sha256, hex::encode(digest));
+        assert_eq!(spec.last_characters.as_deref(), Some(&a[59..]));
+        for other in [&a[..62], "secret", "stl_", &a.replace("stl_", "key_"), &a.replace(&a[60..], "-_-")] {
+            assert_eq!(api_key::account_of(other), None, "{other}");
+        }
     }
 }

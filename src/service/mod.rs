@@ -133,6 +133,16 @@ impl Service {
         }
     }
 
+    /// Sets how many instances an account may have unless its spec says otherwise; 100 without this. Call it before
+    /// [`listeners`](Self::listeners).
+    #[must_use]
+    pub fn with_instance_quota(self, quota: u32) -> Self {
+        Self {
+            credentials: Arc::new(Credentials::new(quota)),
+            ..self
+        }
+    }
+
     /// The listeners to attach to the program's watches.
     pub fn listeners(&self) -> Listeners {
         Listeners {

@@ -58,7 +58,7 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
         let message = eventually(
             "the condition",
             async || {
-                let status = webhooks(&tenant).get(&name).await.unwrap().status.unwrap();
+                let status = webhooks(&tenant).get(&name).await.unwrap().status.unwrap_or_default();
                 conditions::find(&status.conditions, "SecretReady").cloned()
             },
             |ready| {

@@ -1,5 +1,6 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
+use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -463,7 +464,8 @@ async fn active_enables_a_webhook_that_was_disabled() {
         "delivery": "dlv-abcdefgh01234567", "eventId": "evt_1", "eventType": "instance.created", "attempts": 6,
         "error": "no", "generation": object.metadata.generation,
     }}});
-    webhooks(&tenant)
+    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    Api::<Webhook>::namespaced(operator, &tenant.namespace)
         .patch_status(&name, &PatchParams::default(), &Patch::Merge(disabled))
         .await
         .unwrap();

@@ -194,6 +194,8 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     }
     command
         .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
+        // Some tests create thousands.
+        .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")
         .env("KUBECONFIG", kubeconfig)
         .env("RUST_LOG", "info");
     let log = plane.folder().join(format!("{name}.log"));

@@ -11,6 +11,7 @@ use crate::{
         output::{self, cell, or_dash, printable},
     },
     delivery::signature::{self, SERVICE_SIGNATURE, SigningKeys, WEBHOOK_SIGNATURE},
+    events::catalogue,
     resources::{Attempt, Delivery},
     service::deliveries::{created_at, next_attempt, shown_phase},
 };
@@ -85,7 +86,7 @@ pub(super) fn description(delivery: &Delivery, now: Timestamp) -> String {
         let _ = writeln!(text, "  {line}");
     }
     text.push('\n');
-    for line in printable(&spec.body).lines() {
+    for line in printable(&catalogue::body_of(spec)).lines() {
         let _ = writeln!(text, "  {line}");
     }
     if attempts.is_empty() {
@@ -111,7 +112,7 @@ fn request(delivery: &Delivery, last: Option<&Attempt>) -> Vec<String> {
         spec.event_type.as_str(),
         spec.event_created_at,
         last.map_or(spec.event_created_at, |attempt| attempt.at),
-        spec.body.as_bytes(),
+        catalogue::body_of(spec).as_bytes(),
     );
     let lines = headers.iter().map(|(name, value)| {
         let value = if *name == SERVICE_SIGNATURE || *name == WEBHOOK_SIGNATURE {

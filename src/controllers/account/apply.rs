@@ -12,6 +12,7 @@ use k8s_openapi::{
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::DeserializeGuard,
     runtime::controller::Action,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -23,13 +24,17 @@ use super::{
     resync,
 };
 use crate::{
-    resources::{ACCOUNT_LABEL, Account, ApiKey, Instance, account::FINALIZER, conditions},
+    resources::{
+        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Instance, Webhook,
+        account::{FINALIZER, LEFTOVERS},
+        conditions,
+    },
     runtime::client::{CallError, bounded},
 };
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
 const CHECK_AGAIN: Duration = Duration::from_secs(30);
-/// When to check again whether a namespace is gone, which takes about 5 s, or whether Kubernetes can count webhooks, which
+/// When to check again whether a namespace is gone, which takes about 5 s, or whether Kubernetes can count all kinds, which
 /// takes up to 30 s.
 const CHECK_AGAIN_SOON: Duration = Duration::from_secs(3);
 /// When to check again whether Kubernetes has counted a new quota, which takes some tenths of a second.
@@ -120,8 +125,8 @@ enum Start {
 enum Quota {
     Counts,
     DoesNotCountYet,
-    /// It counts instances only. Webhooks are not limited yet, because Kubernetes cannot count a new kind at once.
-    WithoutWebhooks,
+    /// It counts at most instances. Nothing else is limited yet, because Kubernetes cannot count a new kind at once.
+    InPart,
 }
 
 struct Work<'a> {
@@ -161,11 +166,11 @@ impl Work<'_> {
         };
         let next = match children {
             Ok(Quota::DoesNotCountYet) => Action::requeue(QUOTA_POLL),
-            Ok(Quota::WithoutWebhooks) => Action::requeue(CHECK_AGAIN_SOON),
+            Ok(Quota::InPart) => Action::requeue(CHECK_AGAIN_SOON),
             _ => resync(),
         };
         let outcome = match children {
-            Ok(Quota::Counts | Quota::WithoutWebhooks) => Outcome::Ready { adopted },
+            Ok(Quota::Counts | Quota::InPart) => Outcome::Ready { adopted },
             Ok(Quota::DoesNotCountYet) => Outcome::QuotaPending { adopted },
             Err(error) => {
                 // Show only refusals by the API server in the status; other errors are temporary.
@@ -179,13 +184,55 @@ impl Work<'_> {
             }
         };
         let was_owned = account.owned_namespace().is_some();
-        self.write_status(&account, &outcome).await?;
+        let now = self.shared.deps.clock.now();
+        let mut status = decide::status(&account, &outcome, now);
+        // What was left before the Account got its namespace, until it is gone.
+        let is_news = !was_owned && start != Start::Create;
+        if is_news || conditions::is_true(&status.conditions, LEFTOVERS) {
+            let found = self.leftovers(&account, &status).await?;
+            decide::set_leftovers(&mut status, found, account.metadata.generation, now);
+        }
+        self.put_status(&account, status).await?;
         if adopted && !was_owned {
             let note = format!("adopted namespace {}", self.namespace);
             let events = &self.shared.events;
             events.publish(&account, false, "NamespaceAdopted", "ClaimNamespace", &note);
         }
         Ok(next)
+    }
+
+    /// What a former owner has left in the namespace, for the condition.
+    async fn leftovers(
+        &self,
+        account: &Account,
+        status: &AccountStatus,
+    ) -> Result<Option<String>, AccountError> {
+        let mut account = account.clone();
+        account.status = Some(status.clone());
+        let (since, uid) = (account.owner_since(), super::uid(&account));
+        let page = ListParams::default().limit(PAGE);
+        let keys = self.inside::<ApiKey>();
+        let keys = keys.list_metadata(&page).doing("list the ApiKeys").await?.items;
+        let keys = keys
+            .into_iter()
+            .filter(|key| key.metadata.creation_timestamp.as_ref().is_some_and(|at| at.0 < since))
+            .filter_map(|key| key.metadata.name);
+        let webhooks = self.inside::<DeserializeGuard<Webhook>>();
+        let webhooks = webhooks.list(&page).doing("list the Webhooks").await?.items;
+        let webhooks = webhooks
+            .into_iter()
+            .filter_map(|webhook| webhook.0.ok())
+            .filter(|webhook| webhook.is_of_another_account(&uid))
+            .filter_map(|webhook| webhook.metadata.name);
+        let contents = |words, names: Vec<String>| Contents {
+            words,
+            count: names.len() as u64,
+            names,
+        };
+        Ok(decide::leftovers(&[
+            contents(("API key", "API keys"), keys.collect()),
+            contents(("webhook", "webhooks"), webhooks.collect()),
+        ]))
     }
 
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {
@@ -245,12 +292,12 @@ impl Work<'_> {
             .get_opt(children::QUOTA_NAME)
             .doing("read the ResourceQuota")
             .await?;
-        let mut limits = children::limits(account);
-        let webhooks_count = self.webhooks_count(is.as_ref()).await?;
-        if !webhooks_count {
-            limits = children::without_webhooks(limits);
+        let mut limits = children::limits(account, self.shared.deps.quotas);
+        let all_count = self.all_count(is.as_ref()).await?;
+        if !all_count {
+            limits = children::at_first(account, limits);
             if limits.is_empty() {
-                return Ok(Quota::WithoutWebhooks);
+                return Ok(Quota::InPart);
             }
         }
         let wanted = children::quota(account, &limits);
@@ -282,15 +329,15 @@ impl Work<'_> {
             }
         };
         Ok(match children::quota_counts(&is, &limits) {
-            true if webhooks_count => Quota::Counts,
-            true => Quota::WithoutWebhooks,
+            true if all_count => Quota::Counts,
+            true => Quota::InPart,
             false => Quota::DoesNotCountYet,
         })
     }
 
-    /// Whether Kubernetes can count webhooks, which is known once it has done so, for this quota or for a probe.
-    async fn webhooks_count(&self, quota: Option<&ResourceQuota>) -> Result<bool, AccountError> {
-        let known = &self.shared.webhooks_count;
+    /// Whether Kubernetes can count all kinds, which is known once it has done so, for this quota or for a probe.
+    async fn all_count(&self, quota: Option<&ResourceQuota>) -> Result<bool, AccountError> {
+        let known = &self.shared.all_count;
         if known.load(Ordering::Relaxed) {
             return Ok(true);
         }
@@ -304,7 +351,7 @@ impl Work<'_> {
         if [quota, probe.as_ref()]
             .into_iter()
             .flatten()
-            .any(children::counts_webhooks)
+            .any(children::counts_all)
         {
             known.store(true, Ordering::Relaxed);
             if probe.is_some() {
@@ -443,20 +490,11 @@ impl Work<'_> {
         })
     }
 
-    /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted.
+    /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted: also the webhooks, with their
+    /// deliveries and the Secrets created for them, so that the next account to adopt it finds nothing.
     async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
-        let keys = self.inside::<ApiKey>();
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let some = keys.list_metadata(&page).doing("list the ApiKeys").await?;
-            for key in &some.items {
-                self.delete(&keys, &key.name_any(), "delete an ApiKey").await?;
-            }
-            match some.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => break,
-            }
-        }
+        self.delete_all::<ApiKey>("list the ApiKeys", "delete an ApiKey")
+            .await?;
         if created_by_operator {
             let parameters = DeleteParams {
                 preconditions: Some(Preconditions {
@@ -469,6 +507,8 @@ impl Work<'_> {
             let deleted = namespaces.delete(&self.namespace, &parameters);
             return gone_is_fine(deleted.doing("delete the namespace").await);
         }
+        self.delete_all::<Webhook>("list the Webhooks", "delete a Webhook")
+            .await?;
         let quotas = self.inside::<ResourceQuota>();
         self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
             .await?;
@@ -487,6 +527,28 @@ impl Work<'_> {
         gone_is_fine(unlabelled)
     }
 
+    /// Deletes all objects of a kind in the namespace.
+    async fn delete_all<K>(&self, listing: &'static str, deleting: &'static str) -> Result<(), AccountError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let api = self.inside::<K>();
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let some = api.list_metadata(&page).doing(listing).await?;
+            for object in &some.items {
+                self.delete(&api, &object.name_any(), deleting).await?;
+            }
+            match some.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(()),
+            }
+        }
+    }
+
     async fn delete<K>(&self, api: &Api<K>, name: &str, doing: &'static str) -> Result<(), AccountError>
     where
         K: Clone + Debug + DeserializeOwned,
@@ -498,6 +560,11 @@ impl Work<'_> {
     /// message of the Ready condition has changed.
     async fn write_status(&self, account: &Account, outcome: &Outcome) -> Result<bool, AccountError> {
         let status = decide::status(account, outcome, self.shared.deps.clock.now());
+        self.put_status(account, status).await
+    }
+
+    /// As [`write_status`](Self::write_status), for this status.
+    async fn put_status(&self, account: &Account, status: AccountStatus) -> Result<bool, AccountError> {
         if account.status.as_ref() == Some(&status) {
             return Ok(false);
         }

@@ -14,6 +14,7 @@ use k8s_openapi::{
 use crate::{
     resources::{ACCOUNT_LABEL, Account},
     runtime::watch,
+    service::keys::MAX_KEYS,
 };
 
 /// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
@@ -22,7 +23,7 @@ pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 
 /// Name of the ResourceQuota.
 pub(super) const QUOTA_NAME: &str = "stellage";
-/// Name of the probe quota, which exists until Kubernetes can count webhooks.
+/// Name of the probe quota, which exists until Kubernetes can count all kinds.
 const PROBE_NAME: &str = "stellage-probe";
 /// Name of the RoleBinding.
 pub(super) const BINDING_NAME: &str = "stellage-operator";
@@ -30,27 +31,40 @@ pub(super) const BINDING_NAME: &str = "stellage-operator";
 pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
-/// The quota's resource for instances; used if the Account limits them.
+/// The quota's resources.
 const INSTANCES: &str = "count/instances.stellage.dev";
-/// The quota's resource for webhooks; used as soon as Kubernetes can count them.
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
+const KEYS: &str = "count/apikeys.stellage.dev";
+const DELIVERIES: &str = "count/deliveries.stellage.dev";
+/// All of them.
+const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
+
+/// What every account is limited to, unless its spec says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DefaultQuotas {
+    /// Instances.
+    pub instances: u32,
+    /// Deliveries: pending, held and finished ones.
+    pub deliveries: u32,
+}
 
 /// The limit for each resource of the quota.
 pub(super) type Limits = BTreeMap<&'static str, i64>;
 
 /// The limits of an account.
-pub(super) fn limits(account: &Account) -> Limits {
-    let instances = account
-        .spec
-        .instance_quota
-        .map(|limit| (INSTANCES, i64::from(limit)));
-    let webhooks = (WEBHOOKS, i64::from(account.webhook_quota()));
-    instances.into_iter().chain([webhooks]).collect()
+pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
+    Limits::from([
+        (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
+        (WEBHOOKS, i64::from(account.webhook_quota())),
+        (KEYS, i64::try_from(MAX_KEYS).unwrap_or(i64::MAX)),
+        (DELIVERIES, i64::from(defaults.deliveries)),
+    ])
 }
 
-/// The limits without that of webhooks. While Kubernetes cannot count webhooks, it would refuse to create any.
-pub(super) fn without_webhooks(mut limits: Limits) -> Limits {
-    limits.remove(WEBHOOKS);
+/// The limits while Kubernetes cannot count new kinds, and would refuse to create any object of a limited one: none but that of
+/// instances, if the Account itself sets it.
+pub(super) fn at_first(account: &Account, mut limits: Limits) -> Limits {
+    limits.retain(|what, _| *what == INSTANCES && account.spec.instance_quota.is_some());
     limits
 }
 
@@ -103,10 +117,10 @@ fn limiting(metadata: ObjectMeta, limits: &Limits) -> ResourceQuota {
     }
 }
 
-/// A probe quota in the operator's namespace, to find out whether Kubernetes can count webhooks yet. It limits nothing,
-/// because there are no webhooks in that namespace.
+/// A probe quota in the operator's namespace, to find out whether Kubernetes can count all kinds yet. It limits nothing,
+/// because there are no such objects in that namespace.
 pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
-    let limits = Limits::from([(WEBHOOKS, 0)]);
+    let limits = Limits::from(ALL.map(|what| (what, 0)));
     let metadata = ObjectMeta {
         name: Some(PROBE_NAME.to_owned()),
         namespace: Some(operator_namespace.to_owned()),
@@ -118,10 +132,10 @@ pub(super) fn probe(operator_namespace: &str) -> (ResourceQuota, Limits) {
     (limiting(metadata, &limits), limits)
 }
 
-/// Whether Kubernetes has counted webhooks for this quota.
-pub(super) fn counts_webhooks(quota: &ResourceQuota) -> bool {
+/// Whether Kubernetes has counted all kinds for this quota.
+pub(super) fn counts_all(quota: &ResourceQuota) -> bool {
     let used = quota.status.as_ref().and_then(|status| status.used.as_ref());
-    used.is_some_and(|used| used.contains_key(WEBHOOKS))
+    used.is_some_and(|used| ALL.iter().all(|what| used.contains_key(*what)))
 }
 
 /// The RoleBinding that lets the operator access Secrets in this namespace.
@@ -173,7 +187,7 @@ pub(super) fn limits_to(quota: &ResourceQuota, limits: &Limits) -> bool {
         && spec.scope_selector.is_none()
 }
 
-/// Whether the quota has anything besides limits of instances and webhooks.
+/// Whether the quota has anything besides the limits of an account.
 pub(super) fn has_more(quota: &ResourceQuota) -> bool {
     quota.spec.as_ref().is_some_and(|spec| {
         spec.scopes.is_some()
@@ -182,7 +196,7 @@ pub(super) fn has_more(quota: &ResourceQuota) -> bool {
                 .hard
                 .iter()
                 .flatten()
-                .any(|(what, _)| ![INSTANCES, WEBHOOKS].contains(&what.as_str()))
+                .any(|(what, _)| !ALL.contains(&what.as_str()))
     })
 }
 
@@ -239,7 +253,7 @@ pub(super) fn binding_matches(is: &RoleBinding, wanted: &RoleBinding) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use k8s_openapi::{
         api::core::v1::ResourceQuotaStatus,
         apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time},
@@ -248,20 +262,32 @@ mod tests {
     use super::super::decide::tests::account;
     use super::*;
 
+    pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
+        instances: 100,
+        deliveries: 30_000,
+    };
+
+    fn limits(account: &Account) -> Limits {
+        super::limits(account, DEFAULTS)
+    }
+
+    #[test]
+    fn every_account_is_limited_by_default_but_only_to_what_kubernetes_can_count() {
+        let mut ada = account("ada", "shop", 1);
+        let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 30_000)]);
+        assert_eq!(limits(&ada), defaults);
+        assert!(at_first(&ada, defaults).is_empty());
+        ada.spec.instance_quota = Some(3);
+        assert_eq!(at_first(&ada, limits(&ada)), [(INSTANCES, 3)].into());
+    }
+
     #[test]
     fn the_quota_follows_the_spec_and_drift_is_seen() {
         let mut ada = account("ada", "shop", 1);
-        assert_eq!(
-            limits(&ada),
-            [(WEBHOOKS, 20)].into(),
-            "webhooks are always limited"
-        );
         ada.spec.instance_quota = Some(3);
         ada.spec.webhook_quota = Some(1000);
-        let both = limits(&ada);
+        let both = Limits::from([(INSTANCES, 3), (WEBHOOKS, 1000)]);
         let wanted = quota(&ada, &both);
-        assert_eq!(without_webhooks(both.clone()), [(INSTANCES, 3)].into());
-        assert_eq!(both, [(INSTANCES, 3), (WEBHOOKS, 1000)].into());
         assert!(quota_matches(&wanted, &wanted, &both));
         // As Kubernetes writes it.
         let mut stored = wanted.clone();
@@ -293,7 +319,12 @@ mod tests {
             let webhooks = webhooks.map(|n| (WEBHOOKS.to_owned(), Quantity(n.to_owned())));
             Some(instances.into_iter().chain(webhooks).collect())
         };
-        let limits_now = limits(&ada);
+        let limits_of = |ada: &Account| {
+            let mut limits = limits(ada);
+            limits.retain(|what, _| [INSTANCES, WEBHOOKS].contains(what));
+            limits
+        };
+        let limits_now = limits_of(&ada);
         let mut is = quota(&ada, &limits_now);
         is.metadata.creation_timestamp = Some(Time(at(100)));
         let stuck = |is: &ResourceQuota, second| quota_is_stuck(is, &limits_now, at(second));
@@ -330,7 +361,7 @@ mod tests {
         assert!(quota_counts(&is, &limits_now) && !stuck(&is, 999));
         ada.spec.instance_quota = Some(4);
         assert!(
-            !quota_counts(&is, &limits(&ada)) && !quota_is_stuck(&is, &limits(&ada), at(999)),
+            !quota_counts(&is, &limits_of(&ada)) && !quota_is_stuck(&is, &limits_of(&ada), at(999)),
             "a new limit has not been counted yet"
         );
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use super::children::{self, Limits};
+use super::children::{self, DefaultQuotas, Limits};
 use crate::{resources::Account, runtime::watch::Change};
 
 /// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
@@ -13,7 +13,6 @@ pub(super) struct Claimant {
     pub(super) created: Timestamp,
     pub(super) uid: String,
     pub(super) name: String,
-    limits: Limits,
 }
 
 impl Claimant {
@@ -26,25 +25,37 @@ impl Claimant {
                 .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
             uid: account.metadata.uid.clone().unwrap_or_default(),
             name: account.metadata.name.clone().unwrap_or_default(),
-            limits: children::limits(account),
         }
     }
 }
 
 /// All claims, by namespace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Claims {
+    defaults: DefaultQuotas,
+    /// The limits of the Accounts, by name.
+    limits: HashMap<String, Limits>,
     by_namespace: HashMap<String, BTreeSet<Claimant>>,
     by_account: BTreeMap<String, (String, Claimant)>,
 }
 
 impl Claims {
+    /// No claims. `defaults` are the limits of Accounts that set none.
+    pub(super) fn new(defaults: DefaultQuotas) -> Self {
+        Self {
+            defaults,
+            limits: HashMap::new(),
+            by_namespace: HashMap::new(),
+            by_account: BTreeMap::new(),
+        }
+    }
+
     /// Records a change, and returns the names of the Accounts that it may affect: the changed one, and those that claim the
     /// same namespace.
     pub(super) fn changed(&mut self, change: &Change<Account>) -> BTreeSet<String> {
         match change {
             Change::Replaced(all) => {
-                *self = Self::default();
+                *self = Self::new(self.defaults);
                 for account in all {
                     self.insert(account);
                 }
@@ -94,7 +105,7 @@ impl Claims {
     /// The limits of the Accounts that claim `namespace`.
     pub(super) fn limits(&self, namespace: &str) -> impl Iterator<Item = &Limits> {
         let claimants = self.by_namespace.get(namespace).into_iter().flatten();
-        claimants.map(|claimant| &claimant.limits)
+        claimants.filter_map(|claimant| self.limits.get(&claimant.name))
     }
 
     fn insert(&mut self, account: &Account) {
@@ -104,6 +115,8 @@ impl Claims {
             .entry(namespace.clone())
             .or_default()
             .insert(claimant.clone());
+        let limits = children::limits(account, self.defaults);
+        self.limits.insert(claimant.name.clone(), limits);
         self.by_account
             .insert(claimant.name.clone(), (namespace, claimant));
     }
@@ -113,6 +126,7 @@ impl Claims {
         let Some((namespace, claimant)) = self.by_account.remove(name) else {
             return BTreeSet::new();
         };
+        self.limits.remove(name);
         if let Some(claimants) = self.by_namespace.get_mut(&namespace) {
             claimants.remove(&claimant);
             if claimants.is_empty() {
@@ -127,7 +141,7 @@ impl Claims {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::decide::tests::account;
+    use super::super::{children::tests::DEFAULTS, decide::tests::account};
     use super::*;
 
     fn names(set: &BTreeSet<String>) -> Vec<&str> {
@@ -136,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_older_comes_first_and_its_deletion_wakes_the_other() {
-        let mut known = Claims::default();
+        let mut known = Claims::new(DEFAULTS);
         let (older, younger) = (
             Arc::new(account("z", "shop", 1)),
             Arc::new(account("a", "shop", 2)),
@@ -157,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_new_list_replaces_all_that_was_known() {
-        let mut known = Claims::default();
+        let mut known = Claims::new(DEFAULTS);
         known.changed(&Change::Applied(Arc::new(account("gone", "shop", 1))));
         known.changed(&Change::Replaced(vec![Arc::new(account("new", "shop", 2))]));
         assert_eq!(known.of("shop").len(), 1);

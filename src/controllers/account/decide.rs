@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use super::{children, claims::Claimant};
 use crate::resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
-    account::NAMESPACE_READY,
+    account::{LEFTOVERS, NAMESPACE_READY},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
     ids,
 };
@@ -191,6 +191,21 @@ const MAX_NAMES: usize = 5;
 
 /// What blocks a deletion, such as `3 instances: a, b, c; delete them first`; `None` if nothing does.
 pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
+    let total: u64 = contents.iter().map(|contents| contents.count).sum();
+    let them = if total == 1 { "it" } else { "them" };
+    Some(format!("{}; delete {them} first", enumerated(contents)?))
+}
+
+/// The message about what a former owner of the namespace has left; `None` if there is nothing.
+pub(super) fn leftovers(contents: &[Contents]) -> Option<String> {
+    let what = enumerated(contents)?;
+    Some(format!(
+        "a former owner of the namespace has left {what}; they do not work for this account and can be deleted"
+    ))
+}
+
+/// Such as `3 instances: a, b, c; 1 webhook: d`; `None` without any.
+fn enumerated(contents: &[Contents]) -> Option<String> {
     let parts: Vec<String> = contents
         .iter()
         .filter(|contents| contents.count > 0)
@@ -208,9 +223,7 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
             format!("{} {word}: {}{more}", contents.count, names.join(", "))
         })
         .collect();
-    let total: u64 = contents.iter().map(|contents| contents.count).sum();
-    let them = if total == 1 { "it" } else { "them" };
-    (!parts.is_empty()).then(|| format!("{}; delete {them} first", parts.join("; ")))
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// How a reconcile ended, for the status.
@@ -355,9 +368,42 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
             account.metadata.uid.as_deref().unwrap_or_default(),
         )),
         namespace: owned.is_some().then(|| wanted.to_owned()),
+        owner_since: owner_since(account, owned.is_some(), now),
         observed_generation: generation,
         conditions,
     }
+}
+
+/// `status.ownerSince`: set for an Account that gets its namespace only now, and kept should it lose the namespace for a while.
+fn owner_since(account: &Account, is_owner: bool, now: Timestamp) -> Option<Timestamp> {
+    let status = account.status.as_ref()?;
+    let was_owner = account.owned_namespace().is_some();
+    status.owner_since.or_else(|| match (was_owner, is_owner) {
+        // In whole seconds, as creation times are.
+        (false, true) => Timestamp::from_second(now.as_second()).ok(),
+        (true, false) => Some(account.owner_since()),
+        _ => None,
+    })
+}
+
+/// Sets or removes the condition about what a former owner of the namespace has left.
+pub(super) fn set_leftovers(
+    status: &mut AccountStatus,
+    found: Option<String>,
+    generation: Option<i64>,
+    now: Timestamp,
+) {
+    let Some(message) = found else {
+        status.conditions.retain(|condition| condition.type_ != LEFTOVERS);
+        return;
+    };
+    let desired = Desired {
+        type_: LEFTOVERS,
+        status: Some(true),
+        reason: "FormerOwner",
+        message,
+    };
+    conditions::set(&mut status.conditions, desired, generation, now);
 }
 
 #[cfg(test)]
@@ -409,6 +455,28 @@ pub(super) mod tests {
             Claim::Refused(refusal) => refusal.reason,
             _ => "",
         }
+    }
+
+    #[test]
+    fn an_account_that_waited_for_its_namespace_owns_it_only_from_then_on() {
+        let taken = |account: &Account| Outcome::Refused(Refusal {
+            reason: "NamespaceTaken",
+            message: account.spec.email.clone(),
+            is_temporary: false,
+        });
+        let mut first = account("ada", "shop", 1);
+        first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(5)));
+        assert_eq!(first.owner_since(), at(1), "nobody else had it");
+        first.status = Some(status(&first, &taken(&first), at(6)));
+        first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(7)));
+        assert_eq!(first.owner_since(), at(1), "what it made before is still its own");
+
+        let mut second = account("bob", "shop", 2);
+        second.status = Some(status(&second, &taken(&second), at(3)));
+        second.status = Some(status(&second, &Outcome::Ready { adopted: true }, at(8)));
+        assert_eq!(second.owner_since(), at(8));
+        second.status = Some(status(&second, &Outcome::Ready { adopted: true }, at(9)));
+        assert_eq!(second.owner_since(), at(8));
     }
 
     #[test]

@@ -51,6 +51,7 @@ use crate::{
     },
 };
 
+pub use children::DefaultQuotas;
 pub use directory::AccountDirectory;
 
 /// Field manager of this controller.
@@ -69,6 +70,8 @@ pub struct Deps {
     pub namespace: String,
     /// Name of the operator's service account.
     pub service_account: String,
+    /// The limits of accounts that set none.
+    pub quotas: DefaultQuotas,
     /// Name of this replica in Kubernetes Events.
     pub identity: String,
     /// Where reconciles are counted.
@@ -118,8 +121,8 @@ struct Shared {
     /// Namespaces that must become empty before their Account can be deleted.
     draining: Mutex<HashSet<String>>,
     backoffs: Backoffs,
-    /// Whether Kubernetes can count webhooks, which takes half a minute after their CRD is created.
-    webhooks_count: AtomicBool,
+    /// Whether Kubernetes can count all kinds, which takes half a minute after the CRDs are created.
+    all_count: AtomicBool,
 }
 
 impl AccountController {
@@ -128,12 +131,12 @@ impl AccountController {
         Self {
             shared: Arc::new(Shared {
                 events: Events::new(deps.client.clone(), "account-controller", &deps.identity),
+                claims: Mutex::new(Claims::new(deps.quotas)),
                 deps,
-                claims: Mutex::default(),
                 queue: Mutex::default(),
                 draining: Mutex::default(),
                 backoffs: Backoffs::default(),
-                webhooks_count: AtomicBool::new(false),
+                all_count: AtomicBool::new(false),
             }),
         }
     }

@@ -28,6 +28,9 @@ use crate::{
 /// How long an outbox entry seen in the watch is left to the reconcile that wrote it, before the worker takes it over.
 const CLAIM_GRACE: Duration = Duration::from_secs(2);
 
+/// Reason of a webhook that belongs to a former account of its namespace.
+pub(super) const FORMER_ACCOUNT: &str = "FormerAccount";
+
 /// The state shared by the modules of the controller.
 pub(super) struct Shared {
     pub(super) deps: Deps,
@@ -232,7 +235,7 @@ impl Shared {
 
     fn facts(&self, webhook: &Webhook, key: &WebhookKey) -> WebhookFacts {
         let metadata = &webhook.metadata;
-        let gate = if !webhook.spec.active {
+        let gate = if !webhook.spec.active || self.is_left_over(webhook) {
             Gate::Inactive
         } else if webhook.disabled().is_some() {
             Gate::Disabled
@@ -256,6 +259,18 @@ impl Shared {
         }
     }
 
+    /// UID of the Account that a webhook's namespace belongs to.
+    pub(super) fn account_uid(&self, webhook: &Webhook) -> Option<String> {
+        let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
+        self.deps.directory.account_of(namespace)?.metadata.uid.clone()
+    }
+
+    /// Whether the webhook belongs to a former account of the namespace.
+    fn is_left_over(&self, webhook: &Webhook) -> bool {
+        let owner = self.account_uid(webhook);
+        owner.is_some_and(|uid| webhook.is_of_another_account(&uid))
+    }
+
     /// Why an active webhook cannot be sent to: reason and message of the condition.
     pub(super) fn obstacle(&self, webhook: &Webhook, key: &WebhookKey) -> Option<(&'static str, String)> {
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
@@ -264,6 +279,12 @@ impl Shared {
                 "namespace {namespace} belongs to no Account, so nothing is sent; create an Account with spec.namespace {namespace}"
             );
             return Some(("NoAccount", message));
+        }
+        if self.is_left_over(webhook) {
+            let message = format!(
+                "the webhook was made for a former account of namespace {namespace}, so nothing is sent; delete it, and create another if you need one"
+            );
+            return Some((FORMER_ACCOUNT, message));
         }
         if let Err(complaint) = ReceiverUrl::parse(&webhook.spec.url, &self.deps.rules) {
             return Some(("InvalidURL", format!("spec.url {complaint}")));

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::shared::Notification;
+use super::shared::{FORMER_ACCOUNT, Notification};
 use crate::{
     delivery::dispatch::{Disablement, Tally},
     resources::{
@@ -16,6 +16,8 @@ use crate::{
 pub(super) struct Facts<'a> {
     /// Its status when this process began to count.
     pub(super) base: &'a WebhookStatus,
+    /// UID of the Account that its namespace belongs to.
+    pub(super) account_uid: Option<String>,
     /// Counts since then.
     pub(super) tally: &'a Tally,
     /// Number of deliveries that wait for an attempt.
@@ -43,6 +45,12 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let disabled = disabled(webhook, facts);
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
+        // The first one stays.
+        account_uid: webhook
+            .status
+            .as_ref()
+            .and_then(|status| status.account_uid.clone())
+            .or_else(|| facts.account_uid.clone()),
         observed_generation: generation,
         pending: facts.pending,
         held: facts.held,
@@ -112,6 +120,9 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         ),
     }
     match (&facts.obstacle, &status.disabled) {
+        (Some((reason, message)), _) if *reason == FORMER_ACCOUNT => {
+            set(READY, Some(false), reason, message.clone());
+        }
         (Some((reason, message)), _) => set(
             READY,
             Some(false),

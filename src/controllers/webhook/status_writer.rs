@@ -135,6 +135,7 @@ fn status_of(
     let secret = shared.secrets.get(key, &cached.webhook);
     let facts = Facts {
         base: &cached.base,
+        account_uid: shared.account_uid(&cached.webhook),
         tally: &tally,
         pending,
         held,

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{FIRST_PAUSE, JobKey, LONGEST_PAUSE, TimerId, WebhookKey};
 use crate::{
-    events::{EventType, OutboxEntry},
+    events::{EventType, OutboxEntry, catalogue},
     resources::{Delivery, DeliveryPhase, DeliveryStatus},
     runtime::watch::revision,
 };
@@ -48,7 +48,7 @@ impl Event {
             event_type: record.spec.event_type,
             created_at: record.spec.event_created_at,
             sequence: record.spec.sequence,
-            body: Bytes::copy_from_slice(record.spec.body.as_bytes()),
+            body: Bytes::copy_from_slice(catalogue::body_of(&record.spec).as_bytes()),
             subject: subject.clone(),
         }
     }

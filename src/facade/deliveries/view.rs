@@ -1,6 +1,6 @@
 //! Deliveries as answers show them (decisions, section 6).
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -11,7 +11,7 @@ use utoipa::{
 };
 
 use crate::{
-    events::EventType,
+    events::{EventType, catalogue},
     facade::view::Seconds,
     resources::{Attempt, Delivery, DeliveryPhase, Webhook, delivery::MAX_ATTEMPTS_KEPT},
     service::{
@@ -62,7 +62,8 @@ pub struct RequestView<'a> {
     headers: HeadersView<'a>,
     /// The body, byte for byte; the same in every attempt.
     #[schema(example = "{\"id\":\"evt_5m2k8x1ta4q7hz0c\",\"type\":\"instance.created\"}")]
-    body: &'a str,
+    #[schema(value_type = String)]
+    body: Cow<'a, str>,
 }
 
 /// The headers of the request, without the two signatures, which are computed with the secret for each attempt and not stored.
@@ -182,7 +183,7 @@ impl<'a> DeliveryView<'a> {
             request: Some(RequestView {
                 url: &webhook.spec.url,
                 headers,
-                body: &spec.body,
+                body: catalogue::body_of(spec),
             }),
             ..Self::of(delivery)
         }

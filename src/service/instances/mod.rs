@@ -25,7 +25,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, protected},
+    error::{Error, protected, quota_used_up},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -91,14 +91,20 @@ impl Service {
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
+        // As for webhooks: the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
+        // this lets the create wait.
+        let has_room = || {
+            tenant.check_not_terminating()?;
+            let count = self.instances.index().count(&tenant.namespace);
+            if count < usize::try_from(tenant.instance_quota).unwrap_or(usize::MAX) {
+                Ok(())
+            } else {
+                Err(quota_used_up("instances"))
+            }
+        };
         let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
         self.instances
-            .create_once(
-                &tenant.namespace,
-                keyed.as_ref(),
-                || tenant.check_not_terminating(),
-                build,
-            )
+            .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
             .await
     }
 

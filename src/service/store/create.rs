@@ -10,7 +10,7 @@ use crate::{
     resources::ids,
     runtime::client::CallError,
     service::{
-        error::{Error, ErrorKind, is_quota_pending},
+        error::{Error, ErrorKind, is_quota_exceeded, is_quota_pending},
         id::PublicId,
         idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
         index::{Index, Indexed, Object as _, ObjectOf},
@@ -41,9 +41,9 @@ impl<I: PublicId> KeyedCreate<I> {
     }
 }
 
-/// How long a create waits for Kubernetes to compute a new quota, and how often it tries.
-const QUOTA_TIMEOUT: Duration = Duration::from_secs(3);
-const QUOTA_POLL: Duration = Duration::from_millis(100);
+/// How long a create waits for Kubernetes to compute a new quota, or to count the end of a deletion; and how often it tries.
+const QUOTA_TIMEOUT: Duration = Duration::from_secs(4);
+const QUOTA_POLL: Duration = Duration::from_millis(200);
 
 /// The result of a create.
 pub struct Created<E> {
@@ -78,7 +78,7 @@ impl<X: Index> Store<X> {
             let random = || PublicId::of_suffix(&ids::random_suffix()).ok_or_else(Error::fault);
             let id: <X::Item as Indexed>::Id = keyed.map_or_else(random, |keyed| Ok(keyed.id))?;
             let object = build(&id.name(), keyed.map(|keyed| keyed.hash.clone()));
-            let refusal = match self.create_within_quota(namespace, &object).await {
+            let refusal = match self.create_within_quota(namespace, &object, &check).await {
                 Ok(item) => {
                     return Ok(Created {
                         item: Arc::new(item),
@@ -106,7 +106,14 @@ impl<X: Index> Store<X> {
                 }
             }
             if !is_taken {
-                return Err(refusal.into());
+                return Err(if is_quota_exceeded(&refusal) && check().is_ok() {
+                    let word = X::Item::WORD;
+                    Error::unavailable(format!(
+                        "Kubernetes still counts a {word} that is being deleted, or the account's former quota; try again"
+                    ))
+                } else {
+                    refusal.into()
+                });
             }
         }
         Err(Error::new(
@@ -117,12 +124,21 @@ impl<X: Index> Store<X> {
 }
 
 impl<X: Index> Store<X> {
-    /// Creates an object. If its quota is new, waits until Kubernetes has computed it, which takes tenths of a second.
-    async fn create_within_quota(&self, namespace: &str, object: &ObjectOf<X>) -> Result<X::Item, CallError> {
+    /// Creates an object. Waits a little if the quota refuses what `check` allows: Kubernetes computes a new quota within tenths
+    /// of a second, and counts an object until its deletion is complete.
+    async fn create_within_quota(
+        &self,
+        namespace: &str,
+        object: &ObjectOf<X>,
+        check: impl Fn() -> Result<(), Error> + Send + Sync,
+    ) -> Result<X::Item, CallError> {
         let begun = Instant::now();
         loop {
             match self.create(namespace, object).await {
-                Err(refusal) if is_quota_pending(&refusal) && begun.elapsed() < QUOTA_TIMEOUT => {
+                Err(refusal)
+                    if (is_quota_pending(&refusal) || is_quota_exceeded(&refusal) && check().is_ok())
+                        && begun.elapsed() < QUOTA_TIMEOUT =>
+                {
                     tokio::time::sleep(QUOTA_POLL).await;
                 }
                 outcome => return outcome,

@@ -28,7 +28,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, quota_used_up},
+    error::{Error, ErrorKind, quota_used_up},
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
@@ -189,6 +189,7 @@ impl Service {
         };
         let decide = |item: &IndexedWebhook| {
             precondition.check(&*item.webhook)?;
+            self.check_owner(item)?;
             Ok(Verdict::Write {
                 spec: Box::new(change.apply(&item.webhook, self.clock.now())),
                 annotations: announced.clone().into_iter().collect(),
@@ -302,10 +303,23 @@ impl Service {
     ) -> Result<Arc<IndexedWebhook>, Error> {
         let decide = |item: &IndexedWebhook| {
             precondition.check(&*item.webhook)?;
+            self.check_owner(item)?;
             check(item)?;
             Ok(Verdict::Leave)
         };
         self.webhooks.modify(namespace, id, decide).await
+    }
+
+    /// `conflict` for a webhook of a former account of the namespace, which can only be read and deleted.
+    fn check_owner(&self, item: &IndexedWebhook) -> Result<(), Error> {
+        let owner = self.credentials.owner_uid(item.webhook.namespace());
+        match owner {
+            Some(uid) if item.webhook.is_of_another_account(&uid) => Err(Error::new(
+                ErrorKind::Conflict,
+                "the webhook was made for a former account and does nothing; delete it, and create another if you need one",
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
