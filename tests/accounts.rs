@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use control_plane::Identity;
 use k8s_openapi::api::{
-    core::v1::{Namespace, ResourceQuota},
+    core::v1::{Namespace, ResourceQuota, Secret},
     rbac::v1::RoleBinding,
 };
 use kube::{
@@ -326,10 +326,18 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
     .unwrap();
     let webhooks = test.inside::<Webhook>("acc-theirs");
     webhooks.create(&PostParams::default(), &webhook).await.unwrap();
+    let secrets = test.inside::<Secret>("acc-theirs");
+    for (name, label) in [("s", "stellage.dev/webhook-secret"), ("other", "example.com/other")] {
+        let secret = json!({ "metadata": { "name": name, "labels": { label: "true" } } });
+        let secret = serde_json::from_value(secret).unwrap();
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
+    }
 
     test.delete("acc-adopts").await;
     test.wait_until_gone("acc-adopts").await;
-    assert!(webhooks.get_opt("hook").await.unwrap().is_none(), "nothing is left for the next account");
+    // Nothing that works is left for the next account.
+    assert!(webhooks.get_opt("hook").await.unwrap().is_none());
+    assert!(secrets.get_opt("s").await.unwrap().is_none() && secrets.get_opt("other").await.unwrap().is_some());
     let namespace = test.namespaces.get("acc-theirs").await.unwrap();
     assert!(namespace.metadata.deletion_timestamp.is_none());
     assert!(!namespace.labels().contains_key("stellage.dev/account"));

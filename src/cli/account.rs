@@ -51,7 +51,7 @@ pub struct CreateArgs {
     #[arg(long)]
     namespace: Option<String>,
 
-    /// Maximum number of instances [default: no limit]
+    /// Maximum number of instances [default: the operator's, 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=1_000_000))]
     instance_quota: Option<i32>,
 

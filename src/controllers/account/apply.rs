@@ -4,7 +4,7 @@ use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use k8s_openapi::{
     api::{
-        core::v1::{Namespace, ResourceQuota},
+        core::v1::{Namespace, ResourceQuota, Secret},
         rbac::v1::RoleBinding,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -28,6 +28,7 @@ use crate::{
         ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
         conditions,
+        webhook::WEBHOOK_SECRET_LABEL,
     },
     runtime::client::{CallError, bounded},
 };
@@ -491,9 +492,10 @@ impl Work<'_> {
     }
 
     /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted: also the webhooks, with their
-    /// deliveries and the Secrets created for them, so that the next account to adopt it finds nothing.
+    /// deliveries, and the signing Secrets, so that the next account to adopt it finds nothing.
     async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
-        self.delete_all::<ApiKey>("list the ApiKeys", "delete an ApiKey")
+        let all = ListParams::default();
+        self.delete_all::<ApiKey>(&all, "list the ApiKeys", "delete an ApiKey")
             .await?;
         if created_by_operator {
             let parameters = DeleteParams {
@@ -507,7 +509,11 @@ impl Work<'_> {
             let deleted = namespaces.delete(&self.namespace, &parameters);
             return gone_is_fine(deleted.doing("delete the namespace").await);
         }
-        self.delete_all::<Webhook>("list the Webhooks", "delete a Webhook")
+        self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
+            .await?;
+        // Their receivers would take what the next account signs with them for events of this one.
+        let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
+        self.delete_all::<Secret>(&signing, "list the signing Secrets", "delete a signing Secret")
             .await?;
         let quotas = self.inside::<ResourceQuota>();
         self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
@@ -527,8 +533,13 @@ impl Work<'_> {
         gone_is_fine(unlabelled)
     }
 
-    /// Deletes all objects of a kind in the namespace.
-    async fn delete_all<K>(&self, listing: &'static str, deleting: &'static str) -> Result<(), AccountError>
+    /// Deletes all selected objects of a kind in the namespace.
+    async fn delete_all<K>(
+        &self,
+        selected: &ListParams,
+        listing: &'static str,
+        deleting: &'static str,
+    ) -> Result<(), AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -536,7 +547,7 @@ impl Work<'_> {
             + DeserializeOwned,
     {
         let api = self.inside::<K>();
-        let mut page = ListParams::default().limit(PAGE);
+        let mut page = selected.clone().limit(PAGE);
         loop {
             let some = api.list_metadata(&page).doing(listing).await?;
             for object in &some.items {

@@ -213,7 +213,8 @@ func (t tour) webhooks(receiver string) error {
 		return unexpected("webhook", created)
 	}
 	webhook := created.JSON201.Data
-	fmt.Printf("webhook: active %t, secret %t\n", webhook.Active, strings.HasPrefix(webhook.Secret, "whsec_"))
+	shown := webhook.Secret != nil && strings.HasPrefix(*webhook.Secret, "whsec_")
+	fmt.Printf("webhook: active %t, secret %t\n", webhook.Active, shown)
 	return errors.Join(t.deliver(webhook.Id), t.deleteWebhook(webhook.Id))
 }
 

@@ -92,7 +92,7 @@ async function instances(): Promise<void> {
 async function webhooks(url: string): Promise<void> {
   const body = { url, events: ["instance.created", "backup.failed"] } satisfies CreateWebhook;
   const webhook = success(await client.POST("/v1/webhooks", { body })).data;
-  console.log(`webhook: active ${webhook.active}, secret ${webhook.secret.startsWith("whsec_")}`);
+  console.log(`webhook: active ${webhook.active}, secret ${webhook.secret?.startsWith("whsec_")}`);
   const path = { id: webhook.id };
   const sent = success(await client.POST("/v1/webhooks/{id}/test", { params: { path } })).data;
   const look = async (): Promise<Delivery> => {
