@@ -172,8 +172,15 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
         .delete("stellage-operator", &DeleteParams::default())
         .await
         .unwrap();
-    let as_decided =
-        BTreeMap::from([(INSTANCES, "2"), (WEBHOOKS, "20"), (KEYS, "50"), (DELIVERIES, "30k")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+    let as_decided = BTreeMap::from(
+        [
+            (INSTANCES, "2"),
+            (WEBHOOKS, "20"),
+            (KEYS, "50"),
+            (DELIVERIES, "30k"),
+        ]
+        .map(|(k, v)| (k.to_owned(), v.to_owned())),
+    );
     support::wait_until_webhooks_are_counted(&quotas).await;
     assert_eq!(hard(&quotas).await, as_decided);
     let more = json!({ "spec": { "hard": { INSTANCES: "99", WEBHOOKS: "99", "count/secrets": "1" } } });
@@ -327,7 +334,10 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
     let webhooks = test.inside::<Webhook>("acc-theirs");
     webhooks.create(&PostParams::default(), &webhook).await.unwrap();
     let secrets = test.inside::<Secret>("acc-theirs");
-    for (name, label) in [("s", "stellage.dev/webhook-secret"), ("other", "example.com/other")] {
+    for (name, label) in [
+        ("s", "stellage.dev/webhook-secret"),
+        ("other", "example.com/other"),
+    ] {
         let secret = json!({ "metadata": { "name": name, "labels": { label: "true" } } });
         let secret = serde_json::from_value(secret).unwrap();
         secrets.create(&PostParams::default(), &secret).await.unwrap();
@@ -337,7 +347,9 @@ async fn a_namespace_that_is_there_is_adopted_only_with_the_label_and_stays_when
     test.wait_until_gone("acc-adopts").await;
     // Nothing that works is left for the next account.
     assert!(webhooks.get_opt("hook").await.unwrap().is_none());
-    assert!(secrets.get_opt("s").await.unwrap().is_none() && secrets.get_opt("other").await.unwrap().is_some());
+    assert!(
+        secrets.get_opt("s").await.unwrap().is_none() && secrets.get_opt("other").await.unwrap().is_some()
+    );
     let namespace = test.namespaces.get("acc-theirs").await.unwrap();
     assert!(namespace.metadata.deletion_timestamp.is_none());
     assert!(!namespace.labels().contains_key("stellage.dev/account"));
@@ -577,7 +589,7 @@ async fn administrators_make_accounts_and_keys_with_the_command() {
     // With text output, only the key is on stdout.
     let key = stellage(&["key", "create", "--account", "acc-cli", "--scope", "read"]).unwrap();
     let key = key.trim_end();
-    assert!(key.starts_with("stl_") && key.len() == 47, "{key}");
+    assert!(key.starts_with("stl_") && key.len() == 63, "{key}");
     let made = json_of(&[
         "key",
         "create",
@@ -597,7 +609,7 @@ async fn administrators_make_accounts_and_keys_with_the_command() {
     assert!(made["expires_at"].as_str().unwrap().ends_with('Z'));
     let stored = test.inside::<ApiKey>("acc-cli").get("ci").await.unwrap();
     let secret = made["key"].as_str().unwrap();
-    assert_eq!(stored.spec.last_characters.as_deref(), Some(&secret[43..]));
+    assert_eq!(stored.spec.last_characters.as_deref(), Some(&secret[59..]));
     assert!(
         !serde_json::to_string(&stored).unwrap().contains(secret),
         "only the digest is kept"

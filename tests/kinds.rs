@@ -494,7 +494,12 @@ async fn what_a_delivery_sends_never_changes() {
     support::kubectl(plane, &["create", "namespace", "kinds-delivery"], None).unwrap();
     let mut manifest = whole_delivery();
     manifest["metadata"]["namespace"] = json!("kinds-delivery");
-    support::kubectl(plane, &["create", "-f", "-"], Some(&manifest.to_string())).unwrap();
+    let operator = plane.client(Identity::Operator).await.unwrap();
+    let delivery: Delivery = serde_json::from_value(manifest).unwrap();
+    Api::<Delivery>::namespaced(operator, "kinds-delivery")
+        .create(&PostParams::default(), &delivery)
+        .await
+        .unwrap();
     let patch = |patch: Value| {
         let patch = patch.to_string();
         let arguments = [

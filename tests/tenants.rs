@@ -32,7 +32,13 @@ fn by_hand(name: &str, text: &str) -> ApiKey {
 async fn ask(text: &str) -> StatusCode {
     let operator = &support::shared().await.operator;
     let request = reqwest::Client::new().get(format!("{}/v1/account", operator.url));
-    request.bearer_auth(text).timeout(PATIENCE).send().await.unwrap().status()
+    request
+        .bearer_auth(text)
+        .timeout(PATIENCE)
+        .send()
+        .await
+        .unwrap()
+        .status()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,8 +46,15 @@ async fn a_key_made_by_hand_from_its_own_digest_works_and_is_listed_as_outdated(
     let tenant = Tenant::new("keys-outdated").await;
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), "keys-outdated");
     let text = "made-by-hand-0123456789";
-    keys.create(&PostParams::default(), &by_hand("old", text)).await.unwrap();
-    eventually("the key to work", async || ask(text).await, |status| *status == StatusCode::OK).await;
+    keys.create(&PostParams::default(), &by_hand("old", text))
+        .await
+        .unwrap();
+    eventually(
+        "the key to work",
+        async || ask(text).await,
+        |status| *status == StatusCode::OK,
+    )
+    .await;
     let plane = support::shared().await.plane;
     let list = ["key", "list", "--account", "keys-outdated"];
     let printed = stellage(plane, &list).unwrap();
@@ -53,7 +66,11 @@ async fn a_key_made_by_hand_from_its_own_digest_works_and_is_listed_as_outdated(
     assert_eq!(marked, ["old"], "{printed}");
     let printed = stellage(plane, &[&list[..], &["--output", "json"]].concat()).unwrap();
     let printed: Value = serde_json::from_str(&printed).unwrap();
-    let outdated = printed.as_array().unwrap().iter().filter(|key| key["outdated"] == true);
+    let outdated = printed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|key| key["outdated"] == true);
     assert_eq!(outdated.count(), 1);
 
     // What would break the list, or the terminal, is refused.
@@ -67,9 +84,16 @@ async fn a_key_made_by_hand_from_its_own_digest_works_and_is_listed_as_outdated(
         let mut object = serde_json::to_value(by_hand("bad", text)).unwrap();
         object["spec"][field] = json!(value);
         let manifest = object.to_string();
-        let refused = support::kubectl(plane, &["-n", "keys-outdated", "create", "-f", "-"], Some(&manifest));
+        let refused = support::kubectl(
+            plane,
+            &["-n", "keys-outdated", "create", "-f", "-"],
+            Some(&manifest),
+        );
         let refused = refused.unwrap_err();
-        assert!(refused.contains(&format!("spec.{field}")) && refused.contains(why), "{value}: {refused}");
+        assert!(
+            refused.contains(&format!("spec.{field}")) && refused.contains(why),
+            "{value}: {refused}"
+        );
     }
     for fine in ["2028-02-29T00:00:00Z", "2027-12-31T23:59:59+14:00"] {
         let mut object = serde_json::to_value(by_hand("fine", text)).unwrap();
@@ -87,16 +111,25 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     let namespace = Namespace {
         metadata: ObjectMeta {
             name: Some("left-by-others".to_owned()),
-            labels: Some(BTreeMap::from([("stellage.dev/account".to_owned(), "left-next".to_owned())])),
+            labels: Some(BTreeMap::from([(
+                "stellage.dev/account".to_owned(),
+                "left-next".to_owned(),
+            )])),
             ..ObjectMeta::default()
         },
         ..Namespace::default()
     };
     let namespaces: Api<Namespace> = Api::all(admin.clone());
-    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
     let keys: Api<ApiKey> = Api::namespaced(admin.clone(), "left-by-others");
     let text = "left-by-a-former-account";
-    let key = keys.create(&PostParams::default(), &by_hand("old", text)).await.unwrap();
+    let key = keys
+        .create(&PostParams::default(), &by_hand("old", text))
+        .await
+        .unwrap();
     let webhook: Webhook = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "wh-abcdefgh01234567" },
         "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -106,12 +139,21 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     webhooks.create(&PostParams::default(), &webhook).await.unwrap();
     let bound = json!({ "status": { "accountUid": "of-the-former-account" } });
     webhooks
-        .patch_status("wh-abcdefgh01234567", &PatchParams::default(), &Patch::Merge(bound))
+        .patch_status(
+            "wh-abcdefgh01234567",
+            &PatchParams::default(),
+            &Patch::Merge(bound),
+        )
         .await
         .unwrap();
     // Creation times are in whole seconds.
     let made = key.metadata.creation_timestamp.unwrap().0.as_second();
-    eventually("the next second", async || Timestamp::now().as_second(), |now| *now > made).await;
+    eventually(
+        "the next second",
+        async || Timestamp::now().as_second(),
+        |now| *now > made,
+    )
+    .await;
     let account: Account = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "left-next" },
         "spec": { "email": "next@example.com", "namespace": "left-by-others" },
@@ -122,7 +164,12 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     let found = eventually(
         "the condition about what was left",
         async || {
-            let status = accounts.get("left-next").await.unwrap().status.unwrap_or_default();
+            let status = accounts
+                .get("left-next")
+                .await
+                .unwrap()
+                .status
+                .unwrap_or_default();
             conditions::find(&status.conditions, "Leftovers").cloned()
         },
         Option::is_some,
@@ -136,7 +183,12 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     eventually(
         "the webhook to be dead",
         async || {
-            let status = webhooks.get("wh-abcdefgh01234567").await.unwrap().status.unwrap_or_default();
+            let status = webhooks
+                .get("wh-abcdefgh01234567")
+                .await
+                .unwrap()
+                .status
+                .unwrap_or_default();
             conditions::find(&status.conditions, "Ready").map(|ready| ready.reason.clone())
         },
         |reason| reason.as_deref() == Some("FormerAccount"),
@@ -144,11 +196,17 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     .await;
     // A key made now works, the old one does not.
     let own = support::new_key(plane, "left-next", "write");
-    eventually("the new key to work", async || ask(&own).await, |status| *status == StatusCode::OK).await;
+    eventually(
+        "the new key to work",
+        async || ask(&own).await,
+        |status| *status == StatusCode::OK,
+    )
+    .await;
     assert_eq!(ask(text).await, StatusCode::UNAUTHORIZED);
     let url = &support::shared().await.operator.url;
     let call = async |method: Method, path: &str, body: Value| {
-        let request = reqwest::Client::new().request(method, format!("{url}/v1/webhooks/wh_abcdefgh01234567{path}"));
+        let request =
+            reqwest::Client::new().request(method, format!("{url}/v1/webhooks/wh_abcdefgh01234567{path}"));
         let request = request.bearer_auth(&own).timeout(PATIENCE).json(&body);
         request.send().await.unwrap().status()
     };
@@ -162,7 +220,10 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     }
     assert_eq!(call(Method::DELETE, "", json!({})).await, StatusCode::NO_CONTENT);
     keys.delete("old", &DeleteParams::default()).await.unwrap();
-    accounts.delete("left-next", &DeleteParams::default()).await.unwrap();
+    accounts
+        .delete("left-next", &DeleteParams::default())
+        .await
+        .unwrap();
 }
 
 /// A user who may do everything in one namespace.
@@ -185,14 +246,18 @@ async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
 async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() {
     let tenant = Tenant::new("operator-only").await;
     let receiver = support::receivers::Receiver::start(|_| support::receivers::Answer::ok()).await;
-    tenant.webhook("hook", &receiver.url("/"), &["instance.created"]).await;
+    tenant
+        .webhook("hook", &receiver.url("/"), &["instance.created"])
+        .await;
     let client = tenant_of(&tenant, "ada@example.com").await;
     let deliveries: Api<Delivery> = Api::namespaced(client.clone(), &tenant.namespace);
     let webhooks: Api<Webhook> = Api::namespaced(client, &tenant.namespace);
 
     let status = json!({ "status": { "accountUid": "mine", "disabled": null } });
     for api in [&webhooks, &tenant.webhooks()] {
-        let refused = api.patch_status("hook", &PatchParams::default(), &Patch::Merge(&status)).await;
+        let refused = api
+            .patch_status("hook", &PatchParams::default(), &Patch::Merge(&status))
+            .await;
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("written by the operator alone"), "{refused}");
     }
@@ -217,7 +282,11 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         delivery(true, "", json!({ "phase": "Delivered" })),
     ] {
         for api in [&deliveries, &tenant.deliveries()] {
-            let refused = api.create(&PostParams::default(), &forged).await.unwrap_err().to_string();
+            let refused = api
+                .create(&PostParams::default(), &forged)
+                .await
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains("created by the operator alone"), "{refused}");
         }
     }
@@ -228,7 +297,10 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     stellage(plane, &test).unwrap();
     let got = receiver.wait_for(1).await.pop().unwrap();
     let body: Value = serde_json::from_slice(&got.body).unwrap();
-    assert_eq!((&body["type"], body["data"]["instance"].is_object()), (&json!("instance.created"), true));
+    assert_eq!(
+        (&body["type"], body["data"]["instance"].is_object()),
+        (&json!("instance.created"), true)
+    );
     standardwebhooks::Webhook::new(SECRET)
         .unwrap()
         .verify(&got.body, &got.headers)
@@ -236,23 +308,39 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
 
     // Of a finished one, nothing but the request to send it again may change.
     let sent = tenant
-        .wait_for_deliveries("hook", "it to be recorded", |all| all.len() == 1 && all[0].is_finished())
+        .wait_for_deliveries("hook", "it to be recorded", |all| {
+            all.len() == 1 && all[0].is_finished()
+        })
         .await
         .pop()
         .unwrap();
     let name = sent.metadata.name.unwrap();
     let patch = async |patch: Value| {
-        deliveries.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+        deliveries
+            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map(drop)
     };
     for (change, why) in [
-        (json!({ "status": { "attempts": [] } }), "written by the operator alone"),
-        (json!({ "metadata": { "labels": { "stellage.dev/webhook": "other" } } }), "stellage.dev/finished may be changed"),
-        (json!({ "metadata": { "annotations": { "stellage.dev/finished-at": "2099-01-01T00:00:00Z" } } }), "attempt-requested-at may be changed"),
+        (
+            json!({ "status": { "attempts": [] } }),
+            "written by the operator alone",
+        ),
+        (
+            json!({ "metadata": { "labels": { "stellage.dev/webhook": "other" } } }),
+            "stellage.dev/finished may be changed",
+        ),
+        (
+            json!({ "metadata": { "annotations": { "stellage.dev/finished-at": "2099-01-01T00:00:00Z" } } }),
+            "attempt-requested-at may be changed",
+        ),
     ] {
         let refused = patch(change).await.unwrap_err().to_string();
         assert!(refused.contains(why), "{refused}");
     }
-    patch(json!({ "metadata": { "labels": { "mine": "yes" }, "annotations": { "mine": "yes" } } })).await.unwrap();
+    patch(json!({ "metadata": { "labels": { "mine": "yes" }, "annotations": { "mine": "yes" } } }))
+        .await
+        .unwrap();
     let again = json!({ "metadata": {
         "labels": { "stellage.dev/finished": null },
         "annotations": { "stellage.dev/attempt-requested-at": "2026-11-22T10:00:00Z" },
@@ -277,11 +365,20 @@ async fn a_create_while_a_deletion_frees_the_quota_waits_and_is_told_to_try_agai
     assert_eq!(created.status, 201, "{created:?}");
     let id = created.json()["data"]["id"].as_str().unwrap().to_owned();
     let full = create().await;
-    assert_eq!((full.status.as_u16(), full.json()["error"]["code"].as_str()), (403, Some("resource_limit_exceeded")));
+    assert_eq!(
+        (full.status.as_u16(), full.json()["error"]["code"].as_str()),
+        (403, Some("resource_limit_exceeded"))
+    );
     // Something delays the deletion, as a server that takes its time would.
     let hold = json!({ "metadata": { "finalizers": ["stellage.dev/server", "example.com/held"] } });
-    tenant.instances().patch(&id, &PatchParams::default(), &Patch::Merge(hold)).await.unwrap();
-    let gone = tenant.call(Method::DELETE, &format!("/v1/instances/{id}"), None).await;
+    tenant
+        .instances()
+        .patch(&id, &PatchParams::default(), &Patch::Merge(hold))
+        .await
+        .unwrap();
+    let gone = tenant
+        .call(Method::DELETE, &format!("/v1/instances/{id}"), None)
+        .await;
     assert_eq!(gone.status, 204);
     let early = create().await;
     assert_eq!(early.status, 503, "{early:?}");
@@ -293,7 +390,10 @@ async fn a_create_while_a_deletion_frees_the_quota_waits_and_is_told_to_try_agai
         let rest: Vec<_> = object.metadata.finalizers.unwrap_or_default();
         let rest: Vec<_> = rest.into_iter().filter(|it| it != "example.com/held").collect();
         let patch = json!({ "metadata": { "finalizers": rest, "resourceVersion": object.metadata.resource_version } });
-        let _ = tenant.instances().patch(&id, &PatchParams::default(), &Patch::Merge(patch)).await;
+        let _ = tenant
+            .instances()
+            .patch(&id, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
         false
     };
     let (created, _) = tokio::join!(

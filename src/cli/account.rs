@@ -222,7 +222,10 @@ fn show(account: &Account, output: Output) -> Result<(), CliError> {
         ("ID", view.id.unwrap_or("-").to_owned()),
         ("Email", view.email.to_owned()),
         ("Namespace", view.namespace.to_owned()),
-        ("Instance quota", limit(view.instance_quota, "the operator's default")),
+        (
+            "Instance quota",
+            limit(view.instance_quota, "the operator's default"),
+        ),
         ("Webhook quota", limit(view.webhook_quota, "20")),
         ("Requests per hour", view.rate_limit_per_hour.to_string()),
         ("Ready", readiness(&view)),

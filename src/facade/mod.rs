@@ -147,7 +147,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock, service::Dependencies,
+        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
+        service::Dependencies,
     };
 
     #[tokio::test]

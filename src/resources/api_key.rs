@@ -37,9 +37,7 @@ pub enum KeyScope {
 }
 
 /// What the digest of a key is computed from.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, schemars::JsonSchema)]
 pub enum DigestOf {
     /// The key alone, as Stellage did at first. A copy of such a digest in another account's namespace comes to life when the
     /// original is revoked.
@@ -115,7 +113,8 @@ pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
 /// another form.
 pub fn account_of(key: &str) -> Option<String> {
     let rest = key.strip_prefix(PREFIX)?;
-    let has_form = rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let has_form =
+        rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
     has_form.then(|| format!("{}{}", ids::ACCOUNT_PREFIX, &rest[..ids::SUFFIX]))
 }
 

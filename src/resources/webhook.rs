@@ -334,7 +334,10 @@ impl Webhook {
 
     /// Whether it belongs to another Account than the one with this UID.
     pub fn is_of_another_account(&self, uid: &str) -> bool {
-        let bound = self.status.as_ref().and_then(|status| status.account_uid.as_deref());
+        let bound = self
+            .status
+            .as_ref()
+            .and_then(|status| status.account_uid.as_deref());
         bound.is_some_and(|bound| bound != uid)
     }
 

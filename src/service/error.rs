@@ -186,7 +186,8 @@ fn exceeded(message: &str) -> &'static str {
 /// Whether an admission policy or webhook of the cluster refuses the request. The code is whatever it chooses.
 fn is_denial(status: &Status) -> bool {
     let says = |who: &str, what: &str| status.message.contains(who) && status.message.contains(what);
-    says("ValidatingAdmissionPolicy '", "denied request") || says("admission webhook \"", "denied the request")
+    says("ValidatingAdmissionPolicy '", "denied request")
+        || says("admission webhook \"", "denied the request")
 }
 
 /// Whether RBAC refuses the service itself.
@@ -412,7 +413,10 @@ mod tests {
             );
             let error = answered(403, &message, &json!({}));
             assert_eq!(error.kind, ErrorKind::ResourceLimitExceeded);
-            assert!(error.message.contains(&format!("quota of {words} is used up")), "{error}");
+            assert!(
+                error.message.contains(&format!("quota of {words} is used up")),
+                "{error}"
+            );
         }
         let both = "exceeded quota: stellage, requested: count/apikeys.stellage.dev=1, used: count/apikeys.stellage.dev=50, limited: count/apikeys.stellage.dev=50";
         assert_eq!(exceeded(both), "API keys");

@@ -201,7 +201,13 @@ mod tests {
         let digest = sha2::Sha256::digest(format!("uid\n{a}"));
         assert_eq!(spec.sha256, hex::encode(digest));
         assert_eq!(spec.last_characters.as_deref(), Some(&a[59..]));
-        for other in [&a[..62], "secret", "stl_", &a.replace("stl_", "key_"), &a.replace(&a[60..], "-_-")] {
+        for other in [
+            &a[..62],
+            "secret",
+            "stl_",
+            &a.replace("stl_", "key_"),
+            &a.replace(&a[60..], "-_-"),
+        ] {
             assert_eq!(api_key::account_of(other), None, "{other}");
         }
     }

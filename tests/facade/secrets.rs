@@ -21,7 +21,10 @@ fn secrets(tenant: &Tenant) -> Api<Secret> {
 
 async fn add(tenant: &Tenant, secret: Value) {
     let secret: Secret = serde_json::from_value(secret).unwrap();
-    secrets(tenant).create(&PostParams::default(), &secret).await.unwrap();
+    secrets(tenant)
+        .create(&PostParams::default(), &secret)
+        .await
+        .unwrap();
 }
 
 /// Names another Secret in a webhook, as kubectl would.
@@ -45,7 +48,11 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
     .await;
     let rotate = format!("{path}/rotate-secret");
     let mut told = Vec::new();
-    for (secret, key) in [("private", "password"), ("private", "nothing"), ("nowhere", "secret")] {
+    for (secret, key) in [
+        ("private", "password"),
+        ("private", "nothing"),
+        ("nowhere", "secret"),
+    ] {
         refer(&tenant, &name, secret, key).await;
         for (method, path, body) in [
             (Method::POST, &rotate, json!({})),
@@ -58,7 +65,12 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
         let message = eventually(
             "the condition",
             async || {
-                let status = webhooks(&tenant).get(&name).await.unwrap().status.unwrap_or_default();
+                let status = webhooks(&tenant)
+                    .get(&name)
+                    .await
+                    .unwrap()
+                    .status
+                    .unwrap_or_default();
                 conditions::find(&status.conditions, "SecretReady").cloned()
             },
             |ready| {
@@ -70,12 +82,19 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
             },
         )
         .await;
-        let message = message.unwrap().message.replace(secret, "S").replace(&format!("key {key} "), "key K ");
+        let message = message
+            .unwrap()
+            .message
+            .replace(secret, "S")
+            .replace(&format!("key {key} "), "key K ");
         told.push(json!(message));
     }
     assert_eq!(told[..3], told[3..6]);
     assert_eq!(told[..3], told[6..]);
-    assert_eq!(stored(&tenant, "private", "password").await.as_deref(), Some("hunter2"));
+    assert_eq!(
+        stored(&tenant, "private", "password").await.as_deref(),
+        Some("hunter2")
+    );
     assert!(secrets(&tenant).get_opt("nowhere").await.unwrap().is_none());
 
     // The label is consent.
@@ -85,7 +104,9 @@ async fn a_secret_that_is_not_for_webhooks_is_neither_shown_nor_changed_nor_told
         .await
         .unwrap();
     refer(&tenant, &name, "private", "password").await;
-    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[]).await.json();
+    let rotated = expect(&tenant, 200, Method::POST, &rotate, None, &[])
+        .await
+        .json();
     assert_eq!(
         stored(&tenant, "private", "password").await.as_deref(),
         rotated["data"]["secret"].as_str()
@@ -99,7 +120,9 @@ async fn a_repeated_rotation_is_refused_once_the_webhook_names_another_secret() 
     let (path, name) = (url_of(&webhook), name_of(&webhook));
     let rotate = format!("{path}/rotate-secret");
     let headers = [("Idempotency-Key", "once")];
-    let first = expect(&tenant, 200, Method::POST, &rotate, None, &headers).await.json();
+    let first = expect(&tenant, 200, Method::POST, &rotate, None, &headers)
+        .await
+        .json();
     add(
         &tenant,
         json!({
@@ -111,9 +134,14 @@ async fn a_repeated_rotation_is_refused_once_the_webhook_names_another_secret() 
     refer(&tenant, &name, "other", "secret").await;
     let refused = expect(&tenant, 409, Method::POST, &rotate, None, &headers).await;
     assert!(code(&refused) == "conflict" && !refused.text.contains("theirs"));
-    assert_eq!(stored(&tenant, "other", "secret").await.as_deref(), Some("theirs"));
+    assert_eq!(
+        stored(&tenant, "other", "secret").await.as_deref(),
+        Some("theirs")
+    );
     refer(&tenant, &name, &name, "secret").await;
-    let again = expect(&tenant, 200, Method::POST, &rotate, None, &headers).await.json();
+    let again = expect(&tenant, 200, Method::POST, &rotate, None, &headers)
+        .await
+        .json();
     assert_eq!(again["data"]["secret"], first["data"]["secret"]);
     // The same for another key of one Secret.
     refer(&tenant, &name, "other", "secret").await;
@@ -121,7 +149,10 @@ async fn a_repeated_rotation_is_refused_once_the_webhook_names_another_secret() 
     expect(&tenant, 200, Method::POST, &rotate, None, &headers).await;
     refer(&tenant, &name, "other", "another").await;
     expect(&tenant, 409, Method::POST, &rotate, None, &headers).await;
-    assert_eq!(stored(&tenant, "other", "another").await.as_deref(), Some("theirs too"));
+    assert_eq!(
+        stored(&tenant, "other", "another").await.as_deref(),
+        Some("theirs too")
+    );
 }
 
 #[tokio::test]
@@ -140,14 +171,26 @@ async fn a_change_with_a_secret_changes_the_secret_before_anything_else_and_can_
     let headers = [("If-Match", etag.as_str())];
     expect(&tenant, 409, Method::PATCH, &path, Some(&change), &headers).await;
     let object = webhooks(&tenant).get(&name).await.unwrap();
-    assert!(object.spec.active && object.spec.url.ends_with("/in"), "{:?}", object.spec);
+    assert!(
+        object.spec.active && object.spec.url.ends_with("/in"),
+        "{:?}",
+        object.spec
+    );
 
-    secrets(&tenant).delete(&name, &DeleteParams::default()).await.unwrap();
+    secrets(&tenant)
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
     let changed = expect(&tenant, 200, Method::PATCH, &path, Some(&change), &headers).await;
     assert_eq!(changed.json()["data"]["active"], false);
     assert_eq!(stored(&tenant, &name, "secret").await.as_deref(), Some("new"));
     // One write told the controller of both.
-    let version = secrets(&tenant).get(&name).await.unwrap().metadata.resource_version;
+    let version = secrets(&tenant)
+        .get(&name)
+        .await
+        .unwrap()
+        .metadata
+        .resource_version;
     let object = webhooks(&tenant).get(&name).await.unwrap();
     assert_eq!(object.metadata.generation, Some(2));
     let annotations = object.metadata.annotations.unwrap();
@@ -160,7 +203,15 @@ async fn an_expired_previous_secret_is_removed() {
     let webhook = create(&tenant).await;
     let (path, name) = (url_of(&webhook), name_of(&webhook));
     let body = json!({ "overlap_seconds": 1 });
-    expect(&tenant, 200, Method::POST, &format!("{path}/rotate-secret"), Some(&body), &[]).await;
+    expect(
+        &tenant,
+        200,
+        Method::POST,
+        &format!("{path}/rotate-secret"),
+        Some(&body),
+        &[],
+    )
+    .await;
     eventually(
         "the previous secret to go",
         async || {

@@ -181,7 +181,9 @@ async fn write(
             Some(before) if !webhook.may_use(before) => {
                 return Err(CliError::WrongState {
                     what: format!("Secret {name}"),
-                    why: format!("is not for webhooks: it is neither the webhook's own nor labelled {WEBHOOK_SECRET_LABEL}=true"),
+                    why: format!(
+                        "is not for webhooks: it is neither the webhook's own nor labelled {WEBHOOK_SECRET_LABEL}=true"
+                    ),
                     fix: format!(
                         "If it holds nothing but signing secrets, label it: kubectl label secret {name} -n {namespace} {WEBHOOK_SECRET_LABEL}=true"
                     ),

@@ -216,7 +216,12 @@ impl Work<'_> {
         let keys = keys.list_metadata(&page).doing("list the ApiKeys").await?.items;
         let keys = keys
             .into_iter()
-            .filter(|key| key.metadata.creation_timestamp.as_ref().is_some_and(|at| at.0 < since))
+            .filter(|key| {
+                key.metadata
+                    .creation_timestamp
+                    .as_ref()
+                    .is_some_and(|at| at.0 < since)
+            })
             .filter_map(|key| key.metadata.name);
         let webhooks = self.inside::<DeserializeGuard<Webhook>>();
         let webhooks = webhooks.list(&page).doing("list the Webhooks").await?.items;

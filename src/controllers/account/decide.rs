@@ -459,11 +459,13 @@ pub(super) mod tests {
 
     #[test]
     fn an_account_that_waited_for_its_namespace_owns_it_only_from_then_on() {
-        let taken = |account: &Account| Outcome::Refused(Refusal {
-            reason: "NamespaceTaken",
-            message: account.spec.email.clone(),
-            is_temporary: false,
-        });
+        let taken = |account: &Account| {
+            Outcome::Refused(Refusal {
+                reason: "NamespaceTaken",
+                message: account.spec.email.clone(),
+                is_temporary: false,
+            })
+        };
         let mut first = account("ada", "shop", 1);
         first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(5)));
         assert_eq!(first.owner_since(), at(1), "nobody else had it");

@@ -336,13 +336,7 @@ mod tests {
         assert_eq!(signatures("2026-11-21T09:59:59Z"), 2);
         assert_eq!(signatures("2026-11-21T10:00:00Z"), 1);
         let endless = secret(&[("secret", "new"), ("previous-secret", "old")]);
-        assert!(
-            parse(Some(&endless), &webhook())
-                .ok()
-                .unwrap()
-                .alone
-                .is_none()
-        );
+        assert!(parse(Some(&endless), &webhook()).ok().unwrap().alone.is_none());
     }
     #[test]
     fn a_previous_secret_is_removed_once_it_has_expired() {

@@ -43,7 +43,10 @@ pub struct NewKey<'a> {
     id: &'a str,
     /// The key itself, for the header `Authorization: Bearer <API_KEY>`. It is shown only once; `null` in the answer to a
     /// repeated request.
-    #[schema(required, example = "stl_0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")]
+    #[schema(
+        required,
+        example = "stl_4q7hz0c9k2m8x1ta0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY"
+    )]
     key: Option<&'a str>,
     /// What the key may do.
     #[schema(schema_with = key_scope)]

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use super::{DEADLINE, MAX_ATTEMPTS, WORD, selection::Selection, send_now, too_slow};
 use crate::{
     resources::{
-        Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL, instance::IDEMPOTENCY_ANNOTATION,
+        Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL,
+        instance::IDEMPOTENCY_ANNOTATION,
     },
     service::{
         Service,

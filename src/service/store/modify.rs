@@ -9,12 +9,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Store;
-use crate::{
-    service::{
-        error::{Error, ErrorKind},
-        id::PublicId as _,
-        index::{Index, Indexed, Object as _},
-    },
+use crate::service::{
+    error::{Error, ErrorKind},
+    id::PublicId as _,
+    index::{Index, Indexed, Object as _},
 };
 
 /// Attempts at a change while others keep changing the same object.
@@ -187,7 +185,9 @@ pub fn merge_patch<E: Indexed>(
     let version = &item.object().meta().resource_version;
     let mut patch = json!({ "metadata": { "resourceVersion": version } });
     if !annotations.is_empty() {
-        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), json!(value)));
+        let annotations = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)));
         patch["metadata"]["annotations"] = Value::Object(annotations.collect());
     }
     if !changes.is_empty() {

@@ -15,9 +15,7 @@ use serde_json::{Map, Value, json};
 use super::IndexedWebhook;
 use crate::{
     resources::{
-        SecretReference, Webhook, ids,
-        instance::IDEMPOTENCY_ANNOTATION,
-        webhook::SECRET_CHANGED_ANNOTATION,
+        SecretReference, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION, webhook::SECRET_CHANGED_ANNOTATION,
     },
     service::{
         Service,
@@ -269,8 +267,14 @@ impl Service {
         let webhook = change.webhook;
         let reference = &webhook.spec.secret_ref;
         let (namespace, name) = (webhook.namespace(), reference.name.as_str());
-        let rotated = request.map(|request| request.note(webhook)).transpose()?.flatten();
-        if rotated.as_ref().is_some_and(|place| *place != place_of(reference)) {
+        let rotated = request
+            .map(|request| request.note(webhook))
+            .transpose()?
+            .flatten();
+        if rotated
+            .as_ref()
+            .is_some_and(|place| *place != place_of(reference))
+        {
             return Err(moved());
         }
         // Stands in for a missing Secret.
@@ -287,7 +291,9 @@ impl Service {
             let mut annotations = change.annotations.clone();
             if let Some(request) = request {
                 match request.note(current)? {
-                    Some(key) if key == reference.key || key.is_empty() => return Ok((current.clone(), true)),
+                    Some(key) if key == reference.key || key.is_empty() => {
+                        return Ok((current.clone(), true));
+                    }
                     None if rotated.is_none() => {}
                     // Another key of the Secret was rotated, or the Secret has been replaced.
                     Some(_) | None => return Err(moved()),
@@ -313,12 +319,7 @@ impl Service {
 
     /// Makes the controller read a changed Secret at once, by annotating the webhook, so that events of later requests are
     /// signed with it. Otherwise the controller would read it some seconds later. The same write remembers the request.
-    async fn announce_secret(
-        &self,
-        webhook: &Webhook,
-        secret: &Secret,
-        request: Option<&IdempotentRequest>,
-    ) {
+    async fn announce_secret(&self, webhook: &Webhook, secret: &Secret, request: Option<&IdempotentRequest>) {
         let decide = |item: &IndexedWebhook| {
             if item.webhook.metadata.uid != webhook.metadata.uid {
                 return Ok(Verdict::Leave);
