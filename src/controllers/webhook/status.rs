@@ -45,12 +45,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let disabled = disabled(webhook, facts);
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
-        // The first one stays.
-        account_uid: webhook
-            .status
-            .as_ref()
-            .and_then(|status| status.account_uid.clone())
-            .or_else(|| facts.account_uid.clone()),
+        account_uid: account_uid(webhook, facts),
         observed_generation: generation,
         pending: facts.pending,
         held: facts.held,
@@ -120,15 +115,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         ),
     }
     match (&facts.obstacle, &status.disabled) {
-        (Some((reason, message)), _) if *reason == FORMER_ACCOUNT => {
-            set(READY, Some(false), reason, message.clone());
+        (Some((reason, message)), _) => {
+            let fate = fate_of_events(reason);
+            set(READY, Some(false), reason, format!("{message}{fate}"));
         }
-        (Some((reason, message)), _) => set(
-            READY,
-            Some(false),
-            reason,
-            format!("{message}; its events are held"),
-        ),
         (None, Some(disabled)) => {
             let message = format!(
                 "{}; its events are held. Fix the receiver, then enable the webhook: set spec.enableRequestedAt to the current time (or change anything else in the spec), or PATCH {{\"active\": true}} through REST",
@@ -148,6 +138,23 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     }
     status.conditions = conditions;
     status
+}
+
+/// What a webhook's condition says of its events, after the reason why nothing can be sent.
+fn fate_of_events(reason: &str) -> &'static str {
+    match reason {
+        FORMER_ACCOUNT => "",
+        _ => "; its events are held",
+    }
+}
+
+/// The Account that the webhook belongs to: the first one stays.
+fn account_uid(webhook: &Webhook, facts: &Facts<'_>) -> Option<String> {
+    let bound = webhook
+        .status
+        .as_ref()
+        .and_then(|status| status.account_uid.clone());
+    bound.or_else(|| facts.account_uid.clone())
 }
 
 fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
