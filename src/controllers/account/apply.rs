@@ -516,14 +516,18 @@ impl Work<'_> {
         }
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
             .await?;
-        // Their receivers would take what the next account signs with them for events of this one.
-        let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
-        self.delete_all::<Secret>(&signing, "list the signing Secrets", "delete a signing Secret")
-            .await?;
+        let bindings = self.inside::<RoleBinding>();
+        let binding = bindings.get_opt(children::BINDING_NAME);
+        // Without it this has been done by an earlier try, and Secrets can no longer be listed.
+        if binding.doing("read the RoleBinding").await?.is_some() {
+            // Receivers would take what the next account signs with these for events of this one.
+            let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
+            self.delete_all::<Secret>(&signing, "list the signing Secrets", "delete a signing Secret")
+                .await?;
+        }
         let quotas = self.inside::<ResourceQuota>();
         self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
             .await?;
-        let bindings = self.inside::<RoleBinding>();
         self.delete(&bindings, children::BINDING_NAME, "delete the RoleBinding")
             .await?;
         let unlabel = json!({ "metadata": {
