@@ -116,18 +116,7 @@ pub async fn serve(
         watches.shutdown.clone(),
     ));
 
-    let rules = common.receivers.rules();
-    if !common.receivers.receiver_allow_cluster {
-        let addresses = ClusterAddresses {
-            client: watches.client.clone(),
-            api_server,
-            given: common.receivers.own_addresses.clone(),
-        };
-        rules.own.replace(addresses.known_at_once());
-        let own = rules.own.clone();
-        tokio::spawn(addresses.follow(move |ranges| own.replace(ranges), watches.shutdown.clone()));
-    }
-
+    let rules = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -202,6 +191,22 @@ pub async fn serve(
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
     wait(tasks, &shutdown).await
+}
+
+/// The rules for receivers, which are kept up to date with the cluster's own addresses.
+fn rules(common: &CommonSettings, watches: &Watches, api_server: Option<String>) -> TargetRules {
+    let rules = common.receivers.rules();
+    if !common.receivers.receiver_allow_cluster {
+        let addresses = ClusterAddresses {
+            client: watches.client.clone(),
+            api_server,
+            given: common.receivers.own_addresses.clone(),
+        };
+        rules.own.replace(addresses.known_at_once());
+        let own = rules.own.clone();
+        tokio::spawn(addresses.follow(move |ranges| own.replace(ranges), watches.shutdown.clone()));
+    }
+    rules
 }
 
 fn service(

@@ -57,8 +57,8 @@ pub(super) struct Connector {
 enum Dialer {
     /// To the addresses that the resolver allows.
     Direct(HttpConnector<GuardedResolver>),
-    /// Through a proxy, to the host of the URL; boxed, because it is large.
-    Proxy(Box<Tunnel<HttpConnector>>),
+    /// Through a proxy, to the host of the URL.
+    Proxy(Tunnel<HttpConnector>),
 }
 
 type TunnelError = <Tunnel<HttpConnector> as Service<Uri>>::Error;
@@ -81,7 +81,7 @@ impl Connector {
             None => tunnel,
         };
         Self {
-            tcp: Dialer::Proxy(Box::new(tunnel)),
+            tcp: Dialer::Proxy(tunnel),
             tls: tls.into(),
             timeout,
         }

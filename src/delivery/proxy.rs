@@ -7,6 +7,10 @@ use http::{HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
+/// What a URL must be.
+const FORM: &str = "must be a URL of the form http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with special characters of \
+                    user and password as %XX";
+
 /// A proxy that takes CONNECT requests, such as Smokescreen.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProxyUrl {
@@ -18,8 +22,6 @@ pub struct ProxyUrl {
 impl ProxyUrl {
     /// Parses `http://[USER:PASSWORD@]HOST[:PORT]`.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        const FORM: &str = "must be a URL of the form http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with special \
-                            characters of user and password as %XX";
         let url = Url::parse(text.trim()).map_err(|_| FORM)?;
         let host = url.host_str().filter(|host| !host.is_empty()).ok_or(FORM)?;
         let has_more = !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some();
@@ -29,7 +31,7 @@ impl ProxyUrl {
         let uri = format!("http://{host}:{}", url.port().unwrap_or(80));
         Ok(Self {
             uri: uri.parse().map_err(|_| FORM)?,
-            authorization: authorization(&url).ok_or(FORM)?,
+            authorization: authorization(&url)?,
         })
     }
 
@@ -42,21 +44,21 @@ impl ProxyUrl {
     }
 }
 
-/// The header for the URL's user and password (RFC 7617), or none without a user; `None` if they cannot be sent.
-fn authorization(url: &Url) -> Option<Option<HeaderValue>> {
+/// The header for the URL's user and password (RFC 7617), or none without a user.
+fn authorization(url: &Url) -> Result<Option<HeaderValue>, &'static str> {
     if url.username().is_empty() && url.password().is_none() {
-        return Some(None);
+        return Ok(None);
     }
     let user: Vec<u8> = percent_decode_str(url.username()).collect();
     let password: Vec<u8> = percent_decode_str(url.password().unwrap_or_default()).collect();
     // The first colon separates the two.
     if user.contains(&b':') {
-        return None;
+        return Err(FORM);
     }
     let pair = BASE64_STANDARD.encode([user, password].join(&b':'));
-    let mut header = HeaderValue::try_from(format!("Basic {pair}")).ok()?;
+    let mut header = HeaderValue::try_from(format!("Basic {pair}")).map_err(|_| FORM)?;
     header.set_sensitive(true);
-    Some(Some(header))
+    Ok(Some(header))
 }
 
 impl fmt::Debug for ProxyUrl {

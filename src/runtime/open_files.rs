@@ -13,7 +13,7 @@ pub fn fitting(limits: Limits) -> Limits {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some() && limit.current != limit.maximum {
         limit.current = limit.maximum;
-        if let Err(error) = setrlimit(Resource::Nofile, limit.clone()) {
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
             tracing::warn!(%error, "cannot raise the limit of open files");
             limit = getrlimit(Resource::Nofile);
         }

@@ -174,10 +174,10 @@ impl Server {
                 () = self.shutdown.cancelled() => return None,
                 admitted = self.admit(address.ip()) => admitted,
             };
-            match admitted {
-                Some(admitted) => return Some((stream, admitted)),
-                None => tracing::debug!(%address, "closed a connection beyond its peer's share"),
+            if let Some(admitted) = admitted {
+                return Some((stream, admitted));
             }
+            tracing::debug!(%address, "closed a connection beyond its peer's share");
         }
     }
 

@@ -112,14 +112,12 @@ impl<S, R> Refusing<S, R> {
 impl<S: AsyncWrite + Unpin, R: Fn(StatusCode) -> Vec<u8>> Refusing<S, R> {
     /// Writes the replacement if `buf` is an answer of hyper.
     fn poll_refuse(&mut self, cx: &mut Context<'_>, buf: &[u8]) -> Option<Poll<io::Result<usize>>> {
-        let (bytes, written) = match &mut self.replacement {
-            Some(replacement) => replacement,
-            None => {
-                let status = status_of_own(buf)?;
-                self.has_refused = true;
-                self.replacement.insert(((self.refusal)(status), 0))
-            }
-        };
+        if self.replacement.is_none() {
+            let status = status_of_own(buf)?;
+            self.has_refused = true;
+            self.replacement = Some(((self.refusal)(status), 0));
+        }
+        let (bytes, written) = self.replacement.as_mut()?;
         while *written < bytes.len() {
             match Pin::new(&mut self.inner).poll_write(cx, &bytes[*written..]) {
                 Poll::Ready(Ok(0)) => return Some(Poll::Ready(Err(io::ErrorKind::WriteZero.into()))),

@@ -77,10 +77,12 @@ async fn serve(client: TcpStream, proxying: Proxying, targets: Arc<Mutex<Vec<Str
         }
         head.push(line.trim_end().to_owned());
     }
-    let target = head[0]
-        .strip_prefix("CONNECT ")
-        .and_then(|rest| rest.strip_suffix(" HTTP/1.1"));
-    let target = target.expect("a CONNECT request").to_owned();
+    let target = head
+        .first()
+        .and_then(|line| line.strip_prefix("CONNECT ")?.strip_suffix(" HTTP/1.1"));
+    let Some(target) = target.map(ToOwned::to_owned) else {
+        return;
+    };
     let authorization = head.iter().find_map(|line| {
         let (name, value) = line.split_once(": ")?;
         name.eq_ignore_ascii_case("proxy-authorization").then_some(value)
