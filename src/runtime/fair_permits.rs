@@ -96,29 +96,31 @@ impl FairPermits {
                 Ok(()) => state.free -= 1,
                 Err(mut unwanted) => {
                     unwanted.permits = None;
-                    self.next_of_account(state, &unwanted.account);
+                    state.next_of_account(&unwanted.account);
                 }
             }
         }
     }
+}
 
+impl State {
     /// An account has one permit fewer, so that its next request may wait for a free one.
-    fn next_of_account(&self, state: &mut State, account: &Arc<str>) {
-        if let Some(behind) = state.behind.get_mut(account) {
+    fn next_of_account(&mut self, account: &Arc<str>) {
+        if let Some(behind) = self.behind.get_mut(account) {
             // Those who have stopped waiting since are left out.
             let next = std::iter::from_fn(|| behind.pop_front()).find(|next| !next.answer.is_closed());
             if behind.is_empty() {
-                state.behind.remove(account);
+                self.behind.remove(account);
             }
             if let Some(next) = next {
-                state.queue.push(account, next);
+                self.queue.push(account, next);
                 return;
             }
         }
-        if let Some(taken) = state.taken.get_mut(account) {
+        if let Some(taken) = self.taken.get_mut(account) {
             *taken -= 1;
             if *taken == 0 {
-                state.taken.remove(account);
+                self.taken.remove(account);
             }
         }
     }
@@ -131,7 +133,7 @@ impl Drop for Permit {
         };
         let mut state = permits.state.lock();
         state.free += 1;
-        permits.next_of_account(&mut state, &self.account);
+        state.next_of_account(&self.account);
         permits.give(&mut state);
     }
 }
@@ -181,7 +183,7 @@ mod tests {
             let next = ready.iter().position(Option::is_some).unwrap();
             held = ready.into_iter().flatten().next().unwrap();
             order.push(held.account.clone());
-            let _ = waiting.remove(next);
+            drop(waiting.remove(next));
         }
         assert_eq!(
             order.iter().map(|who| &**who).collect::<Vec<_>>(),
@@ -211,9 +213,8 @@ mod tests {
         drop(gone);
         drop(held);
         let queued = queued.as_mut().now_or_never().expect("a free permit");
-        let _all = [at_once(&permits, "a")];
-        drop(queued);
-        drop(_all);
+        let another = at_once(&permits, "a");
+        drop((queued, another));
         let state = permits.state.lock();
         assert!(state.taken.is_empty() && state.behind.is_empty() && state.queue.is_empty());
         assert_eq!(state.free, 2);
