@@ -33,7 +33,8 @@ impl Run {
         let program = Path::new(STELLAGE).with_file_name("control-plane");
         assert!(
             program.exists(),
-            "run cargo test --workspace --no-run, which builds {program:?}"
+            "run cargo test --workspace --no-run, which builds {}",
+            program.display()
         );
         let output = |name| File::create(checkout.path().join(name)).unwrap();
         let child = Command::new(program)

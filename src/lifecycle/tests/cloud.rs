@@ -150,7 +150,9 @@ impl Cloud {
             Fault::HangsSoftStop => operation.kind == OperationKind::Stop,
             _ => false,
         };
-        let left = timings.duration(operation.kind).saturating_sub(uptime - begun);
+        let left = timings
+            .duration(operation.kind)
+            .saturating_sub(uptime.saturating_sub(begun));
         if operation.forced || (left.is_zero() && !hangs) {
             self.finish(operation);
             self.done.insert(id);

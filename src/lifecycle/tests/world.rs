@@ -334,7 +334,7 @@ impl World {
             "a known address was removed"
         );
         assert!(after.disk_size_gb >= before.disk_size_gb, "a disk shrank");
-        let is_closed = self.gate != Gate::Open && !self.instance.metadata.deletion_timestamp.is_some();
+        let is_closed = self.gate != Gate::Open && self.instance.metadata.deletion_timestamp.is_none();
         if is_closed {
             assert_eq!(before.operation, after.operation, "the gate is closed");
             assert_eq!(before.state, after.state, "the gate is closed");
@@ -371,9 +371,8 @@ impl World {
                 && self.now().duration_since(op.counted_from()) >= SignedDuration::from_mins(15)
         });
         let observation = match answer {
-            None => return status.state,
             Some(Err(_)) if is_overdue => return Some(Error),
-            Some(Err(_)) => return status.state,
+            None | Some(Err(_)) => return status.state,
             Some(Ok(observation)) => observation,
         };
         let Some(operation) = &status.operation else {
