@@ -58,7 +58,9 @@ impl<K: Resource + Send + Sync + 'static> Listener<K> for ByNamespace<K> {
         match change {
             Change::Replaced(all) => {
                 let mut listed = Objects::default();
-                all.iter().for_each(|object| insert(&mut listed, object));
+                for object in all {
+                    insert(&mut listed, object);
+                }
                 *self.objects.lock() = listed;
             }
             Change::Applied(object) => insert(&mut self.objects.lock(), object),

@@ -172,41 +172,7 @@ impl Metrics {
             "Time of a provider call",
             metrics.provider_seconds.clone(),
         );
-        registry.register(
-            "delivery_attempts",
-            "Attempts to deliver an event",
-            metrics.delivery_attempts.clone(),
-        );
-        registry.register(
-            "delivery_attempt_duration_seconds",
-            "Time of an attempt to deliver",
-            metrics.delivery_seconds.clone(),
-        );
-        registry.register(
-            "delivery_writes",
-            "Writes of Deliveries",
-            metrics.delivery_writes.clone(),
-        );
-        registry.register(
-            "deliveries_pending",
-            "Deliveries that wait for an attempt",
-            metrics.deliveries_pending.clone(),
-        );
-        registry.register(
-            "deliveries_held",
-            "Deliveries held until their webhook can receive them",
-            metrics.deliveries_held.clone(),
-        );
-        registry.register(
-            "deliveries_dropped",
-            "Deliveries dropped because there were too many",
-            metrics.deliveries_dropped.clone(),
-        );
-        registry.register(
-            "webhooks_disabled",
-            "Disabled webhooks",
-            metrics.webhooks_disabled.clone(),
-        );
+        metrics.register_deliveries(&mut registry);
         registry.register("mails", "E-mails about disabled webhooks", metrics.mails.clone());
         registry.register(
             "leader",
@@ -217,6 +183,44 @@ impl Metrics {
             registry: Arc::new(registry),
             ..metrics
         }
+    }
+
+    fn register_deliveries(&self, registry: &mut Registry) {
+        registry.register(
+            "delivery_attempts",
+            "Attempts to deliver an event",
+            self.delivery_attempts.clone(),
+        );
+        registry.register(
+            "delivery_attempt_duration_seconds",
+            "Time of an attempt to deliver",
+            self.delivery_seconds.clone(),
+        );
+        registry.register(
+            "delivery_writes",
+            "Writes of Deliveries",
+            self.delivery_writes.clone(),
+        );
+        registry.register(
+            "deliveries_pending",
+            "Deliveries that wait for an attempt",
+            self.deliveries_pending.clone(),
+        );
+        registry.register(
+            "deliveries_held",
+            "Deliveries held until their webhook can receive them",
+            self.deliveries_held.clone(),
+        );
+        registry.register(
+            "deliveries_dropped",
+            "Deliveries dropped because there were too many",
+            self.deliveries_dropped.clone(),
+        );
+        registry.register(
+            "webhooks_disabled",
+            "Disabled webhooks",
+            self.webhooks_disabled.clone(),
+        );
     }
 
     /// All metrics in the OpenMetrics text format.

@@ -1,6 +1,7 @@
 //! Decides the status of a Webhook. No I/O.
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::shared::{FORMER_ACCOUNT, Notification};
 use crate::{
@@ -43,7 +44,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let Facts { base, tally, .. } = facts;
     let generation = webhook.metadata.generation;
     let disabled = disabled(webhook, facts);
-    let sent = facts
+    let mailed = facts
         .notification
         .and_then(|it| Some((it.disabled_at, it.result.clone().ok()?)));
     let before = webhook.status.as_ref();
@@ -61,8 +62,8 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
         previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
         unnotified: unnotified(webhook, disabled.as_ref())
-            .filter(|unnotified| sent.is_none_or(|(disabled_at, _)| disabled_at != unnotified.at)),
-        notified_at: sent
+            .filter(|unnotified| mailed.is_none_or(|(disabled_at, _)| disabled_at != unnotified.at)),
+        notified_at: mailed
             .map(|(_, at)| at)
             .max(before.and_then(|before| before.notified_at)),
         disabled,
@@ -74,10 +75,6 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     };
     let mut conditions = std::mem::take(&mut status.conditions);
     let is_new = conditions::find(&conditions, SECRET_READY).is_none();
-    let (had_backlog, has_backlog) = (
-        conditions::find(&conditions, BACKLOG).is_some(),
-        conditions::is_true(&conditions, BACKLOG),
-    );
     let mut set = |type_, state, reason: &str, message: String| {
         let desired = Desired {
             type_,
@@ -100,33 +97,8 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
             "the signing secret is usable".to_owned(),
         ),
     }
-    let failing = status.last_failure_at > status.last_success_at;
-    match (&status.disabled, failing) {
-        (Some(disabled), _) => set(HEALTHY, Some(false), "Disabled", disabled.message.clone()),
-        (None, true) => {
-            let message = status.last_failure.clone().unwrap_or_default();
-            set(
-                HEALTHY,
-                Some(false),
-                "Failing",
-                format!("the last attempt failed: {message}"),
-            );
-        }
-        (None, false) if status.last_success_at.is_some() => {
-            set(
-                HEALTHY,
-                Some(true),
-                "Succeeding",
-                "the last attempt succeeded".to_owned(),
-            );
-        }
-        (None, false) => set(
-            HEALTHY,
-            Some(true),
-            "NotTried",
-            "nothing has been sent yet".to_owned(),
-        ),
-    }
+    let (is_healthy, reason, message) = health(&status);
+    set(HEALTHY, Some(is_healthy), reason, message);
     match (&facts.obstacle, &status.disabled) {
         (Some((reason, message)), _) => {
             let fate = fate_of_events(reason);
@@ -149,37 +121,65 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
         (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
-    match tally.backlog {
-        Some(Backlog::Held) => set(
-            BACKLOG,
-            Some(true),
-            "Held",
-            "too many deliveries wait for an attempt; later ones are held until there is room".to_owned(),
-        ),
-        Some(Backlog::Dropped) => set(
-            BACKLOG,
-            Some(true),
-            "Dropped",
-            "too many deliveries are held, so the oldest are dropped; status.dropped is their number".to_owned(),
-        ),
-        Some(Backlog::Refused) => set(
-            BACKLOG,
-            Some(true),
-            "QuotaExceeded",
-            "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number".to_owned(),
-        ),
-        // An earlier process said so; what it held is still held.
-        None if has_backlog && facts.held > 0 => {}
-        None if had_backlog || status.dropped > 0 => set(
-            BACKLOG,
-            Some(false),
-            "None",
-            "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier".to_owned(),
-        ),
-        None => {}
+    if let Some((state, reason, message)) = backlog(&conditions, facts, status.dropped) {
+        let desired = Desired {
+            type_: BACKLOG,
+            status: Some(state),
+            reason,
+            message: message.to_owned(),
+        };
+        conditions::set(&mut conditions, desired, generation, now);
     }
     status.conditions = conditions;
     status
+}
+
+/// Status, reason and message of the condition about the last attempt.
+fn health(status: &WebhookStatus) -> (bool, &'static str, String) {
+    if let Some(disabled) = &status.disabled {
+        return (false, "Disabled", disabled.message.clone());
+    }
+    if status.last_failure_at > status.last_success_at {
+        let message = status.last_failure.as_deref().unwrap_or_default();
+        return (false, "Failing", format!("the last attempt failed: {message}"));
+    }
+    if status.last_success_at.is_some() {
+        return (true, "Succeeding", "the last attempt succeeded".to_owned());
+    }
+    (true, "NotTried", "nothing has been sent yet".to_owned())
+}
+
+/// Status, reason and message of the condition about too many deliveries. `None`: leave it as it is.
+fn backlog(
+    conditions: &[Condition],
+    facts: &Facts<'_>,
+    dropped: i64,
+) -> Option<(bool, &'static str, &'static str)> {
+    let is_known = conditions::find(conditions, BACKLOG).is_some();
+    match facts.tally.backlog {
+        Some(Backlog::Held) => Some((
+            true,
+            "Held",
+            "too many deliveries wait for an attempt; later ones are held until there is room",
+        )),
+        Some(Backlog::Dropped) => Some((
+            true,
+            "Dropped",
+            "too many deliveries are held, so the oldest are dropped; status.dropped is their number",
+        )),
+        Some(Backlog::Refused) => Some((
+            true,
+            "QuotaExceeded",
+            "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number",
+        )),
+        // An earlier process said so; what it held is still held.
+        None if conditions::is_true(conditions, BACKLOG) && facts.held > 0 => None,
+        None => (is_known || dropped > 0).then_some((
+            false,
+            "None",
+            "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier",
+        )),
+    }
 }
 
 /// The disablement that ended before the account holder was notified of it. A later one that is notified of covers it.

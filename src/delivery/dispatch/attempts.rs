@@ -300,7 +300,6 @@ impl Dispatcher {
         if matches!(gate, Gate::Open | Gate::Blocked) && !job.test {
             job.awaits_disablement = true;
             queue.disabling = Some(queue.facts.generation);
-            queue.expect_room(&mut self.totals);
             let webhook = job.webhook.clone();
             let disablement = Disablement {
                 webhook: webhook.clone(),

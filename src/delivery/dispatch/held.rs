@@ -83,6 +83,9 @@ impl Dispatcher {
                 self.hold(&key);
             }
         }
+        if let Some(queue) = self.queues.get_mut(webhook) {
+            queue.expect_room(&mut self.totals);
+        }
         self.attempt_requested(webhook);
     }
 

@@ -200,7 +200,7 @@ fn a_retry_that_is_due_waits_for_no_first_attempt() {
     for second in 0..200 {
         world.pass(std::time::Duration::from_secs(1));
         let now = world.elapsed;
-        while world.sendings.first().is_some_and(|it| now - it.at >= timeout) {
+        while world.sendings.first().is_some_and(|it| now >= it.at + timeout) {
             land_after(&mut world, 0, 30);
         }
         world.work(false);
