@@ -4,8 +4,8 @@ CARGO_DENY_VERSION := 0.20.2
 CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 TARGET = $${CARGO_TARGET_DIR:-target}
-# Most tests spend most of their time waiting, and those with a control plane of their own wait for each other besides.
-TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 4 + 4 ))}
+# Most tests spend most of their time waiting.
+TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 ))}
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint bench crds tools cargo-deny

@@ -300,7 +300,9 @@ impl Controllers {
                 service_account: settings.service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
-                    deliveries: settings.delivery_quota,
+                    unfinished_deliveries: settings.delivery.pending_deliveries_per_account
+                        + settings.delivery.held_deliveries_per_account,
+                    finished_deliveries: settings.delivery.delivery_retention,
                 },
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),

@@ -173,10 +173,6 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
 
-    /// Delivery objects that an account may have: pending, held and finished ones
-    #[arg(long, env = "STELLAGE_DELIVERY_QUOTA", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    pub delivery_quota: u32,
-
     /// Writes to the API server at the same time
     #[arg(long, env = "STELLAGE_WRITE_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub write_concurrency: u16,

@@ -71,8 +71,14 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     let unnamed = writes.remove("").unwrap_or_default().len();
     let total: usize = writes.values().map(Vec::len).sum::<usize>() + unnamed;
     let most = writes.values().max_by_key(|all| all.len()).unwrap();
+    // A busy API server may answer 504 to a write, which is then repeated, and may be refused because the first one was made.
+    let failed = writes
+        .values()
+        .flatten()
+        .filter(|write| write.ends_with("504"))
+        .count();
     assert!(
-        total <= 4000 && most.len() <= 4,
+        total <= 4000 + 2 * failed && most.len() <= 4 + 2 * failed,
         "{total} writes for 1000 instances; for one of them {most:?}"
     );
 

@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::{
     events::EventType,
-    resources::{Delivery, DeliveryPhase, Webhook},
+    resources::{Delivery, DeliveryPhase, Webhook, delivery::set_event_order},
 };
 
 use super::{
@@ -73,7 +73,9 @@ async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
             }]);
         }
     }
-    let object: Delivery = serde_json::from_value(object).unwrap();
+    let mut object: Delivery = serde_json::from_value(object).unwrap();
+    let (at, sequence) = (object.spec.event_created_at, object.spec.sequence);
+    set_event_order(&mut object.metadata, at, sequence);
     let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
     Api::<Delivery>::namespaced(operator, &tenant.namespace)
         .create(&PostParams::default(), &object)

@@ -44,8 +44,10 @@ const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
 pub struct DefaultQuotas {
     /// Instances.
     pub instances: u32,
-    /// Deliveries: pending, held and finished ones.
-    pub deliveries: u32,
+    /// Deliveries that are pending or held.
+    pub unfinished_deliveries: u32,
+    /// Finished Deliveries that are kept for each webhook.
+    pub finished_deliveries: u32,
 }
 
 /// The limit for each resource of the quota.
@@ -57,8 +59,15 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
         (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
         (WEBHOOKS, i64::from(account.webhook_quota())),
         (KEYS, i64::try_from(MAX_KEYS).unwrap_or(i64::MAX)),
-        (DELIVERIES, i64::from(defaults.deliveries)),
+        (DELIVERIES, deliveries(account, defaults)),
     ])
+}
+
+/// Deliveries that an account may have: what it may be owed, and what is kept, of which there is a fifth more until the next
+/// round of deletions. So finished ones never leave too little room for those that are owed.
+fn deliveries(account: &Account, defaults: DefaultQuotas) -> i64 {
+    let kept = i64::from(account.webhook_quota()) * i64::from(defaults.finished_deliveries);
+    i64::from(defaults.unfinished_deliveries) + kept * 6 / 5
 }
 
 /// The limits while Kubernetes cannot count new kinds, and would refuse to create any object of a limited one: none but that of
@@ -264,7 +273,8 @@ pub(super) mod tests {
 
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,
-        deliveries: 30_000,
+        unfinished_deliveries: 10_000,
+        finished_deliveries: 1000,
     };
 
     fn limits(account: &Account) -> Limits {
@@ -274,9 +284,11 @@ pub(super) mod tests {
     #[test]
     fn every_account_is_limited_by_default_but_only_to_what_kubernetes_can_count() {
         let mut ada = account("ada", "shop", 1);
-        let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 30_000)]);
+        let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 34_000)]);
         assert_eq!(limits(&ada), defaults);
         assert!(at_first(&ada, defaults).is_empty());
+        ada.spec.webhook_quota = Some(40);
+        assert_eq!(limits(&ada)[DELIVERIES], 58_000, "more webhooks keep more");
         ada.spec.instance_quota = Some(3);
         assert_eq!(at_first(&ada, limits(&ada)), [(INSTANCES, 3)].into());
     }

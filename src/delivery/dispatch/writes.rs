@@ -217,7 +217,10 @@ impl Dispatcher {
     }
 }
 
+/// Sets the labels and annotations that lists select and sort by. Test events are created without the order.
 fn label(delivery: &mut Delivery, status: &DeliveryStatus, now: Now) {
+    let (at, sequence) = (delivery.spec.event_created_at, delivery.spec.sequence);
+    set_event_order(&mut delivery.metadata, at, sequence);
     let labels = delivery.metadata.labels.get_or_insert_default();
     labels.insert(PHASE_LABEL.to_owned(), status.phase.as_str().to_owned());
     labels.insert(WEBHOOK_LABEL.to_owned(), delivery.spec.webhook.clone());
@@ -268,7 +271,6 @@ fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliverySta
         },
         status: None,
     };
-    set_event_order(&mut delivery.metadata, event.created_at, event.sequence);
     label(&mut delivery, &status, now);
     delivery.status = Some(status);
     delivery

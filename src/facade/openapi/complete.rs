@@ -267,7 +267,7 @@ impl Operation<'_> {
             codes.push(E::PreconditionFailed);
         }
         match self.method {
-            "post" if self.has_id() => codes.push(E::IdempotencyKeyReused),
+            "post" if self.has_id() && !self.path.ends_with("/test") => codes.push(E::IdempotencyKeyReused),
             "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
             "delete" if self.word() == "instance" => codes.push(E::Protected),
             _ => {}
