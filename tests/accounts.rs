@@ -177,7 +177,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
             (INSTANCES, "2"),
             (WEBHOOKS, "20"),
             (KEYS, "50"),
-            (DELIVERIES, "30k"),
+            (DELIVERIES, "34k"),
         ]
         .map(|(k, v)| (k.to_owned(), v.to_owned())),
     );

@@ -75,7 +75,6 @@ impl Product {
             .args(arguments)
             // One account has all instances and deliveries.
             .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "1000000")
-            .env("STELLAGE_DELIVERY_QUOTA", "10000000")
             .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Operator))
             .env_remove("RUST_LOG");
         let log = cluster.plane.folder().join(format!("{name}.log"));

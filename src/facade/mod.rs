@@ -79,8 +79,8 @@ impl Facade {
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
         });
-        let (routes, served) = openapi::router();
-        let router = middleware::around(routes, &served, &app, metrics);
+        let (handlers, served) = openapi::router();
+        let router = middleware::around(handlers, &served, &app, metrics);
         Self { app, router }
     }
 
