@@ -80,7 +80,7 @@ async fn a_webhook_is_tried_out_by_name_or_id() {
         "x-service-event-type: instance.stopped",
         "x-service-signature: (made with the signing secret)",
         "\"type\":\"instance.stopped\"",
-        "what\\u{1b}[2J next",
+        "what\u{fffd}[2J next",
     ] {
         assert!(shown.text().contains(expected), "{expected}: {}", shown.out);
     }
