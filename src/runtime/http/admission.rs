@@ -50,9 +50,9 @@ struct Connection {
 /// Why a connection was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// All connections are busy.
+    /// All connections that were looked at are busy.
     Server,
-    /// The peer has used up its share, and all its connections are busy.
+    /// The peer has used up its share, and all its connections that were looked at are busy.
     Peer,
 }
 
@@ -117,6 +117,11 @@ impl Admission {
             id,
             connection,
         })
+    }
+
+    /// How many times to look before all connections have been looked at.
+    pub(super) fn looks(&self) -> usize {
+        self.limits.connections.div_ceil(MAX_LOOKS)
     }
 
     /// Waits until there may be room again.
@@ -188,21 +193,22 @@ impl State {
         }
     }
 
-    /// Closes the connection of this peer, or of all, that has been idle for the longest time.
+    /// Closes the connection of this peer, or of all, that has been idle for the longest time. If all that it looks at have been
+    /// used since they were last looked at, it closes the one of these that has waited for its peer for the longest time.
     fn close_oldest_idle(&mut self, peer: Option<IpAddr>, now: u64) -> Option<()> {
+        let mut oldest: Option<Place> = None;
         for _ in 0..MAX_LOOKS {
             let places = peer.map_or(Some(&self.places), |peer| self.peers.get(&peer))?;
             let place = *places.first()?;
             let entry = self.connections.get_mut(&place.id)?;
             let idle_since = entry.connection.idle_since.load(Ordering::Relaxed);
             if idle_since == place.idle_since {
-                let entry = self.remove(place.id)?;
-                entry.connection.close.notify_one();
-                return Some(());
+                oldest = Some(place);
+                break;
             }
             if place.idle_since >= now {
                 // Every place before `now` has been looked at.
-                return None;
+                break;
             }
             let new = Place {
                 idle_since: idle_since.min(now),
@@ -212,8 +218,13 @@ impl State {
             let peer = entry.peer;
             self.displace(place, peer);
             self.place(new, peer);
+            if idle_since != BUSY {
+                oldest = Some(oldest.map_or(new, |oldest| oldest.min(new)));
+            }
         }
-        None
+        let entry = self.remove(oldest?.id)?;
+        entry.connection.close.notify_one();
+        Some(())
     }
 }
 
@@ -293,6 +304,32 @@ mod tests {
         assert_eq!(admit(&all, "192.0.2.6").err(), Some(NoRoom::Server));
         fourth.end();
         assert!(admit(&all, "192.0.2.6").is_ok() && must_close(&fourth));
+    }
+
+    #[test]
+    fn connections_that_are_used_all_the_time_make_room_for_a_new_one() {
+        let all = admission(200, 200);
+        let mut open: Vec<Admitted> = (0..200).map(|_| admit(&all, "192.0.2.1").unwrap()).collect();
+        for newcomer in ["192.0.2.2", "192.0.2.1"] {
+            for connection in &open {
+                connection.begin();
+                connection.end();
+            }
+            open[0].begin();
+            std::thread::sleep(Duration::from_micros(2));
+            let new = all.admit(newcomer.parse().unwrap());
+            open.push(new.ok().unwrap());
+            let closed: Vec<usize> = (0..open.len()).filter(|n| must_close(&open[*n])).collect();
+            assert_eq!(closed, [1], "the one that was used least recently, and is not busy");
+            open.remove(1);
+        }
+        // The one that is idle is found behind those that are busy.
+        for connection in &open {
+            connection.begin();
+        }
+        open[199].end();
+        let found = (0..all.looks()).find_map(|_| admit(&all, "192.0.2.3").ok());
+        assert!(found.is_some() && must_close(&open[199]));
     }
 
     #[test]

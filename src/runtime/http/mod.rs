@@ -184,10 +184,17 @@ impl Server {
     /// Waits for room; `None` if the peer has used up its share.
     async fn admit(&self, address: IpAddr) -> Option<Admitted> {
         loop {
-            match self.admission.admit(address) {
-                Ok(admitted) => return Some(admitted),
-                Err(NoRoom::Peer) => return None,
-                Err(NoRoom::Server) => self.admission.room().await,
+            let mut no_room = NoRoom::Server;
+            for _ in 0..self.admission.looks() {
+                match self.admission.admit(address) {
+                    Ok(admitted) => return Some(admitted),
+                    Err(reason) => no_room = reason,
+                }
+                tokio::task::yield_now().await;
+            }
+            match no_room {
+                NoRoom::Peer => return None,
+                NoRoom::Server => self.admission.room().await,
             }
         }
     }
