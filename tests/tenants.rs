@@ -194,6 +194,16 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         |reason| reason.as_deref() == Some("FormerAccount"),
     )
     .await;
+    let test = [
+        "webhook",
+        "test",
+        "wh-abcdefgh01234567",
+        "-n",
+        "left-by-others",
+        "--wait",
+    ];
+    let refused = stellage(plane, &test).unwrap_err();
+    assert!(refused.contains("made for a former account"), "{refused}");
     // A key made now works, the old one does not.
     let own = support::new_key(plane, "left-next", "write");
     eventually(
@@ -291,6 +301,40 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         }
     }
 
+    let uid = tenant.webhooks().get("hook").await.unwrap().metadata.uid;
+    let owner = json!({ "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "hook", "uid": uid });
+    let other = json!({ "apiVersion": "v1", "kind": "Secret", "name": "hook", "uid": "u" });
+    let many: BTreeMap<_, _> = (0..17).map(|n| (format!("mine-{n}"), "yes")).collect();
+    let finished = json!({ "stellage.dev/finished": "true" });
+    for (metadata, why) in [
+        (json!({ "ownerReferences": [] }), "exactly one owner"),
+        (json!({ "ownerReferences": [owner, other] }), "exactly one owner"),
+        (
+            json!({ "ownerReferences": [owner], "labels": finished }),
+            "the command sets",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "annotations": finished }),
+            "the command sets",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "annotations": many }),
+            "at most 16",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "annotations": { "mine": "x".repeat(2049) } }),
+            "2048",
+        ),
+    ] {
+        let mut forged = serde_json::to_value(delivery(true, "", Value::Null)).unwrap();
+        forged["metadata"] = metadata;
+        forged["metadata"]["name"] = json!("forged");
+        let forged: Delivery = serde_json::from_value(forged).unwrap();
+        let refused = deliveries.create(&PostParams::default(), &forged).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(why), "{why}: {refused}");
+    }
+
     // What the command for tests creates is sent with the operator's own example.
     let plane = support::shared().await.plane;
     let test = ["webhook", "test", "hook", "-n", &tenant.namespace, "--wait"];
@@ -333,6 +377,14 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         (
             json!({ "metadata": { "annotations": { "stellage.dev/finished-at": "2099-01-01T00:00:00Z" } } }),
             "attempt-requested-at may be changed",
+        ),
+        (
+            json!({ "metadata": { "annotations": { "mine": "x".repeat(2049) } } }),
+            "2048",
+        ),
+        (
+            json!({ "metadata": { "ownerReferences": null } }),
+            "ownerReferences of a Delivery",
         ),
     ] {
         let refused = patch(change).await.unwrap_err().to_string();

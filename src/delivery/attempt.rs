@@ -116,6 +116,9 @@ pub enum AttemptError {
     /// The operator's proxy made no connection, for this reason.
     #[error("the proxy of this service made no connection to the receiver: {0}")]
     Proxy(&'static str),
+    /// The operator's proxy does not work, for this reason. The receiver was not called.
+    #[error("the proxy of this service made no connection to the receiver: {0}")]
+    BrokenProxy(&'static str),
     /// The TLS handshake timed out.
     #[error("the TLS handshake with the receiver did not finish within {} s", .0.as_secs_f64())]
     TlsTimeout(Duration),
@@ -157,6 +160,11 @@ pub enum AttemptError {
 }
 
 impl AttemptError {
+    /// Whether the receiver has no part in it: the attempt does not count.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::BrokenProxy(_))
+    }
+
     /// A static label for metrics and logs.
     pub fn label(&self) -> &'static str {
         match self {
@@ -165,7 +173,7 @@ impl AttemptError {
             Self::NoAddress | Self::Dns => "dns",
             Self::Connect(_) => "connect",
             Self::ConnectTimeout(_) => "connect_timeout",
-            Self::Proxy(_) => "proxy",
+            Self::Proxy(_) | Self::BrokenProxy(_) => "proxy",
             Self::TlsTimeout(_) => "tls_timeout",
             Self::TlsExpired => "tls_expired",
             Self::TlsUnknownIssuer => "tls_unknown_issuer",
@@ -204,6 +212,7 @@ impl From<&ConnectError> for AttemptError {
             ConnectError::Tcp(reason) => Self::Connect(reason),
             ConnectError::TcpTimeout(limit) => Self::ConnectTimeout(*limit),
             ConnectError::Proxy(reason) => Self::Proxy(reason),
+            ConnectError::BrokenProxy(reason) => Self::BrokenProxy(reason),
             ConnectError::TlsTimeout(limit) => Self::TlsTimeout(*limit),
             ConnectError::Tls(error) => of_tls(error),
             ConnectError::Closed => Self::Reset,

@@ -22,9 +22,12 @@ pub enum ConnectError {
     /// No address accepted a TCP connection in time.
     #[error("the TCP connection timed out")]
     TcpTimeout(Duration),
-    /// The proxy could not be reached, or did not connect to the receiver, for this reason.
+    /// The proxy did not connect to the receiver, for this reason.
     #[error("{0}")]
     Proxy(&'static str),
+    /// The proxy does not work, for this reason, which has nothing to do with the receiver.
+    #[error("{0}")]
+    BrokenProxy(&'static str),
     /// The TLS handshake did not finish in time.
     #[error("the TLS handshake timed out")]
     TlsTimeout(Duration),

@@ -75,7 +75,8 @@ impl Connector {
 
     /// A connector that goes through a proxy.
     pub(super) fn through(proxy: &ProxyUrl, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
-        let tunnel = Tunnel::new(proxy.uri().clone(), dialer(HttpConnector::new(), timeout));
+        // Half of the time, so that a proxy that cannot be reached is not taken for a receiver that cannot.
+        let tunnel = Tunnel::new(proxy.uri().clone(), dialer(HttpConnector::new(), timeout / 2));
         let tunnel = match proxy.authorization() {
             Some(header) => tunnel.with_auth(header.clone()),
             None => tunnel,
@@ -142,11 +143,13 @@ fn dialer<R>(mut tcp: HttpConnector<R>, timeout: Duration) -> HttpConnector<R> {
 
 fn of_proxy(error: &TunnelError) -> ConnectError {
     tracing::debug!(%error, "the proxy made no connection");
-    ConnectError::Proxy(match error {
-        TunnelError::ConnectFailed(_) => "the proxy cannot be reached",
-        TunnelError::ProxyAuthRequired => "the proxy does not take this service's credentials",
-        _ => "the proxy refused it",
-    })
+    match error {
+        TunnelError::ConnectFailed(_) => ConnectError::BrokenProxy("the proxy cannot be reached"),
+        TunnelError::ProxyAuthRequired => {
+            ConnectError::BrokenProxy("the proxy does not take this service's credentials")
+        }
+        _ => ConnectError::Proxy("the proxy refused it"),
+    }
 }
 
 fn of_tls(error: &io::Error) -> ConnectError {

@@ -1,8 +1,8 @@
 //! Settings of deliveries: flags and their environment variables.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{ffi::OsStr, net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Arg, Args, Command, Error, builder::TypedValueParser, error::ErrorKind};
 use ipnet::IpNet;
 
 use super::{
@@ -150,7 +150,7 @@ pub struct ReceiverSettings {
     pub receiver_allow_port: Vec<u16>,
 
     /// Proxy that connects to receivers (HTTP CONNECT) and checks their addresses: http://[USER:PASSWORD@]HOST:PORT
-    #[arg(long, env = "STELLAGE_RECEIVER_PROXY", value_name = "URL", hide_env_values = true, value_parser = ProxyUrl::parse)]
+    #[arg(long, env = "STELLAGE_RECEIVER_PROXY", value_name = "URL", hide_env_values = true, value_parser = ProxyUrlParser)]
     pub receiver_proxy: Option<ProxyUrl>,
 
     /// Seconds until a receiver must have answered an attempt, including the connection
@@ -197,6 +197,22 @@ pub fn range(text: &str) -> Result<IpNet, &'static str> {
         .map_err(|_| "must be an address range such as 10.20.0.0/16 or 2001:db8::/32")
 }
 
+/// Parses the URL of a proxy. Its errors do not quote the value, which may have a password.
+#[derive(Clone)]
+struct ProxyUrlParser;
+
+impl TypedValueParser for ProxyUrlParser {
+    type Value = ProxyUrl;
+
+    fn parse_ref(&self, command: &Command, flag: Option<&Arg>, value: &OsStr) -> Result<ProxyUrl, Error> {
+        ProxyUrl::parse(&value.to_string_lossy()).map_err(|why| {
+            let flag = flag.map(ToString::to_string).unwrap_or_default();
+            let message = format!("invalid value for '{flag}': {why}\n");
+            Error::raw(ErrorKind::ValueValidation, message).with_cmd(command)
+        })
+    }
+}
+
 /// Parses a DNS name, with or without a leading `*.`.
 fn suffix(text: &str) -> Result<String, &'static str> {
     let name = text.trim().trim_start_matches("*.").trim_matches('.');
@@ -219,21 +235,21 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Command {
+    struct Flags {
         #[command(flatten)]
         settings: ReceiverSettings,
     }
 
     #[test]
     fn without_flags_the_built_in_rules_and_the_times_of_the_specification_hold() {
-        let settings = Command::parse_from(["stellage"]).settings;
+        let settings = Flags::parse_from(["stellage"]).settings;
         assert_eq!(settings.rules(), TargetRules::default());
         assert_eq!(settings.client(), ClientSettings::default());
     }
 
     #[test]
     fn flags_take_lists_and_refuse_what_they_cannot_mean() {
-        let settings = Command::parse_from([
+        let settings = Flags::parse_from([
             "stellage",
             "--receiver-allow=127.0.0.0/8,::1",
             "--receiver-deny=10.0.0.0/8",
@@ -258,7 +274,21 @@ mod tests {
             "--receiver-proxy=socks5://proxy.example",
             "--own-addresses=here",
         ] {
-            assert!(Command::try_parse_from(["stellage", wrong]).is_err(), "{wrong}");
+            assert!(Flags::try_parse_from(["stellage", wrong]).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_mistyped_proxy_is_refused_without_its_password() {
+        let wrong = "--receiver-proxy=https://ada:secret@proxy.example:4750";
+        let error = Flags::try_parse_from(["stellage", wrong])
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains("--receiver-proxy <URL>") && error.contains("must be a URL of the form"),
+            "{error}"
+        );
+        assert!(!error.contains("secret"), "{error}");
     }
 }

@@ -28,7 +28,7 @@ const CONNECTIONS_PER_PEER: usize = 64;
 
 /// Serves until `shutdown`.
 pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shutdown: CancellationToken) {
-    let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
+    let service = hyper::service::service_fn(move |request: Request<super::http::Arriving>| {
         let response = answer(request.method(), request.uri().path(), &health, &metrics);
         async move { Ok::<_, Infallible>(response) }
     });

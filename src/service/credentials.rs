@@ -109,6 +109,38 @@ struct Key {
     object: Arc<ApiKey>,
 }
 
+/// The keys with the same digest.
+#[derive(Default)]
+struct Holders {
+    /// Oldest first.
+    keys: Vec<Arc<Key>>,
+    /// The oldest that there has been since there was none.
+    oldest: Option<Oldest>,
+}
+
+/// Age and namespace of a key.
+type Oldest = (Age, Box<str>);
+
+impl Holders {
+    fn insert(&mut self, key: Arc<Key>) {
+        self.remember(&(key.age.clone(), key.namespace.clone()));
+        self.keys.push(key);
+        self.keys.sort_by(|a, b| a.age.cmp(&b.age));
+    }
+
+    fn remember(&mut self, older: &Oldest) {
+        if self.oldest.as_ref().is_none_or(|oldest| older < oldest) {
+            self.oldest = Some(older.clone());
+        }
+    }
+
+    /// The oldest key, in the namespace of the oldest that there has been. Others are copies, also after its revocation.
+    fn original(&self) -> Option<&Arc<Key>> {
+        let (_, namespace) = self.oldest.as_ref()?;
+        self.keys.iter().find(|key| key.namespace == *namespace)
+    }
+}
+
 /// Newest first, then by name.
 type ListKey = (Reverse<Timestamp>, Box<str>);
 
@@ -130,10 +162,10 @@ struct Tables {
     /// In the order of lists, by namespace.
     listed: HashMap<Box<str>, BTreeMap<ListKey, Arc<Key>>>,
     /// Keys whose digest covers the account, by namespace and digest, oldest first.
-    by_digest: HashMap<Box<str>, HashMap<KeyDigest, Vec<Arc<Key>>>>,
+    by_digest: HashMap<Box<str>, HashMap<KeyDigest, Holders>>,
     /// Outdated keys, by digest. Oldest first: a tenant who copies the digest of another account's key gains nothing until that
     /// is revoked.
-    outdated: HashMap<KeyDigest, Vec<Arc<Key>>>,
+    outdated: HashMap<KeyDigest, Holders>,
     /// By name of the Account.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
     /// By public id of the account holder.
@@ -253,15 +285,19 @@ impl Credentials {
                 tables.keys.clear();
                 tables.listed.clear();
                 tables.by_digest.clear();
-                tables.outdated.clear();
+                let former = std::mem::take(&mut tables.outdated);
                 tables.keys_listed = true;
                 for key in keys {
                     tables.insert_key(key);
                 }
+                let oldest = |(digest, holders): (KeyDigest, Holders)| Some((digest, holders.oldest?));
+                tables.remember(former.into_iter().filter_map(oldest));
             }
             Change::Applied(key) => {
-                tables.remove_key(&name_of(&key.metadata));
+                let former = tables.remove_key(&name_of(&key.metadata));
                 tables.insert_key(key);
+                // A copy stays one, also if it is the only key left.
+                tables.remember(former);
             }
             Change::Deleted(key) => {
                 tables.remove_key(&name_of(&key.metadata));
@@ -306,13 +342,18 @@ impl Tables {
         let named = self.by_id.get(api_key::account_of(text)?.as_str())?;
         let tenant = self.owner(&named.namespace)?;
         let digest = api_key::digest(&tenant.uid, text);
-        let key = self.by_digest.get(&tenant.namespace)?.get(&digest)?.first()?;
+        let key = self
+            .by_digest
+            .get(&tenant.namespace)?
+            .get(&digest)?
+            .keys
+            .first()?;
         bool::from(key.digest.ct_eq(&digest)).then_some((tenant, key))
     }
 
     fn find_outdated(&self, text: &str) -> Option<(&Arc<Tenant>, &Arc<Key>)> {
         let digest = KeyDigest::from(Sha256::digest(text.as_bytes()));
-        let key = self.outdated.get(&digest)?.first()?;
+        let key = self.outdated.get(&digest)?.original()?;
         let tenant = self.owner(&key.namespace)?;
         let is_own = key.age.0 >= tenant.owner_since;
         (is_own && bool::from(key.digest.ct_eq(&digest))).then_some((tenant, key))
@@ -324,7 +365,7 @@ impl Tables {
     }
 
     /// The keys with the digest of this one, in the index where it belongs.
-    fn same_digest(&mut self, key: &Key) -> Entry<'_, KeyDigest, Vec<Arc<Key>>> {
+    fn same_digest(&mut self, key: &Key) -> Entry<'_, KeyDigest, Holders> {
         if key.object.is_outdated() {
             self.outdated.entry(key.digest)
         } else {
@@ -353,15 +394,18 @@ impl Tables {
         let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
         in_namespace.insert(list_key(object), key.clone());
         let same = self.same_digest(&key).or_default();
-        same.push(key.clone());
-        same.sort_by(|a, b| a.age.cmp(&b.age));
+        same.insert(key.clone());
         self.keys.insert(name, key);
     }
 
-    fn remove_key(&mut self, name: &(Box<str>, Box<str>)) {
-        let Some(key) = self.keys.remove(name) else {
-            return;
-        };
+    /// Removes a key. Returns its digest, and the oldest that held it, if the digest is outdated.
+    fn remove_key(&mut self, name: &(Box<str>, Box<str>)) -> Option<(KeyDigest, Oldest)> {
+        let key = self.keys.remove(name)?;
+        let holders = self
+            .outdated
+            .get(&key.digest)
+            .filter(|_| key.object.is_outdated());
+        let oldest = holders.and_then(|holders| holders.oldest.clone());
         if let Some(in_namespace) = self.listed.get_mut(&key.namespace) {
             in_namespace.remove(&list_key(&key.object));
             if in_namespace.is_empty() {
@@ -369,13 +413,23 @@ impl Tables {
             }
         }
         if let Entry::Occupied(mut same) = self.same_digest(&key) {
-            same.get_mut().retain(|other| !Arc::ptr_eq(other, &key));
-            if same.get().is_empty() {
+            same.get_mut().keys.retain(|other| !Arc::ptr_eq(other, &key));
+            if same.get().keys.is_empty() {
                 same.remove();
             }
         }
         if self.by_digest.get(&key.namespace).is_some_and(HashMap::is_empty) {
             self.by_digest.remove(&key.namespace);
+        }
+        Some((key.digest, oldest?))
+    }
+
+    /// Keeps in mind which keys were the oldest of their outdated digests.
+    fn remember(&mut self, oldest: impl IntoIterator<Item = (KeyDigest, Oldest)>) {
+        for (digest, oldest) in oldest {
+            if let Some(holders) = self.outdated.get_mut(&digest) {
+                holders.remember(&oldest);
+            }
         }
     }
 
@@ -503,6 +557,29 @@ mod tests {
             let keys = table(order, accounts.clone());
             assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
         }
+    }
+
+    #[test]
+    fn a_copy_of_an_outdated_digest_stays_dead_after_the_original_was_revoked() {
+        let original = key("demo", "a", "secret", "2026-11-01T00:00:00Z");
+        let copy = key("evil", "a", "secret", "2026-11-02T00:00:00Z");
+        let since = "2026-11-01T00:00:00Z";
+        let accounts = vec![account("acme", "demo", since), account("evil", "evil", since)];
+        let keys = table(vec![copy.clone(), original.clone()], accounts);
+        keys.keys_changed(&Change::Deleted(Arc::new(original.clone())));
+        refusal(ask(&keys, "secret"));
+        // Also after the copies were listed again, or changed.
+        keys.keys_changed(&Change::Replaced(vec![Arc::new(copy.clone())]));
+        refusal(ask(&keys, "secret"));
+        keys.keys_changed(&Change::Applied(Arc::new(copy.clone())));
+        refusal(ask(&keys, "secret"));
+        let mut again = copy.clone();
+        again.metadata.name = Some("b".to_owned());
+        keys.keys_changed(&Change::Applied(Arc::new(again)));
+        keys.keys_changed(&Change::Applied(Arc::new(copy)));
+        refusal(ask(&keys, "secret"));
+        keys.keys_changed(&Change::Applied(Arc::new(original)));
+        assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
     }
 
     /// A key as `stellage key create` makes it.

@@ -82,7 +82,7 @@ impl Service {
     ) -> Result<CreatedKey, Error> {
         let namespace = &tenant.namespace;
         // Serialised, so that concurrent creates cannot exceed the quota.
-        let _lock = self.key_locks.lock(namespace).await;
+        let _lock = self.key_locks.lock(namespace).await?;
         for _ in 0..MAX_ATTEMPTS {
             let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
             let name = format!("key-{suffix}");

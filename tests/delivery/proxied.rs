@@ -35,7 +35,8 @@ async fn deliveries_go_through_the_proxy_under_the_name_of_the_receiver() {
     for credentials in ["", "ada:wrong@"] {
         let outcome = through(&proxy, credentials).post(&url).await;
         assert_eq!(outcome.label(), "proxy", "{outcome:?}");
-        assert!(!outcome.error.unwrap().to_string().contains("wrong"));
+        let error = outcome.error.unwrap();
+        assert!(!error.to_string().contains("wrong") && error.is_local());
     }
     assert_eq!(receiver.count(), 1);
 }
@@ -51,6 +52,7 @@ async fn a_proxy_that_makes_no_connection_is_a_failed_attempt() {
         let proxy = ConnectProxy::start(proxying).await;
         let outcome = through(&proxy, "").post(&url).await;
         assert_eq!(outcome.label(), label, "{proxying:?}: {outcome:?}");
+        assert!(!outcome.error.unwrap().is_local(), "{proxying:?}");
     }
     let gone = ConnectProxy::start(Proxying::Connects).await;
     let sender = through(&gone, "");

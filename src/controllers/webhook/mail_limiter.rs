@@ -13,7 +13,7 @@ use crate::mail::MailLimits;
 /// The time in which the mails of an account are counted.
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// The mails of the last day, by namespace.
+/// The mails of the last day, by UID of the Account.
 #[derive(Debug)]
 pub(super) struct MailLimiter {
     limits: MailLimits,
@@ -28,12 +28,12 @@ impl MailLimiter {
         }
     }
 
-    /// Whether a mail about a webhook of this namespace may be sent now, which counts as sent then; or else, from when on.
+    /// Whether a mail about a webhook of this Account may be sent now, which counts as sent then; or else, from when on.
     /// `last` is the time of the last mail about the webhook. `earlier` gives the times of mails about any webhook of the
-    /// namespace, in case this process does not know any: an earlier process may have sent them.
+    /// Account, in case this process does not know any: an earlier process may have sent them.
     pub(super) fn take(
         &mut self,
-        namespace: &str,
+        account: &str,
         last: Option<Timestamp>,
         earlier: impl FnOnce() -> Vec<Timestamp>,
         now: Timestamp,
@@ -44,7 +44,7 @@ impl MailLimiter {
         {
             return Err(next);
         }
-        let sent = self.sent.entry(namespace.into()).or_insert_with(|| {
+        let sent = self.sent.entry(account.into()).or_insert_with(|| {
             let mut earlier = earlier();
             earlier.sort_unstable();
             earlier.into()

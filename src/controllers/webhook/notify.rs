@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
-use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared};
+use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared, State};
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{DisabledWebhook, MailError, Reason},
@@ -31,7 +31,7 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
     }
     let mut due = Vec::new();
     for _ in 0..AT_ONCE {
-        let Some(key) = state.untold.pop_first() else {
+        let Some(key) = next_untold(state) else {
             break;
         };
         let Some(cached) = state.webhooks.get(&key) else {
@@ -43,7 +43,18 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
         if cached.notifies_of(&disabled) {
             continue;
         }
-        let notified_at = |key: &WebhookKey| state.webhooks.get(key)?.notified_at();
+        // Looked at again once the namespace belongs to another Account.
+        let Some(account) = shared.account_uid(&cached.webhook) else {
+            continue;
+        };
+        let is_left_over = |webhook: &Webhook| webhook.is_of_another_account(&account);
+        if is_left_over(&cached.webhook) {
+            continue;
+        }
+        let notified_at = |key: &WebhookKey| {
+            let cached = state.webhooks.get(key)?;
+            cached.notified_at().filter(|_| !is_left_over(&cached.webhook))
+        };
         let namespace = cached.webhook.metadata.namespace.as_deref().unwrap_or_default();
         let of_namespace = || {
             let webhooks = state.dispatcher.webhooks_in(namespace);
@@ -51,7 +62,7 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
         };
         let may_be_sent = state
             .mail_limiter
-            .take(namespace, cached.notified_at(), of_namespace, now);
+            .take(&account, cached.notified_at(), of_namespace, now);
         if let Err(later) = may_be_sent {
             state.untold_until.insert((later, key));
             continue;
@@ -67,6 +78,25 @@ pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
         due.push((key, disabled));
     }
     due
+}
+
+/// Removes and returns the next untold webhook: of those of its namespace, which share the mails of an account, one that was
+/// never told of first, then the one that was disabled first.
+fn next_untold(state: &mut State) -> Option<WebhookKey> {
+    let namespace = |key: &WebhookKey| key.split_once('/').map(|(namespace, _)| namespace.to_owned());
+    let first = namespace(state.untold.first()?);
+    let rank = |key: &&WebhookKey| {
+        let cached = state.webhooks.get(*key);
+        let is_told = cached.is_some_and(|cached| cached.notified_at().is_some());
+        (
+            is_told,
+            cached.and_then(|cached| Some(cached.webhook.untold()?.at)),
+        )
+    };
+    let of_namespace = state.untold.iter().take_while(|key| namespace(key) == first);
+    let next = of_namespace.min_by_key(rank)?.clone();
+    state.untold.remove(&next);
+    Some(next)
 }
 
 /// Notifies the account holder, retrying until that succeeds, even if the webhook is enabled in the meantime: the event was
@@ -157,7 +187,7 @@ impl CachedWebhook {
     }
 }
 
-/// The mail to send; `None` if it has been sent already, or if the namespace has no Account.
+/// The mail to send; `None` if it has been sent already, or if the namespace has no Account, or another one.
 fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<DisabledWebhook> {
     let status = webhook.status.as_ref();
     let now = status.and_then(|status| status.disabled.as_ref());
@@ -166,6 +196,14 @@ fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<Disab
     }
     let namespace = webhook.metadata.namespace.clone().unwrap_or_default();
     let account = shared.deps.directory.account_of(&namespace)?;
+    if account
+        .metadata
+        .uid
+        .as_deref()
+        .is_some_and(|uid| webhook.is_of_another_account(uid))
+    {
+        return None;
+    }
     Some(DisabledWebhook {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),

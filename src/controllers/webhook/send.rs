@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 use super::{
     secret_cache::Problem,
     secrets::{self, NoKeys},
-    shared::Shared,
+    shared::{FORMER_ACCOUNT, Shared},
 };
 use crate::{
     delivery::{
         dispatch::{Event, Report, WebhookKey},
         signature,
     },
-    resources::Attempt,
+    resources::{Attempt, Webhook},
     runtime::{clock::milliseconds, metrics::OutcomeLabels},
 };
 
@@ -27,6 +27,9 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     let Some(webhook) = webhook else {
         return Report::Unready;
     };
+    if let Some(why) = of_former_account(shared, key, &webhook) {
+        return Report::Blocked(why);
+    }
     let keys = match secrets::keys(shared, key, &webhook).await {
         Ok(keys) => keys,
         Err(NoKeys::Problem(Problem::Missing(why) | Problem::Unusable(why))) => return Report::Blocked(why),
@@ -48,6 +51,10 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     };
     metrics.delivery_attempts.get_or_create(&labels).inc();
     metrics.delivery_seconds.observe(outcome.duration.as_secs_f64());
+    if let Some(error) = outcome.error.as_ref().filter(|error| error.is_local()) {
+        tracing::warn!(webhook = %key, %error, "cannot send; will try again");
+        return Report::Unready;
+    }
     let ended_at = shared.deps.clock.now();
     let retry_after: Option<Duration> = outcome.retry_after.map(|when| when.delay(ended_at));
     Report::Sent {
@@ -61,4 +68,14 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
         },
         retry_after,
     }
+}
+
+/// Why nothing is sent to a webhook that a former account of its namespace has left.
+fn of_former_account(shared: &Shared, key: &WebhookKey, webhook: &Webhook) -> Option<String> {
+    let owner = shared.account_uid(webhook)?;
+    if !webhook.is_of_another_account(&owner) {
+        return None;
+    }
+    let (reason, message) = shared.obstacle(webhook, key)?;
+    (reason == FORMER_ACCOUNT).then_some(message)
 }

@@ -50,9 +50,9 @@ struct Connection {
 /// Why a connection was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// All connections are busy.
+    /// All connections that were looked at are busy.
     Server,
-    /// The peer has used up its share, and all its connections are busy.
+    /// The peer has used up its share, and all its connections that were looked at are busy.
     Peer,
 }
 
@@ -117,6 +117,11 @@ impl Admission {
             id,
             connection,
         })
+    }
+
+    /// How many times to look before all connections have been looked at.
+    pub(super) fn looks(&self) -> usize {
+        self.limits.connections.div_ceil(MAX_LOOKS)
     }
 
     /// Waits until there may be room again.
@@ -188,21 +193,22 @@ impl State {
         }
     }
 
-    /// Closes the connection of this peer, or of all, that has been idle for the longest time.
+    /// Closes the connection of this peer, or of all, that has been idle for the longest time. If all that it looks at have been
+    /// used since they were last looked at, it closes the one of these that has waited for its peer for the longest time.
     fn close_oldest_idle(&mut self, peer: Option<IpAddr>, now: u64) -> Option<()> {
+        let mut oldest: Option<Place> = None;
         for _ in 0..MAX_LOOKS {
             let places = peer.map_or(Some(&self.places), |peer| self.peers.get(&peer))?;
             let place = *places.first()?;
             let entry = self.connections.get_mut(&place.id)?;
             let idle_since = entry.connection.idle_since.load(Ordering::Relaxed);
             if idle_since == place.idle_since {
-                let entry = self.remove(place.id)?;
-                entry.connection.close.notify_one();
-                return Some(());
+                oldest = Some(place);
+                break;
             }
             if place.idle_since >= now {
                 // Every place before `now` has been looked at.
-                return None;
+                break;
             }
             let new = Place {
                 idle_since: idle_since.min(now),
@@ -212,23 +218,38 @@ impl State {
             let peer = entry.peer;
             self.displace(place, peer);
             self.place(new, peer);
+            if idle_since != BUSY {
+                oldest = Some(oldest.map_or(new, |oldest| oldest.min(new)));
+            }
         }
-        None
+        let entry = self.remove(oldest?.id)?;
+        entry.connection.close.notify_one();
+        Some(())
     }
 }
 
 impl Admitted {
-    /// A request begins.
-    pub(super) fn begin(&self) {
+    /// A request begins. Until its body has arrived, the connection waits for its peer.
+    pub(super) fn begin(&self) -> Receiving {
+        let since = self.now();
         self.connection.has_asked.store(true, Ordering::Relaxed);
-        self.connection.idle_since.store(BUSY, Ordering::Relaxed);
+        self.connection.idle_since.store(since, Ordering::Relaxed);
+        Receiving {
+            connection: self.connection.clone(),
+            since,
+        }
+    }
+
+    /// The time now, later than that at which the connection last began to wait.
+    fn now(&self) -> u64 {
+        let last = self.connection.idle_since.load(Ordering::Relaxed);
+        let now = self.admission.now();
+        if last == BUSY { now } else { now.max(last + 1) }
     }
 
     /// A request has been answered. What is left is up to the peer, which has to read the answer.
     pub(super) fn end(&self) {
-        self.connection
-            .idle_since
-            .store(self.admission.now(), Ordering::Relaxed);
+        self.connection.idle_since.store(self.now(), Ordering::Relaxed);
     }
 
     /// Whether a request has begun.
@@ -239,6 +260,20 @@ impl Admitted {
     /// Waits until the connection has to make room.
     pub(super) async fn must_close(&self) {
         self.connection.close.notified().await;
+    }
+}
+
+/// A request whose body is arriving.
+pub(super) struct Receiving {
+    connection: Arc<Connection>,
+    since: u64,
+}
+
+impl Receiving {
+    /// The body has arrived, or nobody waits for it any more: unless the request has been answered, it is being handled.
+    pub(super) fn end(&self) {
+        let idle_since = &self.connection.idle_since;
+        let _ = idle_since.compare_exchange(self.since, BUSY, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -276,9 +311,9 @@ mod tests {
     fn the_connection_that_was_idle_for_the_longest_time_makes_room() {
         let all = admission(3, 3);
         let [first, second, third] = [1, 2, 3].map(|host| admit(&all, &format!("192.0.2.{host}")).unwrap());
-        first.begin();
+        first.begin().end();
         first.end();
-        second.begin();
+        second.begin().end();
         let fourth = admit(&all, "192.0.2.4").unwrap();
         assert!(
             must_close(&third),
@@ -288,11 +323,40 @@ mod tests {
         let fifth = admit(&all, "192.0.2.5").unwrap();
         assert!(must_close(&first));
         for busy in [&fourth, &fifth] {
-            busy.begin();
+            busy.begin().end();
         }
         assert_eq!(admit(&all, "192.0.2.6").err(), Some(NoRoom::Server));
         fourth.end();
         assert!(admit(&all, "192.0.2.6").is_ok() && must_close(&fourth));
+    }
+
+    #[test]
+    fn connections_that_are_used_all_the_time_make_room_for_a_new_one() {
+        let all = admission(200, 200);
+        let mut open: Vec<Admitted> = (0..200).map(|_| admit(&all, "192.0.2.1").unwrap()).collect();
+        for newcomer in ["192.0.2.2", "192.0.2.1"] {
+            for connection in &open {
+                connection.begin().end();
+                connection.end();
+            }
+            open[0].begin().end();
+            std::thread::sleep(Duration::from_micros(2));
+            let new = all.admit(newcomer.parse().unwrap());
+            open.push(new.ok().unwrap());
+            let closed: Vec<usize> = (0..open.len()).filter(|n| must_close(&open[*n])).collect();
+            assert!(
+                matches!(closed[..], [n] if (1..200).contains(&n)),
+                "one that is not busy: {closed:?}"
+            );
+            open.remove(closed[0]);
+        }
+        // The one that is idle is found behind those that are busy.
+        for connection in &open {
+            connection.begin().end();
+        }
+        open[199].end();
+        let found = (0..all.looks()).find_map(|_| admit(&all, "192.0.2.3").ok());
+        assert!(found.is_some() && must_close(&open[199]));
     }
 
     #[test]
@@ -303,12 +367,27 @@ mod tests {
         let own = ["2001:db8::1", "2001:db8::2:1"].map(|address| admit(&all, address).unwrap());
         let next = admit(&all, "2001:db8::3").unwrap();
         assert!(must_close(&own[0]) && !must_close(&own[1]) && !must_close(&other));
-        own[1].begin();
-        next.begin();
+        own[1].begin().end();
+        next.begin().end();
         assert_eq!(admit(&all, "2001:db8::4").err(), Some(NoRoom::Peer));
         assert!(admit(&all, "2001:db8:0:1::4").is_ok());
         drop(own);
         assert!(admit(&all, "2001:db8::4").is_ok());
+    }
+
+    #[test]
+    fn a_connection_that_waits_for_a_body_makes_room_and_one_that_handles_it_does_not() {
+        let all = admission(2, 2);
+        let [slow, handling] = [1, 2].map(|host| admit(&all, &format!("192.0.2.{host}")).unwrap());
+        let (_arriving, arrived) = (slow.begin(), handling.begin());
+        arrived.end();
+        let third = admit(&all, "192.0.2.3").unwrap();
+        assert!(must_close(&slow) && !must_close(&handling));
+        // A body that is dropped after the answer makes no connection busy.
+        let late = third.begin();
+        third.end();
+        late.end();
+        assert!(admit(&all, "192.0.2.4").is_ok() && must_close(&third));
     }
 
     #[test]

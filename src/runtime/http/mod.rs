@@ -1,10 +1,12 @@
 //! HTTP/1.1 on a listener: limits on connections and request heads, deadlines for slow peers, and a graceful shutdown.
 //!
 //! - `admission`: which connections are open, and which is closed to make room;
+//! - `arriving`: the body of a request;
 //! - [`tls`]: the server's certificate;
 //! - `stream`: the deadline of a peer that does not read, and the answers to heads that cannot be parsed.
 
 mod admission;
+mod arriving;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::arriving::Arriving;
 use self::{
     admission::{Admission, Admitted, NoRoom},
     stream::{Impatient, Refusing},
@@ -100,7 +103,7 @@ pub async fn connections<S, B, F>(
     options: Options,
     shutdown: CancellationToken,
 ) where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future = F>
+    S: Service<Request<Arriving>, Response = Response<B>, Error = Infallible, Future = F>
         + Clone
         + Send
         + Sync
@@ -184,17 +187,24 @@ impl Server {
     /// Waits for room; `None` if the peer has used up its share.
     async fn admit(&self, address: IpAddr) -> Option<Admitted> {
         loop {
-            match self.admission.admit(address) {
-                Ok(admitted) => return Some(admitted),
-                Err(NoRoom::Peer) => return None,
-                Err(NoRoom::Server) => self.admission.room().await,
+            let mut no_room = NoRoom::Server;
+            for _ in 0..self.admission.looks() {
+                match self.admission.admit(address) {
+                    Ok(admitted) => return Some(admitted),
+                    Err(reason) => no_room = reason,
+                }
+                tokio::task::yield_now().await;
+            }
+            match no_room {
+                NoRoom::Peer => return None,
+                NoRoom::Server => self.admission.room().await,
             }
         }
     }
 
     async fn serve<S, B, F>(&self, stream: TcpStream, service: S, admitted: Admitted)
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
+        S: Service<Request<Arriving>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
         F: Future<Output = Result<Response<B>, Infallible>> + Send,
         B: hyper::body::Body + Send + 'static,
         B::Data: Send,
@@ -222,7 +232,7 @@ impl Server {
     async fn speak<I, S, B, F>(&self, stream: I, service: S, admitted: &Admitted, first_head: Instant)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
+        S: Service<Request<Arriving>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
         F: Future<Output = Result<Response<B>, Infallible>> + Send,
         B: hyper::body::Body + Send + 'static,
         B::Data: Send,
@@ -230,9 +240,9 @@ impl Server {
     {
         let unreadable = self.options.unreadable;
         let stream = Refusing::new(stream, move |status| on_the_wire(unreadable(status)));
-        let service = hyper::service::service_fn(|request| {
-            admitted.begin();
-            let answer = service.call(request);
+        let service = hyper::service::service_fn(|request: Request<Incoming>| {
+            let receiving = admitted.begin();
+            let answer = service.call(request.map(|body| Arriving::new(body, receiving)));
             async move {
                 let answer = answer.await;
                 admitted.end();
@@ -269,14 +279,21 @@ impl Server {
         // A connection that ends before the first byte of a request needs no answer.
         if is_late && !parts.read_buf.is_empty() {
             let answer = on_the_wire(unreadable(StatusCode::REQUEST_TIMEOUT));
-            let _ = timeout(LINGER, async {
+            let answering = async {
                 stream.write_all(&answer).await?;
                 stream.shutdown().await
-            })
-            .await;
+            };
+            tokio::select! {
+                _ = timeout(LINGER, answering) => {}
+                () = admitted.must_close() => {}
+            }
         } else if stream.has_refused() {
             let mut rest = stream.take(MAX_DISCARDED);
-            let _ = timeout(LINGER, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
+            let mut nowhere = tokio::io::sink();
+            tokio::select! {
+                _ = timeout(LINGER, tokio::io::copy(&mut rest, &mut nowhere)) => {}
+                () = admitted.must_close() => {}
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ impl Served {
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let large = Bytes::from(vec![b'x'; LARGE]);
-        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let service = hyper::service::service_fn(move |request: Request<Arriving>| {
             let large = large.clone();
             async move {
                 let body = match request.uri().path() {

@@ -224,7 +224,6 @@ mod tests {
     use bytes::Bytes;
     use http::{Request, Response, StatusCode};
     use http_body_util::Full;
-    use hyper::body::Incoming;
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
     use tempfile::TempDir;
@@ -310,7 +309,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
-        let service = hyper::service::service_fn(async |_: Request<Incoming>| {
+        let service = hyper::service::service_fn(async |_: Request<super::super::Arriving>| {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
         });
         let options = Options {

@@ -65,7 +65,11 @@ impl<X: Index> Store<X> {
     ) -> Result<Created<X::Item>, Error> {
         // Serialised, because Kubernetes charges each attempt to the quota and refunds failed ones only minutes later.
         let _lock = match keyed {
-            Some(keyed) => Some(self.locks.lock(&(namespace, keyed.id)).await),
+            Some(keyed) => Some(
+                self.locks
+                    .lock(&format!("{namespace}/{}", keyed.id.name()))
+                    .await?,
+            ),
             None => None,
         };
         if let Some(keyed) = keyed

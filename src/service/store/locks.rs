@@ -1,27 +1,97 @@
 //! Locks by key, for competing requests.
 
-use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::sync::{Mutex, MutexGuard};
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
-/// Number of locks. Keys are mapped to them by hash, so two keys rarely share one.
-const LOCKS: usize = 1024;
+use super::calls::LONGEST_WAIT;
+use crate::runtime::client::CallError;
 
-/// Striped locks: requests with the same key, or for the same object, are serialised.
-pub struct KeyedLocks(Box<[Mutex<()>]>);
+type Locks = Arc<Mutex<HashMap<Arc<str>, Arc<Lock<()>>>>>;
+
+/// A lock for each key that is in use: requests with the same key, or for the same object, are serialised.
+pub struct KeyedLocks {
+    locks: Locks,
+    longest_wait: Duration,
+}
+
+/// A lock that is held until this is dropped.
+pub struct KeyedLock {
+    // Dropped before the claim.
+    _guard: OwnedMutexGuard<()>,
+    _claim: Claim,
+}
+
+/// Holds or waits for a lock. The last one of a key removes it.
+struct Claim {
+    locks: Locks,
+    key: Arc<str>,
+    lock: Arc<Lock<()>>,
+}
 
 impl Default for KeyedLocks {
     fn default() -> Self {
-        Self((0..LOCKS).map(|_| Mutex::new(())).collect())
+        Self {
+            locks: Locks::default(),
+            longest_wait: LONGEST_WAIT,
+        }
     }
 }
 
 impl KeyedLocks {
-    /// Waits for the lock of a key.
-    pub async fn lock(&self, key: &impl Hash) -> MutexGuard<'_, ()> {
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        let index = usize::try_from(hasher.finish()).unwrap_or_default() % self.0.len();
-        self.0[index].lock().await
+    /// Waits for the lock of a key, at most as long as a call to the API server may wait for its turn.
+    pub async fn lock(&self, key: &str) -> Result<KeyedLock, CallError> {
+        let claim = self.claim(key);
+        let waiting = tokio::time::timeout(self.longest_wait, claim.lock.clone().lock_owned());
+        let guard = waiting.await.map_err(|_| CallError::Busy)?;
+        Ok(KeyedLock {
+            _guard: guard,
+            _claim: claim,
+        })
+    }
+
+    fn claim(&self, key: &str) -> Claim {
+        let key: Arc<str> = key.into();
+        let lock = self.locks.lock().entry(key.clone()).or_default().clone();
+        Claim {
+            locks: self.locks.clone(),
+            key,
+            lock,
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut locks = self.locks.lock();
+        // The table's and this one; others are made and dropped under the table's lock.
+        if Arc::strong_count(&self.lock) <= 2 {
+            locks.remove(&self.key);
+        }
+        // This one, before another claim counts.
+        self.lock = Arc::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_locked_alone_and_a_wait_that_takes_too_long_is_refused() {
+        let locks = KeyedLocks {
+            longest_wait: Duration::from_millis(20),
+            ..KeyedLocks::default()
+        };
+        let held = locks.lock("a").await.ok().unwrap();
+        for n in 0..5000 {
+            assert!(locks.lock(&n.to_string()).await.is_ok(), "{n}");
+        }
+        assert!(matches!(locks.lock("a").await, Err(CallError::Busy)));
+        let (_, again) = tokio::join!(async { drop(held) }, locks.lock("a"));
+        assert!(again.is_ok());
+        drop(again);
+        assert!(locks.locks.lock().is_empty());
     }
 }

@@ -107,7 +107,8 @@ impl<X: Index> Store<X> {
                 Ok(item) => return Ok(Arc::new(item)),
                 Err(error) if error.is_conflict() => {
                     if lock.is_none() {
-                        lock = Some(self.locks.lock(&(namespace, found.item.id())).await);
+                        let key = format!("{namespace}/{}", found.item.id().name());
+                        lock = Some(self.locks.lock(&key).await?);
                     } else {
                         pause(attempt).await;
                     }
