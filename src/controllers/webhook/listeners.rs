@@ -6,7 +6,7 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::shared::{AT_ONCE, CachedWebhook, Shared, key_of, outbox};
 use crate::{
-    delivery::dispatch::{JobKey, WebhookKey, job_key_of},
+    delivery::dispatch::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
     resources::{Delivery, Instance, Webhook},
     runtime::watch::{Change, Listener, revision},
 };
@@ -75,7 +75,9 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
         .lock()
         .dispatcher
         .forget_unlisted_orphans(&listed, as_of);
-    for some in all.chunks(AT_ONCE) {
+    let mut sorted = all.to_vec();
+    sort_for_adoption(&mut sorted);
+    for some in sorted.chunks(AT_ONCE) {
         let now = shared.now();
         let mut state = shared.state.lock();
         for delivery in some {

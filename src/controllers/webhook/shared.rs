@@ -20,7 +20,9 @@ use super::{
 use crate::{
     delivery::{
         ReceiverUrl,
-        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key},
+        dispatch::{
+            Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, sort_for_adoption,
+        },
     },
     events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
@@ -184,7 +186,9 @@ impl Shared {
         for webhook in stores.webhooks.state() {
             self.webhook_shown(&mut state, &webhook, now);
         }
-        for delivery in listed.deliveries {
+        let mut deliveries = listed.deliveries;
+        sort_for_adoption(&mut deliveries);
+        for delivery in deliveries {
             state.dispatcher.delivery_seen(delivery, true, now);
         }
         for instance in stores.instances.state() {

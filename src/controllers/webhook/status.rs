@@ -121,7 +121,9 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         (None, None) if !facts.is_secret_known => set(READY, None, "SecretNotRead", unread()),
         (None, None) => set(READY, Some(true), "Active", "events are sent".to_owned()),
     }
-    if let Some((state, reason, message)) = backlog(&conditions, facts, status.dropped) {
+    if let Some((state, reason, message)) =
+        backlog(&conditions, facts, status.disabled.is_some(), status.dropped)
+    {
         let desired = Desired {
             type_: BACKLOG,
             status: Some(state),
@@ -153,6 +155,7 @@ fn health(status: &WebhookStatus) -> (bool, &'static str, String) {
 fn backlog(
     conditions: &[Condition],
     facts: &Facts<'_>,
+    is_disabled: bool,
     dropped: i64,
 ) -> Option<(bool, &'static str, &'static str)> {
     let is_known = conditions::find(conditions, BACKLOG).is_some();
@@ -172,8 +175,8 @@ fn backlog(
             "QuotaExceeded",
             "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number",
         )),
-        // An earlier process said so; what it held is still held.
-        None if conditions::is_true(conditions, BACKLOG) && facts.held > 0 => None,
+        // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway.
+        None if conditions::is_true(conditions, BACKLOG) && facts.held > 0 && !is_disabled => None,
         None => (is_known || dropped > 0).then_some((
             false,
             "None",
@@ -367,5 +370,29 @@ mod tests {
         assert!(!is_urgent(&quiet, &status), "it is written with the counters");
         let (_, backlog) = told(&Tally::default(), &status);
         assert_eq!(backlog, Some(("False".to_owned(), "None".to_owned())));
+        // What a disabled webhook holds is no backlog.
+        for (is_disabled, expected) in [(false, "True"), (true, "False")] {
+            let mut before = serde_json::to_value(&status).unwrap();
+            if is_disabled {
+                before["disabled"] = disabled(1)["disabled"].clone();
+            }
+            let webhook = webhook(1, &before);
+            let facts = Facts {
+                base: &status,
+                tally: &Tally::default(),
+                pending: 0,
+                held: 2,
+                obstacle: None,
+                is_secret_known: true,
+                secret_problem: None,
+                overlap: None,
+                disablement: None,
+                notification: None,
+                account_uid: None,
+            };
+            let after = decide(&webhook, &facts, AT.parse().unwrap());
+            let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();
+            assert_eq!(backlog.status, expected);
+        }
     }
 }

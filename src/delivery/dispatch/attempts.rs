@@ -221,7 +221,9 @@ impl Dispatcher {
             return;
         };
         let mut status = job.status();
-        let scheduled = status.next_attempt_at;
+        let scheduled = status
+            .next_attempt_at
+            .or_else(|| next_retry_at(&status, &self.schedule));
         let (code, error) = (attempt.status_code, attempt.error.clone());
         record_attempt(&mut status, attempt, flight.request.as_ref());
         let Some(error) = error else {
@@ -248,16 +250,21 @@ impl Dispatcher {
         // If several attempts end with 410 at the same time, one exhausts its delivery; the others are held.
         let gone = code == Some(410) && is_current && is_open;
         if status.phase == DeliveryPhase::Held {
-            // The attempt was requested although the webhook is disabled.
-            if !is_open {
-                job.set_status(status);
+            // The attempt was requested although the webhook is disabled, or owes too much.
+            let webhook = job.webhook.clone();
+            if !is_open || !gone && !self.make_room(&webhook) {
+                if let Some(job) = self.jobs.get_mut(key) {
+                    job.set_status(status);
+                }
                 self.hold(key);
                 self.attempt_if_requested(key);
                 return;
             }
-            // The webhook was enabled during the attempt.
-            status.retries = 0;
         }
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(queue) = self.queues.get_mut(&job.webhook) else {
+            return;
+        };
         let mut retry = usize::try_from(status.retries).unwrap_or(0);
         if self.schedule.delay(retry).is_none() && !is_current {
             retry = 0;
@@ -334,6 +341,17 @@ pub(super) fn wait_until(
 ) -> Duration {
     let wait = due.and_then(|at| Duration::try_from(at.duration_since(now.wall)).ok());
     wait.unwrap_or_default().min(longest_wait(status, schedule))
+}
+
+/// When the next retry is due by the schedule, after the last attempt. `None` before the first retry.
+pub(super) fn next_retry_at(status: &DeliveryStatus, schedule: &RetrySchedule) -> Option<Timestamp> {
+    let retry = usize::try_from(status.retries).ok()?.checked_sub(1)?;
+    let last = status.attempts.last()?;
+    let ended = last
+        .at
+        .checked_add(jiff::SignedDuration::from_millis(last.duration_ms))
+        .ok()?;
+    ended.checked_add(schedule.delay(retry)?).ok()
 }
 
 /// The longest wait before the next retry that `Retry-After` can ask for.

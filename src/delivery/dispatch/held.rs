@@ -1,15 +1,16 @@
 //! Deliveries that are held, released, or dropped because there are too many.
 //!
 //! A delivery is held while its webhook cannot be sent to. It is also held while a bound of [`Limits::pending`] leaves no room
-//! for it; it is released once there is room. When the total is reached, the account that owes most gives way. If more than
-//! [`Limits::held`] are held, the oldest are dropped: of the webhook or account that exceeds its bound, or else of the account
-//! that holds most.
+//! for it; it is released once there is room. When the total is reached, the account that owes most gives way, and within an
+//! account the webhook that owes most. If more than [`Limits::held`] are held, the oldest are dropped: of the webhook or account
+//! that exceeds its bound, or else of the account that holds most.
 //!
 //! [`Limits::pending`]: super::Limits::pending
 //! [`Limits::held`]: super::Limits::held
 
 use super::{
     Dispatcher, JobKey, Now, Timer, WebhookKey,
+    attempts::{next_retry_at, wait_until},
     bounds::Scope,
     job::{Job, State, Writing},
     name_of,
@@ -18,7 +19,8 @@ use super::{
 use crate::resources::DeliveryPhase;
 
 impl Dispatcher {
-    /// Whether one more delivery of a webhook may wait for an attempt. May have an account that owes more give way.
+    /// Whether one more delivery of a webhook may wait for an attempt. May have a webhook that owes more
+    /// give way, of the same account or of one that owes more.
     pub(super) fn make_room(&mut self, webhook: &WebhookKey) -> bool {
         let Some(account) = self
             .queues
@@ -28,18 +30,24 @@ impl Dispatcher {
             return false;
         };
         let owed = &self.totals.owed;
-        match owed.full(&account, webhook) {
+        let largest = match owed.full(&account, webhook) {
             None => return true,
-            Some(Scope::Webhook | Scope::Account) => return false,
-            Some(Scope::Total) => {}
-        }
-        let Some(largest) = owed.largest_account().cloned() else {
-            return false;
+            Some(Scope::Webhook) => return false,
+            Some(Scope::Account) => None,
+            Some(Scope::Total) => owed.largest_account(),
         };
-        if owed.of_account(&largest) <= owed.of_account(&account) + 1 {
-            return false;
-        }
-        let Some(last) = self.last_waiting(&largest) else {
+        let of_account = |account: &str| owed.of_account(account);
+        let gives_way = match largest.filter(|largest| of_account(largest) > of_account(&account) + 1) {
+            Some(other) => self.last_waiting(other),
+            // Within an account too, a dead receiver must not take the room of others.
+            None => {
+                let of_webhook = |webhook: &WebhookKey| owed.of_webhook(&account, webhook);
+                let largest = owed.largest_webhook(&account);
+                let owes_more = largest.is_some_and(|largest| of_webhook(largest) > of_webhook(webhook) + 1);
+                owes_more.then(|| self.last_waiting(&account)).flatten()
+            }
+        };
+        let Some(last) = gives_way else {
             return false;
         };
         self.hold(&last);
@@ -50,13 +58,14 @@ impl Dispatcher {
     fn last_waiting(&self, account: &str) -> Option<JobKey> {
         let webhook = self.totals.owed.largest_webhook(account)?;
         let is_waiting = |job: &&JobKey| {
-            let job = self.jobs.get(*job).filter(|job| !job.test);
+            let is_wanted = |job: &Job| job.test || job.request().is_some();
+            let job = self.jobs.get(*job).filter(|job| !is_wanted(job));
             matches!(
                 job.map(|job| job.state),
                 Some(State::Ready(_) | State::Waiting(_))
             )
         };
-        // The others are in flight or tests, so they are few.
+        // The others are in flight, requested or tests, so they are few.
         let latest_first = self.queues.get(webhook)?.owed.iter().rev();
         latest_first.map(|order| &order.job).find(is_waiting).cloned()
     }
@@ -69,7 +78,7 @@ impl Dispatcher {
                 return;
             };
             self.withdraw(&oldest);
-            self.release(&oldest, false, now);
+            self.readmit(&oldest, false, now);
         }
     }
 
@@ -101,7 +110,12 @@ impl Dispatcher {
         keys.retain(|key| self.jobs.get(key).is_some_and(is_kept));
         keys.sort_by_cached_key(|key| self.jobs.get(key).map(|job| job.order.clone()));
         for key in keys {
-            if self.make_room(webhook) {
+            let has_room = self.make_room(webhook);
+            // Another that gave way may have had this one dropped.
+            if !self.jobs.get(&key).is_some_and(is_kept) {
+                continue;
+            }
+            if has_room {
                 self.withdraw(&key);
                 self.release(&key, true, now);
             } else {
@@ -110,7 +124,40 @@ impl Dispatcher {
         }
     }
 
-    /// Sends a held job. That is recorded together with the outcome of its attempt, unless there is none within
+    /// Continues the retry schedule of a job that was held for want of room, where it was left.
+    pub(super) fn readmit(&mut self, key: &JobKey, drains: bool, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let mut status = job.status();
+        if status.retries == 0 {
+            self.release(key, drains, now);
+            return;
+        }
+        let recorded = job.record().and_then(|record| record.status.as_ref());
+        let unchanged = recorded.filter(|recorded| {
+            job.writing != Writing::Running
+                && recorded.phase == DeliveryPhase::Pending
+                && recorded.attempt_count == status.attempt_count
+        });
+        if let Some(recorded) = unchanged.cloned() {
+            // That it was held has not been written, and need not be.
+            status = recorded;
+            job.desired = None;
+        } else {
+            status.phase = DeliveryPhase::Pending;
+            status.next_attempt_at = next_retry_at(&status, &self.schedule).or(Some(now.wall));
+            job.set_status(status.clone());
+            self.timer(now.mono + self.limits.patience, Timer::Patience(key.clone()));
+        }
+        let wait = wait_until(status.next_attempt_at, &status, &self.schedule, now);
+        if wait.is_zero() {
+            self.enqueue(key);
+        } else {
+            self.wait(key, wait, now);
+            self.count(key);
+        }
+    }
+
+    /// Sends a held job with a new run of the retry schedule. That is recorded together with the outcome of its attempt, unless there is none within
     /// [`Limits::patience`](super::Limits::patience).
     pub(super) fn release(&mut self, key: &JobKey, drains: bool, now: Now) {
         let Some(job) = self.jobs.get_mut(key) else { return };
@@ -149,6 +196,10 @@ impl Dispatcher {
         }
         job.state = State::Held;
         status.phase = DeliveryPhase::Held;
+        if queue.gate() != Gate::Open {
+            // It starts anew once the webhook can be sent to, even by another process.
+            status.retries = 0;
+        }
         status.next_attempt_at = None;
         let recorded = job.record().and_then(|record| record.status.as_ref());
         let is_recorded = job.writing != Writing::Running

@@ -127,6 +127,8 @@ pub(super) struct Job {
     pub(super) writing: Writing,
     /// Number of consecutive failed writes or lookups.
     pub(super) failures: u32,
+    /// Number of consecutive writes that a quota refused.
+    pub(super) refusals: u32,
     /// Whether a create was started, so that the record may exist although that is not confirmed.
     pub(super) may_be_stored: bool,
     /// Whether the write under way creates its record.
@@ -168,6 +170,7 @@ impl Job {
             state: State::Checking,
             writing: Writing::No,
             failures: 0,
+            refusals: 0,
             may_be_stored: false,
             is_creating: false,
             settles_entry: true,

@@ -50,7 +50,7 @@ use jiff::Timestamp;
 
 pub use bounds::Bound;
 pub use job::Event;
-pub use observed::job_key_of;
+pub use observed::{job_key_of, sort_for_adoption};
 pub use outbox::Origin;
 pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
 pub use writes::{WriteRequest, Written};

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use jiff::Timestamp;
+
 use super::{
     Dispatcher, JobKey, Now, WebhookKey,
     attempts::wait_until,
@@ -94,6 +96,18 @@ pub fn job_key_of(record: &Delivery) -> JobKey {
     )
 }
 
+/// Sorts records in the order in which to pass them to [`Dispatcher::delivery_seen`]: what is held takes no room from
+/// what waits for an attempt, and the earliest events go first.
+pub fn sort_for_adoption(records: &mut [Arc<Delivery>]) {
+    records.sort_by_cached_key(|record| adoption_order(record));
+}
+
+fn adoption_order(record: &Delivery) -> (bool, Timestamp, i64) {
+    let phase = record.status.as_ref().map(|status| status.phase);
+    let is_held = phase == Some(DeliveryPhase::Held);
+    (is_held, record.spec.event_created_at, record.spec.sequence)
+}
+
 impl Dispatcher {
     /// Records an unfinished Delivery from the API server, at the start or later.
     pub fn delivery_seen(&mut self, record: Arc<Delivery>, at_start: bool, now: Now) {
@@ -161,8 +175,15 @@ impl Dispatcher {
             return;
         }
         let webhook = job.webhook.clone();
+        let is_held = status.phase == DeliveryPhase::Held;
+        if is_requested && is_held {
+            self.send_once(&job_key);
+            return;
+        }
         if !self.make_room(&webhook) {
-            if test {
+            if is_requested {
+                self.send_once(&job_key);
+            } else if test {
                 let why = "too many deliveries wait already; try again later".to_owned();
                 self.end_test(&job_key, why, now);
             } else {
@@ -170,8 +191,8 @@ impl Dispatcher {
             }
             return;
         }
-        if status.phase == DeliveryPhase::Held {
-            self.release(&job_key, true, now);
+        if is_held {
+            self.readmit(&job_key, true, now);
             return;
         }
         if at_start
@@ -192,7 +213,9 @@ impl Dispatcher {
 
     /// Adopts the records that were seen before their webhook.
     pub(super) fn adopt_orphans(&mut self, webhook: &WebhookKey, now: Now) {
-        for (job_key, (record, at_start)) in self.orphans.take(webhook) {
+        let mut orphans: Vec<_> = self.orphans.take(webhook).into_iter().collect();
+        orphans.sort_by_cached_key(|(_, (record, _))| adoption_order(record));
+        for (job_key, (record, at_start)) in orphans {
             self.adopt(job_key, record, at_start, now);
         }
     }

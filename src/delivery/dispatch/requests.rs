@@ -1,5 +1,5 @@
-//! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a disabled webhook, which is
-//! sent only once, like a test.
+//! Deliveries that are requested to be sent now: a retry before it is due, or a held delivery of a webhook that is disabled
+//! or owes too much, which is sent only once, like a test.
 //!
 //! A request is a nonce in an annotation of the Delivery. An attempt answers the request that was known when it began; the nonce
 //! is copied to the status together with the attempt's outcome. After a crash in between, the attempt is made again. A request
@@ -27,9 +27,9 @@ impl Dispatcher {
         match (queue.gate(), job.state, job.request()) {
             // A first attempt never waits for long, and keeps its place in the order.
             (Gate::Open, State::Waiting(_), Some(_)) if !job.is_first_attempt() => {}
-            (Gate::Disabled, State::Held, Some(_)) => {}
+            (Gate::Open | Gate::Disabled, State::Held, Some(_)) => {}
             // The request was withdrawn.
-            (Gate::Disabled, State::Waiting(_) | State::Ready(_), None) if is_kept => {
+            (Gate::Open | Gate::Disabled, State::Waiting(_) | State::Ready(_), None) if is_kept => {
                 self.hold(key);
                 return;
             }
@@ -48,16 +48,25 @@ impl Dispatcher {
 
     /// Adopts a record of a webhook that may not be sent to: it is held, or sent once if that is requested.
     pub(super) fn adopt_held(&mut self, key: &JobKey) {
-        let Some(job) = self.jobs.get_mut(key) else { return };
+        let Some(job) = self.jobs.get(key) else { return };
         let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
         if gate != Some(Gate::Disabled) || job.request().is_none() {
             self.hold(key);
             return;
         }
-        // Not recorded until it has an outcome.
+        self.send_once(key);
+    }
+
+    /// Sends a job that stays held: it takes no room from others. That is not recorded until it has an outcome.
+    pub(super) fn send_once(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let gate = self.queues.get(&job.webhook).map(WebhookQueue::gate);
         if job.phase() != DeliveryPhase::Held {
             let mut status = job.status();
             status.phase = DeliveryPhase::Held;
+            if gate != Some(Gate::Open) {
+                status.retries = 0;
+            }
             status.next_attempt_at = None;
             job.set_status(status);
         }

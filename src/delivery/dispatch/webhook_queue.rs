@@ -137,6 +137,8 @@ pub(super) struct WebhookQueue {
     /// How many of those in flight are first attempts.
     first_in_flight: usize,
     window: usize,
+    /// Whether the last job taken was not a first attempt.
+    was_retry: bool,
     /// Whether its last attempt failed or was slow, or it has not had a success yet.
     pub(super) is_suspect: bool,
     pub(super) place: Place,
@@ -163,6 +165,7 @@ impl WebhookQueue {
             in_flight: 0,
             first_in_flight: 0,
             window: FIRST_WINDOW,
+            was_retry: false,
             is_suspect: true,
             place: Place::Idle,
             tally: Tally::default(),
@@ -282,6 +285,14 @@ impl WebhookQueue {
         }
         let window = if self.draining > 0 { 1 } else { self.window };
         let gate = self.gate();
+        // With a single slot they take turns, or a receiver that fails often would never see a new event.
+        if cap <= 1
+            && self.was_retry
+            && gate == Gate::Open
+            && let Some(first) = self.next_first(window)
+        {
+            return Some(first);
+        }
         if self.in_flight - self.first_in_flight < window {
             let other = match (self.tests.pop_first(), gate) {
                 (Some((_, key)), _) => Some(key),
@@ -291,15 +302,25 @@ impl WebhookQueue {
             };
             if let Some(key) = other {
                 self.in_flight += 1;
+                self.was_retry = true;
                 return Some((key, None));
             }
         }
-        if gate != Gate::Open || self.first_in_flight >= window {
+        if gate == Gate::Open {
+            self.next_first(window)
+        } else {
+            None
+        }
+    }
+
+    fn next_first(&mut self, window: usize) -> Option<(JobKey, Option<Arc<str>>)> {
+        if self.first_in_flight >= window {
             return None;
         }
         let (key, subject) = self.first_attempts.pop()?;
         self.in_flight += 1;
         self.first_in_flight += 1;
+        self.was_retry = false;
         Some((key, Some(subject)))
     }
 

@@ -128,6 +128,8 @@ impl Dispatcher {
             return;
         }
         job.writing = Writing::No;
+        let refusals = std::mem::take(&mut job.refusals);
+        let is_refused = result == Written::Refused;
         match result {
             Written::Stored(record) => self.stored(key, record, now),
             Written::Found(record) if record.is_finished() => {
@@ -147,9 +149,9 @@ impl Dispatcher {
                 let version = job.version();
                 self.retire(key, version);
             }
-            Written::Refused if job.failures >= MAX_REFUSALS && job.state != State::InFlight => {
+            Written::Refused if refusals >= MAX_REFUSALS && job.state != State::InFlight => {
                 // A success that is only logged is not lost.
-                let is_lost = job.state != State::Over;
+                let is_lost = !job.dropped && job.phase() != DeliveryPhase::Delivered;
                 if is_lost && let Some(queue) = self.queues.get_mut(&job.webhook) {
                     queue.tally.dropped += 1;
                     queue.tally.backlog = Some(Backlog::Refused);
@@ -158,6 +160,9 @@ impl Dispatcher {
                 self.forget(key);
             }
             Written::Failed | Written::Refused => {
+                if is_refused {
+                    job.refusals = refusals + 1;
+                }
                 job.is_news = true;
                 job.writing = Writing::Paused;
                 self.try_again(key, now);

@@ -232,6 +232,189 @@ fn the_webhooks_of_an_account_share_its_bound() {
 }
 
 #[test]
+fn dead_receivers_neither_stop_nor_drop_the_events_of_a_healthy_webhook_of_their_account() {
+    for pending in [(4, 8, 100), (4, 100, 8)] {
+        let mut world = down(pending, (2, 100, 100), &[("ns", 2)]);
+        flood(&mut world, "ns", 8);
+        assert_eq!([counts(&world, "ns/0"), counts(&world, "ns/1")], [(4, 2, 2); 2]);
+        let healthy = world.add_hook("ns", "healthy");
+        world.settle();
+        for number in 0..10 {
+            let event = world
+                .record("ns", &format!("later-{number}"), Fate::Good)
+                .unwrap();
+            world.settle();
+            world.audit();
+            assert!(world.arrived.contains(&world.job(&healthy, &event)), "{number}");
+            assert_eq!(counts(&world, "ns/healthy"), (0, 0, 0));
+        }
+        world.heal();
+        world.audit_end();
+    }
+}
+
+#[test]
+fn a_new_leader_holds_what_was_held_and_continues_ladders() {
+    let mut world = down((6, 100, 100), (6, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 12);
+    let jobs: Vec<_> = events.iter().map(|event| world.job(&webhook, event)).collect();
+    let told = |world: &World| -> Vec<_> {
+        let statuses = jobs.iter().map(|job| world.status(job));
+        statuses
+            .map(|it| (it.phase, it.retries, it.attempt_count))
+            .collect()
+    };
+    let before = told(&world);
+    let (pending, held) = before.split_at(6);
+    assert!(
+        pending
+            .iter()
+            .all(|it| it.0 == DeliveryPhase::Pending && it.1 > 0),
+        "{before:?}"
+    );
+    assert!(
+        held.iter().all(|it| *it == (DeliveryPhase::Held, 0, 0)),
+        "{before:?}"
+    );
+    world.crash(|_| true);
+    world.work(false);
+    world.audit();
+    assert_eq!(told(&world), before);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_retry_that_gives_way_continues_its_ladder_when_there_is_room() {
+    let mut world = down((4, 4, 100), (10, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 4);
+    let last = world.job(&webhook, &events[3]);
+    let (before, attempts) = (world.status(&last), world.begun.len());
+    assert_eq!(before.retries, 1);
+    let other = world.add_hook("ns", "slow");
+    world.work(false);
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    assert_eq!(world.status(&last).phase, DeliveryPhase::Held);
+    assert_eq!(world.sendings.len(), 1, "the other webhook's");
+    assert_eq!(world.sendings[0].webhook, other);
+    world.land(0);
+    world.work(false);
+    world.pass(std::time::Duration::from_secs(1));
+    world.work(false);
+    let after = world.status(&last);
+    assert_eq!((after.phase, after.retries), (DeliveryPhase::Pending, 1));
+    assert_eq!(
+        world.begun.len(),
+        attempts + 1,
+        "nothing is sent before it is due"
+    );
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_requested_delivery_is_sent_at_once_however_much_its_webhook_owes() {
+    let mut world = down((2, 100, 100), (10, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 5);
+    let job = world.job(&webhook, &events[4]);
+    assert_eq!(world.status(&job).phase, DeliveryPhase::Held);
+    let nonce = world.request(&job);
+    world.settle();
+    world.audit();
+    let status = world.status(&job);
+    assert_eq!((status.phase, status.attempt_count), (DeliveryPhase::Held, 1));
+    assert_eq!(status.attempt_requested_at, nonce);
+    assert_eq!(counts(&world, "ns/0"), (2, 3, 0));
+    world.receivers.clear();
+    world.request(&job);
+    world.settle();
+    assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn what_gives_way_to_a_webhook_that_is_enabled_is_not_sent_once_it_is_dropped() {
+    let mut world = down((4, 4, 100), (10, 4, 100), &[("ns", 2)]);
+    let webhook: WebhookKey = "ns/1".into();
+    world.set_secret(&webhook, false);
+    flood(&mut world, "ns", 8);
+    world.receivers.remove(&webhook);
+    world.begun.clear();
+    let there: Vec<_> = world.deliveries.keys().cloned().collect();
+    world.set_secret(&webhook, true);
+    let kept: Vec<_> = world
+        .dispatcher
+        .jobs
+        .iter()
+        .filter(|(_, job)| !job.dropped)
+        .map(|(key, _)| key.clone())
+        .collect();
+    assert!(kept.len() < there.len(), "some are dropped");
+    world.settle();
+    world.audit();
+    assert!(world.begun.iter().all(|it| kept.contains(&it.job)));
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn an_exhausted_delivery_that_a_quota_refuses_is_counted_as_dropped_after_a_grace_of_its_own() {
+    let mut world = down((100, 100, 100), (100, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    world.receivers.insert(webhook.clone(), Receiver::Gone);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let job = world.job(&webhook, &event);
+    world.work(false);
+    world.dispatcher.jobs.get_mut(&job).unwrap().failures = 6;
+    world.quota = 0;
+    world.settle();
+    assert_eq!((world.writes.creates, world.tally(&webhook).0.dropped), (1, 0));
+    world.run_until(|world| world.tally(&webhook).0.dropped == 1);
+    assert_eq!(world.writes.creates, 6);
+}
+
+#[test]
+fn with_a_single_slot_retries_and_first_attempts_take_turns() {
+    let limits = Limits {
+        in_flight_per_webhook: 1,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.settle();
+    for number in 0..4 {
+        world.record("ns", &format!("old-{number}"), Fate::Good);
+    }
+    world.settle();
+    world.begun.clear();
+    // While an attempt is in flight, the retries become due.
+    world.record("ns", "new-0", Fate::Good);
+    world.work(false);
+    for number in 1..4 {
+        world.record("ns", &format!("new-{number}"), Fate::Good);
+    }
+    world.pass(std::time::Duration::from_secs(3600));
+    for _ in 0..7 {
+        world.work(false);
+        world.land(0);
+    }
+    let is_new: Vec<_> = world
+        .begun
+        .iter()
+        .map(|it| it.event.subject.starts_with("new"))
+        .collect();
+    assert_eq!(is_new[..7], [true, false, true, false, true, false, true]);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
 fn when_the_total_is_reached_the_account_that_owes_most_gives_way() {
     let mut world = down((100, 100, 10), (100, 100, 6), &[("big", 2), ("small", 1)]);
     flood(&mut world, "big", 20);

@@ -710,7 +710,9 @@ impl World {
 
     fn unfinished(&self) -> Vec<Arc<Delivery>> {
         let all = self.deliveries.values();
-        all.filter(|record| !is_labelled(record)).cloned().collect()
+        let mut all: Vec<_> = all.filter(|record| !is_labelled(record)).cloned().collect();
+        sort_for_adoption(&mut all);
+        all
     }
 
     pub fn begin_lookup(&mut self) {
