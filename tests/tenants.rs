@@ -194,15 +194,9 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         |reason| reason.as_deref() == Some("FormerAccount"),
     )
     .await;
-    let test = [
-        "webhook",
-        "test",
-        "wh-abcdefgh01234567",
-        "-n",
-        "left-by-others",
-        "--wait",
-    ];
-    let refused = stellage(plane, &test).unwrap_err();
+    let line = "webhook test wh-abcdefgh01234567 -n left-by-others --wait";
+    let line: Vec<&str> = line.split(' ').collect();
+    let refused = stellage(plane, &line).unwrap_err();
     assert!(refused.contains("made for a former account"), "{refused}");
     // A key made now works, the old one does not.
     let own = support::new_key(plane, "left-next", "write");

@@ -208,6 +208,23 @@ impl Dispatcher {
         }
     }
 
+    fn delivered(&mut self, key: &JobKey, mut status: DeliveryStatus, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if let Some(queue) = self.queues.get_mut(&job.webhook) {
+            queue.tally.delivered += 1;
+            queue.tally.last_success_at = Some(now.wall);
+        }
+        status.phase = DeliveryPhase::Delivered;
+        job.state = State::Over;
+        let at_once = status.attempt_count == 1 && job.is_unrecorded();
+        if self.log == DeliveryLog::Failures && at_once {
+            self.forget(key);
+        } else {
+            job.set_status(status);
+            self.write(key);
+        }
+    }
+
     fn sent(
         &mut self,
         key: &JobKey,
@@ -227,18 +244,7 @@ impl Dispatcher {
         let (code, error) = (attempt.status_code, attempt.error.clone());
         record_attempt(&mut status, attempt, flight.request.as_ref());
         let Some(error) = error else {
-            queue.tally.delivered += 1;
-            queue.tally.last_success_at = Some(now.wall);
-            status.phase = DeliveryPhase::Delivered;
-            job.state = State::Over;
-            let at_once = status.attempt_count == 1 && job.is_unrecorded();
-            if self.log == DeliveryLog::Failures && at_once {
-                self.forget(key);
-            } else {
-                job.set_status(status);
-                self.write(key);
-            }
-            return;
+            return self.delivered(key, status, now);
         };
         queue.tally.failed_attempts += 1;
         queue.tally.last_failure_at = Some(now.wall);

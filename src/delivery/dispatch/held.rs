@@ -37,15 +37,15 @@ impl Dispatcher {
             Some(Scope::Total) => owed.largest_account(),
         };
         let of_account = |account: &str| owed.of_account(account);
-        let gives_way = match largest.filter(|largest| of_account(largest) > of_account(&account) + 1) {
-            Some(other) => self.last_waiting(other),
+        let other = largest.filter(|largest| of_account(largest) > of_account(&account) + 1);
+        let gives_way = if let Some(other) = other {
+            self.last_waiting(other)
+        } else {
             // Within an account too, a dead receiver must not take the room of others.
-            None => {
-                let of_webhook = |webhook: &WebhookKey| owed.of_webhook(&account, webhook);
-                let largest = owed.largest_webhook(&account);
-                let owes_more = largest.is_some_and(|largest| of_webhook(largest) > of_webhook(webhook) + 1);
-                owes_more.then(|| self.last_waiting(&account)).flatten()
-            }
+            let of_webhook = |webhook: &WebhookKey| owed.of_webhook(&account, webhook);
+            let largest = owed.largest_webhook(&account);
+            let owes_more = largest.is_some_and(|largest| of_webhook(largest) > of_webhook(webhook) + 1);
+            owes_more.then(|| self.last_waiting(&account)).flatten()
         };
         let Some(last) = gives_way else {
             return false;

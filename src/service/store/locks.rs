@@ -89,7 +89,7 @@ mod tests {
             assert!(locks.lock(&n.to_string()).await.is_ok(), "{n}");
         }
         assert!(matches!(locks.lock("a").await, Err(CallError::Busy)));
-        let (_, again) = tokio::join!(async { drop(held) }, locks.lock("a"));
+        let ((), again) = tokio::join!(async { drop(held) }, locks.lock("a"));
         assert!(again.is_ok());
         drop(again);
         assert!(locks.locks.lock().is_empty());
