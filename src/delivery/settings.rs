@@ -149,7 +149,7 @@ pub struct ReceiverSettings {
     )]
     pub receiver_allow_port: Vec<u16>,
 
-    /// Proxy that connects to receivers (HTTP CONNECT) and checks their addresses: http://[USER:PASSWORD@]HOST:PORT
+    /// Proxy that connects to receivers (HTTP CONNECT) and checks their addresses, as http://HOST:PORT or http://USER:PASSWORD@HOST:PORT
     #[arg(long, env = "STELLAGE_RECEIVER_PROXY", value_name = "URL", hide_env_values = true, value_parser = ProxyUrlParser)]
     pub receiver_proxy: Option<ProxyUrl>,
 
