@@ -25,7 +25,7 @@ pub const FIELD_MANAGER: &str = "stellage-api";
 /// and 200 writes.
 pub const MAX_CALLS: usize = 128;
 /// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn why.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Requests that read all deliveries of a webhook, at the same time: of one account, and in all. Each holds a page of them.
 const LONG_READS_PER_ACCOUNT: usize = 2;
 const LONG_READS: usize = 16;

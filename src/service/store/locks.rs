@@ -5,8 +5,11 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
-use super::calls::LONGEST_WAIT;
 use crate::runtime::client::CallError;
+
+/// How long a request may wait for those before it that change the same object, or have the same key: all of one account. It is
+/// longer than the wait for a permit, because forty changes of one object take seconds on a busy cluster.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 type Locks = Arc<Mutex<HashMap<Arc<str>, Arc<Lock<()>>>>>;
 
@@ -40,7 +43,7 @@ impl Default for KeyedLocks {
 }
 
 impl KeyedLocks {
-    /// Waits for the lock of a key, at most as long as a call to the API server may wait for its turn.
+    /// Waits for the lock of a key; [`CallError::Busy`] if that takes too long.
     pub async fn lock(&self, key: &str) -> Result<KeyedLock, CallError> {
         let claim = self.claim(key);
         let waiting = tokio::time::timeout(self.longest_wait, claim.lock.clone().lock_owned());
