@@ -18,7 +18,7 @@ use foldhash::HashMap;
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
@@ -29,7 +29,7 @@ use super::{
     error::{ApiError, ErrorCode},
     openapi::Served,
     rate_limit::Allowance,
-    response::JSON,
+    response::{JSON, NO_STORE},
 };
 use crate::{
     runtime::{
@@ -204,6 +204,7 @@ where
             if let Some(allowance) = allowance {
                 add_rate_limit(headers, &allowance);
             }
+            headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
             headers.insert(&X_REQUEST_ID, request_id);
             Ok(response)
         })

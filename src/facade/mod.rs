@@ -37,12 +37,12 @@ use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
 };
-use http::{Request, StatusCode, header::CACHE_CONTROL};
+use http::{Request, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-use self::{rate_limit::RateLimits, response::NO_STORE};
+use self::rate_limit::RateLimits;
 use crate::{
     resources::{Account, ApiKey},
     runtime::{
@@ -101,12 +101,10 @@ impl Facade {
         let is_read = request.method().is_safe();
         let answer = router.call(request.map(Body::new));
         let answer = async move {
-            let mut response = match answer.await {
+            match answer.await {
                 Ok(response) => response,
                 Err(never) => match never {},
-            };
-            response.headers_mut().entry(CACHE_CONTROL).or_insert(NO_STORE);
-            response
+            }
         };
         if is_read {
             return answer.await;

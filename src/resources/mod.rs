@@ -20,6 +20,7 @@ pub mod delivery;
 pub mod event;
 pub mod ids;
 pub mod instance;
+pub mod quota;
 mod times;
 pub mod validation;
 pub mod webhook;
@@ -43,6 +44,9 @@ pub const GROUP: &str = "stellage.dev";
 /// Label on a namespace that names the [`Account`] it belongs to. A cluster administrator sets it to let an
 /// Account adopt an existing namespace.
 pub const ACCOUNT_LABEL: &str = "stellage.dev/account";
+
+/// Label and its value on objects of Kubernetes' own kinds that Stellage creates.
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
 
 /// The CRDs, in the order in which an installer applies them.
 pub fn crds() -> Vec<CustomResourceDefinition> {

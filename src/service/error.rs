@@ -6,7 +6,7 @@ use kube::core::Status;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::runtime::client::CallError;
+use crate::{resources::quota, runtime::client::CallError};
 
 /// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
 /// replicas takes to restart.
@@ -151,30 +151,12 @@ impl From<CallError> for Error {
     }
 }
 
-/// Part of the API server's message while it has not computed a new quota yet.
-const QUOTA_PENDING: &str = "status unknown for quota";
-
-/// Whether the refusal is only because Kubernetes has not computed the quota yet.
-pub fn is_quota_pending(error: &CallError) -> bool {
-    let status = error.status();
-    status.is_some_and(|status| status.code == 403 && status.message.contains(QUOTA_PENDING))
-}
-
-/// Part of the API server's message when a quota is used up.
-const QUOTA_EXCEEDED: &str = "exceeded quota";
-
-/// Whether the refusal is because a quota is used up, as far as Kubernetes has counted.
-pub fn is_quota_exceeded(error: &CallError) -> bool {
-    let status = error.status();
-    status.is_some_and(|status| status.code == 403 && status.message.contains(QUOTA_EXCEEDED))
-}
-
 /// What a quota counts, in the API server's message and in words.
 const COUNTED: [(&str, &str); 4] = [
-    ("count/instances.stellage.dev", "instances"),
-    ("count/webhooks.stellage.dev", "webhooks"),
-    ("count/apikeys.stellage.dev", "API keys"),
-    ("count/deliveries.stellage.dev", "deliveries"),
+    (quota::INSTANCES, "instances"),
+    (quota::WEBHOOKS, "webhooks"),
+    (quota::KEYS, "API keys"),
+    (quota::DELIVERIES, "deliveries"),
 ];
 
 /// What the quota of a refusal limits: the message lists what is requested, what is used, and the limits.
@@ -228,7 +210,7 @@ fn refused(status: &Status) -> Error {
             ErrorKind::Forbidden,
             format!("a policy of the cluster refuses this: {}", status.message),
         ),
-        403 if status.message.contains(QUOTA_EXCEEDED) => quota_used_up(exceeded(&status.message)),
+        403 if quota::is_exceeded(status) => quota_used_up(exceeded(&status.message)),
         // RBAC refuses the service itself. An API server that has just started has not loaded the roles yet.
         403 if is_unauthorised(&status.message) => {
             tracing::error!(
@@ -237,7 +219,7 @@ fn refused(status: &Status) -> Error {
             );
             Error::unavailable("the service is starting; try again")
         }
-        403 if status.message.contains(QUOTA_PENDING) => {
+        403 if quota::is_pending(status) => {
             Error::unavailable("the account's quota has not been computed yet; try again")
         }
         422 => Error::invalid(causes(status)),
@@ -273,6 +255,15 @@ pub fn quota_used_up(words: &str) -> Error {
         ErrorKind::ResourceLimitExceeded,
         format!("the account's quota of {words} is used up; delete one or ask for a higher quota"),
     )
+}
+
+/// Whether one more fits into an account's quota; `words` names the objects in the plural.
+pub fn check_quota(count: usize, quota: u32, words: &str) -> Result<(), Error> {
+    if count < usize::try_from(quota).unwrap_or(usize::MAX) {
+        Ok(())
+    } else {
+        Err(quota_used_up(words))
+    }
 }
 
 /// The refusal to delete a protected instance.

@@ -12,7 +12,10 @@ use k8s_openapi::{
 };
 
 use crate::{
-    resources::{ACCOUNT_LABEL, Account},
+    resources::{
+        ACCOUNT_LABEL, Account, MANAGED_BY,
+        quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
+    },
     runtime::watch,
     service::keys::MAX_KEYS,
 };
@@ -29,15 +32,6 @@ const PROBE_NAME: &str = "stellage-probe";
 pub(super) const BINDING_NAME: &str = "stellage-operator";
 /// The ClusterRole that the RoleBinding grants: access to Secrets, in this namespace only.
 pub(super) const CLUSTER_ROLE: &str = "stellage-account";
-
-const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
-/// The quota's resources.
-const INSTANCES: &str = "count/instances.stellage.dev";
-const WEBHOOKS: &str = "count/webhooks.stellage.dev";
-const KEYS: &str = "count/apikeys.stellage.dev";
-const DELIVERIES: &str = "count/deliveries.stellage.dev";
-/// All of them.
-const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
 
 /// What every account is limited to, unless its spec says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

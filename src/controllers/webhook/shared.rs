@@ -131,10 +131,8 @@ impl Shared {
             settings.retry_schedule.clone(),
             settings.delivery_log,
         );
-        let deps_mail_limits = deps.mail_limits;
         Self {
             secrets: SecretCache::default(),
-            deps,
             instances,
             state: Mutex::new(State {
                 tenure: None,
@@ -144,7 +142,7 @@ impl Shared {
                 later: BTreeSet::new(),
                 untold: BTreeSet::new(),
                 untold_until: BTreeSet::new(),
-                mail_limiter: MailLimiter::new(deps_mail_limits),
+                mail_limiter: MailLimiter::new(deps.mail_limits),
                 disabled: HashSet::new(),
                 unclaimed: VecDeque::new(),
                 instances: None,
@@ -155,6 +153,7 @@ impl Shared {
             unverified: Notify::new(),
             urgent: Notify::new(),
             unread: Notify::new(),
+            deps,
         }
     }
 

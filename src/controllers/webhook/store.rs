@@ -11,7 +11,7 @@ use kube::{
 use super::shared::Shared;
 use crate::{
     delivery::dispatch::{WriteRequest, Written},
-    resources::Delivery,
+    resources::{Delivery, quota},
     runtime::client::{CallError, bounded},
 };
 
@@ -37,7 +37,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                     }
                 }
                 Err(error) if is_hopeless(&error) => Written::Gone,
-                Err(error) if is_over_quota(&error) => {
+                Err(error) if error.status().is_some_and(quota::is_exceeded) => {
                     tracing::debug!(delivery = name(&delivery), %error, "a quota refuses a Delivery");
                     Written::Refused
                 }
@@ -114,12 +114,6 @@ fn is_hopeless(error: &CallError) -> bool {
     error
         .status()
         .is_some_and(|status| causes(status) || lacks_namespace(status))
-}
-
-/// Whether a ResourceQuota of the namespace allows no more Deliveries. Kubernetes marks that only in the message.
-fn is_over_quota(error: &CallError) -> bool {
-    let is_it = |status: &Status| status.code == 403 && status.message.contains("exceeded quota");
-    error.status().is_some_and(is_it)
 }
 
 fn pruned(mut delivery: Delivery) -> Arc<Delivery> {

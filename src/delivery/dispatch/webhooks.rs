@@ -102,6 +102,7 @@ impl Dispatcher {
     }
 
     /// The known webhooks.
+    #[cfg(test)]
     pub fn webhooks(&self) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
         self.queues.iter().map(|(key, queue)| (key, &queue.facts))
     }

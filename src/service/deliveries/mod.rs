@@ -10,6 +10,7 @@ use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Api,
     api::ListParams,
@@ -263,9 +264,7 @@ impl Service {
     ) -> Result<(), Error> {
         let _reading = self.calls.long_read(webhook.namespace()).await?;
         let api: Api<Delivery> = self.calls.api(webhook.namespace());
-        let mut parameters = ListParams::default()
-            .labels(&selection.labels(webhook))
-            .limit(PAGE);
+        let mut parameters = first_page(webhook, selection);
         loop {
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;
@@ -275,9 +274,8 @@ impl Service {
             metadata
                 .filter(|metadata| selection.has_key(metadata, webhook))
                 .for_each(&mut see);
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => parameters = parameters.continue_token(&token),
-                None => return Ok(()),
+            if !advance(&mut parameters, page.metadata) {
+                return Ok(());
             }
         }
     }
@@ -292,9 +290,7 @@ impl Service {
         let _reading = self.calls.long_read(webhook.namespace()).await?;
         // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
-        let mut parameters = ListParams::default()
-            .labels(&selection.labels(webhook))
-            .limit(PAGE);
+        let mut parameters = first_page(webhook, selection);
         loop {
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;
@@ -304,12 +300,24 @@ impl Service {
             let selected =
                 readable.filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook));
             see(selected.map(without_body).collect());
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => parameters = parameters.continue_token(&token),
-                None => return Ok(()),
+            if !advance(&mut parameters, page.metadata) {
+                return Ok(());
             }
         }
     }
+}
+
+/// The parameters for the first page of the selected deliveries of a webhook.
+fn first_page(webhook: &Webhook, selection: Selection) -> ListParams {
+    ListParams::default()
+        .labels(&selection.labels(webhook))
+        .limit(PAGE)
+}
+
+/// Goes on to the next page, if there is one.
+fn advance(parameters: &mut ListParams, page: ListMeta) -> bool {
+    parameters.continue_token = page.continue_.filter(|token| !token.is_empty());
+    parameters.continue_token.is_some()
 }
 
 /// The newest of the deliveries that were added.

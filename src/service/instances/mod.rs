@@ -25,7 +25,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, protected, quota_used_up},
+    error::{Error, check_quota, protected},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -96,11 +96,7 @@ impl Service {
         let has_room = || {
             tenant.check_not_terminating()?;
             let count = self.instances.index().count(&tenant.namespace);
-            if count < usize::try_from(tenant.instance_quota).unwrap_or(usize::MAX) {
-                Ok(())
-            } else {
-                Err(quota_used_up("instances"))
-            }
+            check_quota(count, tenant.instance_quota, "instances")
         };
         let build = |name: &str, hash: Option<String>| create::instance(name, spec.clone(), hash);
         self.instances

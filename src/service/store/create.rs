@@ -7,10 +7,10 @@ use std::{
 
 use super::Store;
 use crate::{
-    resources::ids,
+    resources::{ids, quota},
     runtime::client::CallError,
     service::{
-        error::{Error, ErrorKind, is_quota_exceeded, is_quota_pending},
+        error::{Error, ErrorKind},
         id::PublicId,
         idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
         index::{Index, Indexed, Object as _, ObjectOf},
@@ -110,14 +110,16 @@ impl<X: Index> Store<X> {
                 }
             }
             if !is_taken {
-                return Err(if is_quota_exceeded(&refusal) && check().is_ok() {
-                    let word = X::Item::WORD;
-                    Error::unavailable(format!(
-                        "Kubernetes still counts a {word} that is being deleted, or the account's former quota; try again"
-                    ))
-                } else {
-                    refusal.into()
-                });
+                return Err(
+                    if refusal.status().is_some_and(quota::is_exceeded) && check().is_ok() {
+                        let word = X::Item::WORD;
+                        Error::unavailable(format!(
+                            "Kubernetes still counts a {word} that is being deleted, or the account's former quota; try again"
+                        ))
+                    } else {
+                        refusal.into()
+                    },
+                );
             }
         }
         Err(Error::new(
@@ -140,8 +142,9 @@ impl<X: Index> Store<X> {
         loop {
             match self.create(namespace, object).await {
                 Err(refusal)
-                    if (is_quota_pending(&refusal) || is_quota_exceeded(&refusal) && check().is_ok())
-                        && begun.elapsed() < QUOTA_TIMEOUT =>
+                    if refusal.status().is_some_and(|status| {
+                        quota::is_pending(status) || quota::is_exceeded(status) && check().is_ok()
+                    }) && begun.elapsed() < QUOTA_TIMEOUT =>
                 {
                     tokio::time::sleep(QUOTA_POLL).await;
                 }

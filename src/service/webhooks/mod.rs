@@ -28,7 +28,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, ErrorKind, quota_used_up},
+    error::{Error, ErrorKind, check_quota},
     id::WebhookId,
     idempotency::{self, IdempotentRequest, REQUEST_HASH_ANNOTATION},
     index::{Indexed, Object as _},
@@ -133,11 +133,7 @@ impl Service {
         let has_room = || {
             tenant.check_not_terminating()?;
             let count = self.webhooks.index().count(&tenant.namespace);
-            if count < usize::try_from(tenant.webhook_quota).unwrap_or(usize::MAX) {
-                Ok(())
-            } else {
-                Err(quota_used_up("webhooks"))
-            }
+            check_quota(count, tenant.webhook_quota, "webhooks")
         };
         let build = |name: &str, hash: Option<String>| new.object(name, hash);
         let created = self

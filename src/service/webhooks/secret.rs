@@ -15,7 +15,8 @@ use serde_json::{Map, Value, json};
 use super::IndexedWebhook;
 use crate::{
     resources::{
-        SecretReference, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION, webhook::SECRET_CHANGED_ANNOTATION,
+        MANAGED_BY, SecretReference, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION,
+        webhook::SECRET_CHANGED_ANNOTATION,
     },
     service::{
         Service,
@@ -27,8 +28,6 @@ use crate::{
     },
 };
 
-/// Label of the Secrets that the service creates.
-const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "stellage");
 /// Attempts to write a Secret that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
 /// How long the answer to a repeated create shows the secret, since the Secret was created.

@@ -1,0 +1,24 @@
+//! The ResourceQuota of an account: what it counts, and how the API server refuses because of it.
+
+use kube::core::Status;
+
+/// The account's Instances.
+pub const INSTANCES: &str = "count/instances.stellage.dev";
+/// Its Webhooks.
+pub const WEBHOOKS: &str = "count/webhooks.stellage.dev";
+/// Its `ApiKeys`.
+pub const KEYS: &str = "count/apikeys.stellage.dev";
+/// Its Deliveries.
+pub const DELIVERIES: &str = "count/deliveries.stellage.dev";
+/// Everything that is counted.
+pub const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
+
+/// Whether a request is refused because a quota is used up, as far as Kubernetes has counted.
+pub fn is_exceeded(refusal: &Status) -> bool {
+    refusal.code == 403 && refusal.message.contains("exceeded quota")
+}
+
+/// Whether a request is refused only because Kubernetes has not computed the quota yet.
+pub fn is_pending(refusal: &Status) -> bool {
+    refusal.code == 403 && refusal.message.contains("status unknown for quota")
+}
