@@ -1,6 +1,6 @@
 //! `Webhook`: one receiver of an account's events.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -24,6 +24,11 @@ pub const WEBHOOK_SECRET_LABEL: &str = "stellage.dev/webhook-secret";
 /// Annotation of a [`Webhook`] with the resourceVersion of its Secret that REST wrote last. Its change makes the controller
 /// read the Secret at once; it notices other changes of the Secret within ten seconds.
 pub const SECRET_CHANGED_ANNOTATION: &str = "stellage.dev/secret-changed";
+/// Value of [`SECRET_CHANGED_ANNOTATION`] while REST creates the Secret of a new webhook: its owner reference needs the webhook's
+/// UID, so it comes second.
+pub const SECRET_PENDING: &str = "pending";
+/// How long after its creation a webhook may wait for the Secret that REST creates. Longer than any call to the API server.
+const SECRET_GRACE: SignedDuration = SignedDuration::from_secs(30);
 
 /// Condition of a [`Webhook`]: the signing secret exists and is usable.
 pub const SECRET_READY: &str = "SecretReady";
@@ -319,6 +324,14 @@ impl Webhook {
                 && owner.api_version == Self::api_version(&())
                 && Some(&owner.uid) == self.metadata.uid.as_ref()
         })
+    }
+
+    /// Whether REST has just created this webhook and is about to create its Secret, so that one that is missing is no problem.
+    pub fn awaits_secret(&self, now: Timestamp) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        let announced = annotations.and_then(|all| all.get(SECRET_CHANGED_ANNOTATION));
+        announced.is_some_and(|value| value == SECRET_PENDING)
+            && now.duration_since(self.created_at()) < SECRET_GRACE
     }
 
     /// When the object was created.

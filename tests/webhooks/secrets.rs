@@ -91,6 +91,37 @@ async fn a_missing_secret_is_a_condition_and_its_deliveries_are_held_until_it_is
 }
 
 #[tokio::test]
+async fn a_webhook_is_not_blocked_while_rest_creates_its_secret() {
+    let tenant = Tenant::new("hooks-pending").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let object = |name: &str, annotations: serde_json::Value| {
+        let spec = json!({ "url": receiver.url("/"), "events": ["instance.created"], "secretRef": { "name": name } });
+        tenant.object::<Webhook>(
+            &json!({ "metadata": { "name": name, "annotations": annotations }, "spec": spec }),
+            "Webhook",
+        )
+    };
+    let by_rest = object("hook", json!({ "stellage.dev/secret-changed": "pending" }));
+    let by_hand = object("other", json!({}));
+    for webhook in [&by_rest, &by_hand] {
+        let created = tenant.webhooks().create(&PostParams::default(), webhook).await;
+        created.unwrap();
+    }
+    let is_shown = |webhook: &Webhook| webhook.status.is_some();
+    tenant
+        .wait_for_webhook("other", "the later one to be looked at", is_shown)
+        .await;
+    let pending = tenant.webhooks().get("hook").await.unwrap();
+    assert!(pending.status.is_none(), "{:?}", pending.status);
+    tenant.apply("web", |_| {}).await;
+    tenant
+        .wait_for_deliveries("hook", "its delivery", all_in(1, DeliveryPhase::Pending))
+        .await;
+    tenant.secret("hook", SECRET).await;
+    receiver.wait_for(1).await;
+}
+
+#[tokio::test]
 async fn a_webhook_whose_secret_is_missing_is_mended_by_naming_another() {
     let tenant = Tenant::new("hooks-renamed").await;
     let receiver = Receiver::start(|_| Answer::ok()).await;

@@ -127,6 +127,8 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
     let before = shared.secrets.get(key, webhook);
     let mut after = before.clone();
     match secret {
+        // It stays unread, so that the webhook is not shown as blocked for the moment that its creation takes.
+        Ok(None) if webhook.awaits_secret(shared.deps.clock.now()) => return,
         Ok(secret) => {
             after.failed_at = None;
             after.read = Some((*asked_at, parse(secret.as_ref(), webhook)));

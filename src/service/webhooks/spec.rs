@@ -6,7 +6,10 @@ use jiff::Timestamp;
 
 use crate::{
     events::EventType,
-    resources::{SecretReference, Webhook, WebhookSpec, webhook::SECRET_KEY},
+    resources::{
+        SecretReference, Webhook, WebhookSpec,
+        webhook::{SECRET_CHANGED_ANNOTATION, SECRET_KEY, SECRET_PENDING},
+    },
     service::{idempotency::REQUEST_HASH_ANNOTATION, nonce::nonce},
 };
 
@@ -39,8 +42,10 @@ impl NewWebhook {
                 enable_requested_at: None,
             },
         );
-        webhook.metadata.annotations =
-            request_hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
+        let mut annotations =
+            BTreeMap::from([(SECRET_CHANGED_ANNOTATION.to_owned(), SECRET_PENDING.to_owned())]);
+        annotations.extend(request_hash.map(|hash| (REQUEST_HASH_ANNOTATION.to_owned(), hash)));
+        webhook.metadata.annotations = Some(annotations);
         webhook
     }
 }
