@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::{core::v1::Namespace, rbac::v1::RoleBinding};
 use kube::{
     Api, Client,
-    api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stellage::resources::{Account, ApiKey, Delivery, Webhook, conditions};
+use stellage::resources::{Account, ApiKey, Delivery, Instance, InstanceState, Webhook, conditions};
 
 use crate::{
     support::{self, PATIENCE, Tenant, eventually, stellage},
@@ -394,6 +394,58 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     patch(again).await.unwrap();
     receiver.wait_for(2).await;
     deliveries.delete(&name, &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_tenant_deletes_an_instance_without_its_server() {
+    let tenant = Tenant::new("finalizers").await;
+    let theirs: Api<Instance> =
+        Api::namespaced(tenant_of(&tenant, "eve@example.com").await, &tenant.namespace);
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let patch = async |api: &Api<Instance>, metadata: Value| {
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        api.patch("web", &PatchParams::default(), &patch).await
+    };
+    // `kubectl replace` removes it, too, and the operator adds it again; in between the instance is not deleted.
+    let without = patch(&theirs, json!({ "finalizers": null })).await.unwrap();
+    let version = Preconditions {
+        resource_version: without.metadata.resource_version,
+        uid: None,
+    };
+    let refused = theirs
+        .delete("web", &DeleteParams::default().preconditions(version))
+        .await;
+    let refused = refused.map(drop).unwrap_err().to_string();
+    assert!(
+        refused.contains("has to be back before the instance is deleted")
+            || refused.contains("Precondition failed"),
+        "{refused}"
+    );
+    tenant
+        .wait(
+            "web",
+            "the finalizer to be back",
+            |instance: Option<&Instance>| instance.is_some_and(Instance::has_finalizer),
+        )
+        .await;
+    patch(
+        &theirs,
+        json!({ "annotations": { "simulator.stellage.dev/fault": "unreachable" } }),
+    )
+    .await
+    .unwrap();
+    theirs.delete("web", &DeleteParams::default()).await.unwrap();
+    let refused = patch(&theirs, json!({ "finalizers": null })).await.unwrap_err();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("removed by the operator once the server is gone"),
+        "{refused}"
+    );
+    // Who may do so in the whole cluster can, in case a provider is gone for good.
+    patch(&tenant.instances(), json!({ "finalizers": null }))
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,14 +1,44 @@
-//! `Idempotency-Key` and `Idempotency-Replayed`.
+//! `Idempotency-Key`, `Idempotency-Replayed` and `Idempotency-Retention`.
+
+use std::sync::LazyLock;
 
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::error::{ApiError, Detail};
+use crate::service::idempotency::{IdempotentRequest, MAX_REMEMBERED};
 
 /// The request header.
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The header of an answer to a request that was already carried out.
 pub static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// The header of an answer that says how long the key of its request is remembered.
+pub static IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
+
+/// How long a key is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retention {
+    /// As long as the object exists that the request created.
+    Resource,
+    /// Until so many later actions of the same object have had a key.
+    Actions,
+}
+
+impl Retention {
+    /// The value of the header: a dictionary of RFC 9651, with one member.
+    fn header(self) -> HeaderValue {
+        match self {
+            Self::Resource => HeaderValue::from_static("resource"),
+            Self::Actions => ACTIONS.clone(),
+        }
+    }
+}
+
+static ACTIONS: LazyLock<HeaderValue> = LazyLock::new(|| {
+    HeaderValue::try_from(format!("actions={MAX_REMEMBERED}"))
+        .unwrap_or_else(|_| HeaderValue::from_static("actions"))
+});
 
 /// Longest key.
 const MAX_KEY: usize = 255;
@@ -34,12 +64,19 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
         })
 }
 
-/// Sets the header `Idempotency-Replayed` if the request was already carried out.
-pub fn replayed_if(replayed: bool, mut response: Response) -> Response {
-    if replayed {
-        response
-            .headers_mut()
-            .insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+/// Adds to the answer of a request with a key how long the key is remembered, and whether the request was already carried out.
+pub fn answered(
+    request: Option<&IdempotentRequest>,
+    replayed: bool,
+    retention: Retention,
+    mut response: Response,
+) -> Response {
+    if request.is_some() {
+        let headers = response.headers_mut();
+        headers.insert(&IDEMPOTENCY_RETENTION, retention.header());
+        if replayed {
+            headers.insert(&IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+        }
     }
     response
 }

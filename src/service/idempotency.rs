@@ -13,7 +13,7 @@ use crate::resources::{ids, instance::IDEMPOTENCY_ANNOTATION};
 pub const REQUEST_HASH_ANNOTATION: &str = "stellage.dev/request-hash";
 
 /// Actions remembered for each object; the oldest are forgotten first. Few, because each write of the object carries them all.
-const MAX_REMEMBERED: usize = 16;
+pub const MAX_REMEMBERED: usize = 16;
 
 /// A request with an idempotency key, to be carried out once however often it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]

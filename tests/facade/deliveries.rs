@@ -441,6 +441,7 @@ async fn a_test_records_a_delivery_of_an_example() {
     let key = [("Idempotency-Key", "once")];
     let first = expect(&tenant, 202, Method::POST, &path, Some(&chosen), &key).await;
     assert_eq!(first.json()["data"]["event_type"], "instance.deleted");
+    assert_eq!(first.header("idempotency-retention"), "resource");
     let again = expect(&tenant, 202, Method::POST, &path, Some(&chosen), &key).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(again.json()["data"]["id"], first.json()["data"]["id"]);

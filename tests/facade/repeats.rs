@@ -20,10 +20,12 @@ async fn a_create_with_a_key_is_done_once() {
     let body = order("web");
     let first = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
     assert!(first.headers.get("idempotency-replayed").is_none());
+    assert_eq!(first.header("idempotency-retention"), "resource");
     let id = first.json()["data"]["id"].as_str().unwrap().to_owned();
     wait_for(&tenant, &id, "running").await;
     let again = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(again.header("idempotency-retention"), "resource");
     assert_eq!(again.header("location"), first.header("location"));
     assert_eq!(
         (&again.json()["data"]["id"], &again.json()["data"]["status"]),
@@ -104,6 +106,7 @@ async fn an_action_with_a_key_acts_once() {
     let headers = [("Idempotency-Key", "once")];
     let first = expect(&tenant, 202, Method::POST, &path, None, &headers).await;
     assert!(first.headers.get("idempotency-replayed").is_none());
+    assert_eq!(first.header("idempotency-retention"), "actions=16");
     wait_for(&tenant, &id, "running").await;
     let nonce = |i: &stellage::resources::Instance| i.spec.reboot_requested_at.clone();
     let before = nonce(&tenant.instances().get(&id).await.unwrap());

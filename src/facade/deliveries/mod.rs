@@ -17,7 +17,7 @@ use super::{
     App,
     error::ApiError,
     extract::{Caller, IfMatch, Inner, Post, Target},
-    idempotency,
+    idempotency::{self, Retention},
     query::Parameters,
     response,
     view::{List, Pagination, Single},
@@ -147,7 +147,12 @@ pub async fn redeliver(
     let message = format!("Delivery {} {}.", delivery.id(), redelivered.when.describe());
     let view = DeliveryView::with_request(delivery, &redelivered.webhook.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::replayed_if(redelivered.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        redelivered.replayed,
+        Retention::Actions,
+        response,
+    ))
 }
 
 /// Sends all pending deliveries now
@@ -184,7 +189,12 @@ pub async fn retry(
         message: Some(message),
     };
     let response = response::json(StatusCode::ACCEPTED, &body, 128)?;
-    Ok(idempotency::replayed_if(retried.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        retried.replayed,
+        Retention::Actions,
+        response,
+    ))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{
         App,
         error::ApiError,
         extract::{Caller, IfMatch, Post, Target},
-        idempotency,
+        idempotency::{self, Retention},
         view::Single,
     },
     lifecycle::Action,
@@ -139,7 +139,12 @@ async fn act(
     let name = done.item.instance.display_name();
     let message = message(action, name, image.as_deref());
     let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
-    Ok(idempotency::replayed_if(done.replayed, response))
+    Ok(idempotency::answered(
+        idempotent.as_ref(),
+        done.replayed,
+        Retention::Actions,
+        response,
+    ))
 }
 
 fn message(action: Action, name: &str, image: Option<&str>) -> String {

@@ -25,7 +25,8 @@ use super::{
     body::required,
     error::ApiError,
     extract::{Caller, IfMatch, Post, Target},
-    idempotency, precondition,
+    idempotency::{self, Retention},
+    precondition,
     query::Parameters,
     response,
     view::{List, Pagination, Single},
@@ -112,7 +113,12 @@ pub async fn create(
         Some(message),
     )?;
     response::locate(&mut response, "/v1/instances", item.id);
-    Ok(idempotency::replayed_if(created.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        created.replayed,
+        Retention::Resource,
+        response,
+    ))
 }
 
 /// Shows an instance

@@ -20,7 +20,7 @@ use super::{
     error::ApiError,
     extract::{Caller, IfMatch, Post},
     fields::Fields,
-    idempotency,
+    idempotency::{self, Retention},
     query::Parameters,
     response,
     view::{List, Pagination, Single},
@@ -145,7 +145,12 @@ pub async fn create(
         "/v1/keys",
         created.object.metadata.name.as_deref().unwrap_or_default(),
     );
-    Ok(idempotency::replayed_if(created.key.is_none(), response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        created.key.is_none(),
+        Retention::Resource,
+        response,
+    ))
 }
 
 /// Shows an API key

@@ -330,7 +330,7 @@ impl Operation<'_> {
             names.push("Location");
         }
         if self.method == "post" {
-            names.push("Idempotency-Replayed");
+            names.extend(["Idempotency-Replayed", "Idempotency-Retention"]);
         }
         header_references(&names)
     }
@@ -442,6 +442,7 @@ fn headers() -> Value {
         "ETag": text("Version of the resource. It changes with every change of the settings, not with the status.", true, examples::ETAG),
         "Location": text("Path of the created resource.", true, &format!("/v1/instances/{}", examples::ID)),
         "Idempotency-Replayed": text("`true` if an earlier request with the same `Idempotency-Key` was already carried out.", false, "true"),
+        "Idempotency-Retention": text("How long the request's `Idempotency-Key` is remembered: `resource`, as long as the created resource exists, or `actions=16`, until 16 later actions of the same resource have had a key. Sent with every answer to a request that has a key.", false, "actions=16"),
         "WWW-Authenticate": text("How to authenticate.", true, "Bearer"),
     })
 }

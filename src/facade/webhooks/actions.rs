@@ -18,7 +18,8 @@ use crate::{
         deliveries::view::DeliveryView,
         error::ApiError,
         extract::{Caller, IfMatch, Post, Target},
-        idempotency, response,
+        idempotency::{self, Retention},
+        response,
         view::Single,
     },
     service::id::WebhookId,
@@ -59,7 +60,12 @@ pub async fn test(
     );
     let view = DeliveryView::with_request(delivery, &sent.item.webhook);
     let response = response::single(StatusCode::ACCEPTED, delivery, view, Some(message))?;
-    Ok(idempotency::replayed_if(sent.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        sent.replayed,
+        Retention::Resource,
+        response,
+    ))
 }
 
 /// Rotates the signing secret of a webhook
@@ -103,7 +109,12 @@ pub async fn rotate_secret(
     };
     let data = WebhookWithSecret::of(&item, Some(&rotated.secret), rotated.previous_until);
     let response = response::single(StatusCode::OK, &*item.webhook, data, Some(message.to_owned()))?;
-    Ok(idempotency::replayed_if(rotated.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        rotated.replayed,
+        Retention::Actions,
+        response,
+    ))
 }
 
 /// Recovers exhausted deliveries
@@ -135,7 +146,12 @@ pub async fn recover(
         )
         .await?;
     let response = answer(recovered.count)?;
-    Ok(idempotency::replayed_if(recovered.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        recovered.replayed,
+        Retention::Actions,
+        response,
+    ))
 }
 
 fn answer(count: usize) -> Result<Response, ApiError> {

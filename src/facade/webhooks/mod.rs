@@ -25,7 +25,7 @@ use super::{
     body::required,
     error::ApiError,
     extract::{Caller, IfMatch, Post, Target},
-    idempotency,
+    idempotency::{self, Retention},
     query::Parameters,
     response,
     view::{List, Pagination, Single},
@@ -84,7 +84,12 @@ pub async fn create(
     let data = WebhookWithSecret::of(item, created.secret.as_deref(), None);
     let mut response = response::single(StatusCode::CREATED, &*item.webhook, data, None)?;
     response::locate(&mut response, "/v1/webhooks", item.id);
-    Ok(idempotency::replayed_if(created.replayed, response))
+    Ok(idempotency::answered(
+        post.idempotent.as_ref(),
+        created.replayed,
+        Retention::Resource,
+        response,
+    ))
 }
 
 /// Shows a webhook
