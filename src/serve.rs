@@ -8,7 +8,7 @@ use kube::{
     runtime::{reflector::Store, watcher},
 };
 use thiserror::Error;
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -116,7 +116,7 @@ pub async fn serve(
         watches.shutdown.clone(),
     ));
 
-    let rules = rules(&common, &watches, api_server);
+    let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -185,7 +185,7 @@ pub async fn serve(
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(accounts, stores, shutdown.clone())),
+            tokio::spawn(controllers.lead(accounts, stores, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -193,10 +193,18 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-/// The rules for receivers, which are kept up to date with the cluster's own addresses.
-fn rules(common: &CommonSettings, watches: &Watches, api_server: Option<String>) -> TargetRules {
+/// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been asked for
+/// once.
+fn rules(
+    common: &CommonSettings,
+    watches: &Watches,
+    api_server: Option<String>,
+) -> (TargetRules, Arc<SetOnce<()>>) {
     let rules = common.receivers.rules();
-    if !common.receivers.receiver_allow_cluster {
+    let read = Arc::new(SetOnce::new());
+    if common.receivers.receiver_allow_cluster {
+        let _ = read.set(());
+    } else {
         let addresses = ClusterAddresses {
             client: watches.client.clone(),
             api_server,
@@ -204,9 +212,14 @@ fn rules(common: &CommonSettings, watches: &Watches, api_server: Option<String>)
         };
         rules.own.replace(addresses.known_at_once());
         let own = rules.own.clone();
-        tokio::spawn(addresses.follow(move |ranges| own.replace(ranges), watches.shutdown.clone()));
+        let told = read.clone();
+        let learned = move |ranges| {
+            own.replace(ranges);
+            let _ = told.set(());
+        };
+        tokio::spawn(addresses.follow(learned, watches.shutdown.clone()));
     }
-    rules
+    (rules, read)
 }
 
 fn service(
@@ -324,6 +337,7 @@ impl Controllers {
         self,
         accounts: Store<Account>,
         stores: webhook::Stores,
+        own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
         let instances = stores.instances.clone();
@@ -333,6 +347,8 @@ impl Controllers {
             .with_times(self.settings.lease_times());
         // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
         let warm = async {
+            // Before that, receivers could have addresses of the cluster.
+            own_ranges_read.wait().await;
             accounts
                 .wait_until_ready()
                 .await

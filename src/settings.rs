@@ -104,7 +104,8 @@ pub struct ApiSettings {
     #[arg(long, env = "STELLAGE_MAX_CONNECTIONS_PER_PEER", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections_per_peer: u32,
 
-    /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them
+    /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them, and
+    /// their connections are the last to be closed
     #[arg(
         long = "trusted-proxies",
         env = "STELLAGE_TRUSTED_PROXIES",
@@ -169,7 +170,7 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_LEASE_DURATION_SECONDS", default_value_t = LeaseTimes::DEFAULT_SECONDS, value_parser = clap::value_parser!(u16).range(LEASE_SECONDS))]
     pub lease_duration_seconds: u16,
 
-    /// Instances reconciled at the same time
+    /// Instances reconciled at the same time; accounts take turns, and one gets at most half of the slots
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
 

@@ -495,6 +495,46 @@ async fn a_bad_webhook_is_refused_in_words_that_name_the_field_and_the_fix() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_outbox_is_bounded_even_for_the_operator() {
+    let plane = support::shared().await.plane;
+    support::kubectl(plane, &["create", "namespace", "kinds-outbox"], None).unwrap();
+    let mut manifest = whole_instance();
+    manifest["metadata"]["name"] = json!("full");
+    let operator = plane.client(Identity::Operator).await.unwrap();
+    let instances: Api<Instance> = Api::namespaced(operator, "kinds-outbox");
+    let admin: Api<Instance> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "kinds-outbox");
+    admin
+        .create(&PostParams::default(), &serde_json::from_value(manifest).unwrap())
+        .await
+        .unwrap();
+    let entry = |id: &str, body: &str| json!({ "id": id, "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": body });
+    let write = async |outbox: Vec<Value>| {
+        let mut status = whole_instance_status();
+        status["outbox"] = json!(outbox);
+        let patch = Patch::Merge(json!({ "status": status }));
+        instances
+            .patch_status("full", &PatchParams::default(), &patch)
+            .await
+            .map(drop)
+    };
+    write(vec![entry("evt_a", "{}"); 256]).await.unwrap();
+    write(vec![entry(&"e".repeat(64), &"b".repeat(16_384))])
+        .await
+        .unwrap();
+    for (outbox, why) in [
+        (vec![entry("evt_a", "{}"); 257], "must have at most 256 items"),
+        (vec![entry(&"e".repeat(65), "{}")], "may not be more than 64"),
+        (
+            vec![entry("evt_a", &"b".repeat(16_385))],
+            "may not be more than 16384",
+        ),
+    ] {
+        let refused = write(outbox).await.unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_delivery_sends_never_changes() {
     let plane = support::shared().await.plane;
     support::kubectl(plane, &["create", "namespace", "kinds-delivery"], None).unwrap();

@@ -7,7 +7,7 @@
 //! - the bytes received on a connection, because it has no hook for a stream that counts them (here: an allowance per
 //!   request for all bytes, including endless 1xx responses or HTTP/2 frames).
 //!
-//! Besides, it has no redirects, proxies, cookies or decoding that would have to be switched off.
+//! Besides, it has no redirects, cookies, decoding or proxies from the environment that would have to be switched off.
 //!
 //! An attempt costs at most one connection, some 150 KiB of buffers including the kernel's, the total timeout, and reading
 //! some 200 KiB.
@@ -60,7 +60,7 @@ const MAX_HEAD: usize = 32 * 1024;
 const MAX_HEADERS: usize = 100;
 /// Largest header list of an HTTP/2 response, in bytes.
 const MAX_HEADER_LIST: u32 = 16 * 1024;
-/// HTTP/2 flow-control window of a stream, in bytes: four times what is kept of a response body.
+/// HTTP/2 flow-control window of a stream, in bytes: many times what is kept of a response body.
 const STREAM_WINDOW: u32 = 16 * 1024;
 /// HTTP/2 flow-control window of a connection, in bytes: eight responses at once.
 const CONNECTION_WINDOW: u32 = 128 * 1024;

@@ -96,7 +96,7 @@ impl Faults {
         if !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 instance = key(instance),
-                "the annotation {FAULT_ANNOTATION} has no effect here, as on any other instance; start with --simulator-faults to permit simulated faults"
+                "the annotation {FAULT_ANNOTATION} is ignored, here and on all other instances: start with --simulator-faults to permit simulated faults"
             );
         }
         None

@@ -117,6 +117,38 @@ impl When {
     }
 }
 
+/// Where a page lies in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    /// Items before it.
+    skip: usize,
+    /// Items up to its end, of which the request keeps the names; none if that is deeper than [`DEEPEST`].
+    depth: usize,
+}
+
+impl Span {
+    /// The span of a page, counted from 1, of `limit` items.
+    fn of(page: u64, limit: usize) -> Self {
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let depth = skip.saturating_add(limit);
+        Self {
+            skip,
+            depth: if depth > DEEPEST { 0 } else { depth },
+        }
+    }
+
+    /// `invalid_input` if the page is too deep, unless it lies past the end of the list.
+    fn check(self, total: usize) -> Result<(), Error> {
+        if self.depth == 0 && self.skip < total {
+            let complaint = Detail::new("page", "invalid_value", TOO_DEEP);
+            return Err(Error::invalid(vec![complaint]));
+        }
+        Ok(())
+    }
+}
+
 impl Service {
     /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. `None` as
     /// the selection selects nothing. `invalid_input` if the page is too deep, but not past the end.
@@ -132,24 +164,14 @@ impl Service {
         let Some(selection) = selection else {
             return Ok((Vec::new(), 0));
         };
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
-        let wanted = skip.saturating_add(limit);
-        let is_too_deep = wanted > DEEPEST;
-        let mut newest = Newest::of(if is_too_deep { 0 } else { wanted });
+        let span = Span::of(page, limit);
+        let mut newest = Newest::of(span.depth);
         let reading = async {
             self.each_key(&item.webhook, selection, |metadata| newest.add(&metadata))
                 .await?;
             let total = newest.total;
-            if is_too_deep && skip < total {
-                return Err(Error::invalid(vec![Detail::new(
-                    "page",
-                    "invalid_value",
-                    TOO_DEEP,
-                )]));
-            }
-            let names = newest.keys.into_iter().skip(skip).map(|(_, name)| name);
+            span.check(total)?;
+            let names = newest.keys.into_iter().skip(span.skip).map(|(_, name)| name);
             let page = self.read_all(&item.webhook, selection, names).await?;
             Ok((page, total))
         };
@@ -375,6 +397,7 @@ pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::error::ErrorKind;
 
     #[test]
     fn of_all_deliveries_only_the_keys_of_the_newest_are_kept() {
@@ -392,6 +415,26 @@ mod tests {
         let names: Vec<_> = newest.keys.into_iter().map(|(_, name)| name).collect();
         assert_eq!(names, ["dlv-9-2", "dlv-9-5", "dlv-7-3"]);
         assert_eq!(newest.total, 6);
+    }
+
+    #[test]
+    fn a_page_reaches_no_deeper_than_the_newest_ten_thousand_and_past_the_end_only_counts() {
+        let span = |page, limit| {
+            let Span { skip, depth } = Span::of(page, limit);
+            (skip, depth)
+        };
+        assert_eq!(span(1, 20), (0, 20));
+        assert_eq!(span(100, 100), (9_900, 10_000));
+        assert_eq!(span(101, 100), (10_000, 0));
+        assert_eq!(span(u64::MAX, 100), (usize::MAX, 0));
+        let refused = Span::of(101, 100).check(10_001).unwrap_err();
+        assert_eq!(
+            (refused.kind, refused.details[0].field.as_ref()),
+            (ErrorKind::InvalidInput, "page")
+        );
+        assert!(Span::of(101, 100).check(10_000).is_ok());
+        assert!(Span::of(100, 100).check(usize::MAX).is_ok());
+        assert!(Span::of(u64::MAX, 100).check(1_000_000).is_ok());
     }
 
     #[test]

@@ -134,4 +134,16 @@ mod tests {
         drop(held);
         assert!(calls.permit("big").await.is_ok());
     }
+
+    #[tokio::test]
+    async fn an_account_reads_two_logs_at_once_and_a_third_waits() {
+        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let mut calls = ApiCalls::new(Client::try_from(nowhere).unwrap(), 4);
+        calls.longest_wait = Duration::from_millis(10);
+        let held = [calls.long_read("big").await, calls.long_read("big").await];
+        assert!(held.iter().all(Result::is_ok));
+        assert!(matches!(calls.long_read("big").await, Err(CallError::Busy)));
+        assert!(calls.long_read("small").await.is_ok());
+        assert!(calls.permit("big").await.is_ok());
+    }
 }
