@@ -75,9 +75,11 @@ fn refusal(response: &Response<Incoming>) -> Option<ConnectError> {
         StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => {
             Some(ConnectError::Proxy("the proxy could not reach it"))
         }
-        StatusCode::PROXY_AUTHENTICATION_REQUIRED if response.headers().contains_key(PROXY_AUTHENTICATE) => Some(
-            ConnectError::BrokenProxy("the proxy does not take this service's credentials"),
-        ),
+        StatusCode::PROXY_AUTHENTICATION_REQUIRED if response.headers().contains_key(PROXY_AUTHENTICATE) => {
+            Some(ConnectError::BrokenProxy(
+                "the proxy does not take this service's credentials",
+            ))
+        }
         // A 407 without a challenge is how Smokescreen refuses an address.
         StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
             Some(ConnectError::Proxy("the proxy does not allow it"))

@@ -76,7 +76,11 @@ impl BackloggedWebhook {
         let mut line = |label, value: &str| fact(&mut text, label, value);
         line(
             "Webhook",
-            &format!("{id} ({} in namespace {})", name(&self.webhook_name), name(&self.namespace)),
+            &format!(
+                "{id} ({} in namespace {})",
+                name(&self.webhook_name),
+                name(&self.namespace)
+            ),
         );
         line("URL", &one_line(&self.url, 2048));
         line("Since", &self.since.strftime("%F %T UTC").to_string());
@@ -102,7 +106,8 @@ fn what_to_do(text: &mut String, id: &str) {
     let _ = writeln!(
         text,
         "\n   \
-         curl \"$STELLAGE_URL/v1/webhooks/{id}/deliveries?status=pending\" \\\n     \
+         curl \\\n     \
+           \"$STELLAGE_URL/v1/webhooks/{id}/deliveries?status=pending\" \\\n     \
            -H \"Authorization: Bearer $STELLAGE_API_KEY\"\n",
     );
     step(
@@ -114,7 +119,8 @@ fn what_to_do(text: &mut String, id: &str) {
     let _ = writeln!(
         text,
         "\n   \
-         curl -X POST \"$STELLAGE_URL/v1/webhooks/{id}/deliveries/retry\" \\\n     \
+         curl -X POST \\\n     \
+           \"$STELLAGE_URL/v1/webhooks/{id}/deliveries/retry\" \\\n     \
            -H \"Authorization: Bearer $STELLAGE_API_KEY\"",
     );
 }
@@ -154,8 +160,8 @@ pub(super) mod tests {
             "  Since       2026-11-21 10:00:00 UTC\n",
             "  Held        1000\n",
             "  Dropped     37\n",
-            "curl \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries?status=pending\"",
-            "curl -X POST \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries/retry\"",
+            "curl \\\n     \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries?status=pending\"",
+            "curl -X POST \\\n     \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries/retry\"",
         ] {
             let body = mail.body.replace('\n', " ");
             let found = mail.body.contains(expected) || body.contains(expected);
@@ -170,7 +176,11 @@ pub(super) mod tests {
         };
         let mail = ended.notification();
         assert!(mail.subject.ends_with(": 37 dropped"), "{}", mail.subject);
-        assert!(mail.body.contains("  Until       2026-11-21 10:20:00 UTC\n"), "{}", mail.body);
+        assert!(
+            mail.body.contains("  Until       2026-11-21 10:20:00 UTC\n"),
+            "{}",
+            mail.body
+        );
     }
 
     #[test]

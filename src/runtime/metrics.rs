@@ -173,7 +173,11 @@ impl Metrics {
             metrics.provider_seconds.clone(),
         );
         metrics.register_deliveries(&mut registry);
-        registry.register("mails", "E-mails to account holders about their webhooks", metrics.mails.clone());
+        registry.register(
+            "mails",
+            "E-mails to account holders about their webhooks",
+            metrics.mails.clone(),
+        );
         registry.register(
             "leader",
             "1 while this replica is the leader",

@@ -60,7 +60,11 @@ async fn a_proxy_that_fails_itself_is_no_failure_of_the_receiver() {
         Proxying::Answers("503 Service Unavailable"),
         Proxying::Answers("429 Too Many Requests"),
     ] {
-        assert_eq!(outcome_with(proxying, &url).await, ("proxy", false), "{proxying:?}");
+        assert_eq!(
+            outcome_with(proxying, &url).await,
+            ("proxy", false),
+            "{proxying:?}"
+        );
     }
     let gone = ConnectProxy::start(Proxying::Connects).await;
     let sender = through(&gone, "");

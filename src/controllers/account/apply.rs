@@ -217,7 +217,9 @@ impl Work<'_> {
         };
         let all = ListParams::default();
         let keys = ("API key", "API keys");
-        let keys = self.found::<ApiKey>(keys, &all, "list the ApiKeys", is_older).await?;
+        let keys = self
+            .found::<ApiKey>(keys, &all, "list the ApiKeys", is_older)
+            .await?;
         let (webhooks, used) = self.left_webhooks(&super::uid(&account)).await?;
         let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
         let is_unused = |metadata: &ObjectMeta| {

@@ -689,7 +689,10 @@ pub(super) mod tests {
             leftovers(&keys(0), secrets(2)).unwrap(),
             "the namespace has 2 signing Secrets: it-0, it-1 from before this account, which none of its webhooks uses; delete what a former owner may know"
         );
-        for (count, said) in [(500, " left 500 API keys: "), (501, " left more than 500 API keys: ")] {
+        for (count, said) in [
+            (500, " left 500 API keys: "),
+            (501, " left more than 500 API keys: "),
+        ] {
             let message = leftovers(&keys(count), secrets(0)).unwrap();
             assert!(message.contains(said), "{message}");
         }

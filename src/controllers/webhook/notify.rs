@@ -151,7 +151,8 @@ fn untold(shared: &Shared, namespace: &str, account: &str) -> Untold {
                 // Added again once the namespace belongs to another Account.
                 !cached.webhook.is_of_another_account(account)
             });
-            let Some((cached, told)) = cached.and_then(|cached| Some((cached, cached.untold(can_send)?))) else {
+            let Some((cached, told)) = cached.and_then(|cached| Some((cached, cached.untold(can_send)?)))
+            else {
                 state.mails.remove(namespace, key);
                 continue;
             };

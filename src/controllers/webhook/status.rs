@@ -498,7 +498,10 @@ mod tests {
         };
         let reason = |before: &WebhookStatus, tally: &Tally| {
             let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally, None);
-            let reason = conditions::find(&status.conditions, BACKLOG).unwrap().reason.clone();
+            let reason = conditions::find(&status.conditions, BACKLOG)
+                .unwrap()
+                .reason
+                .clone();
             (status, reason)
         };
         let (status, _) = reason(&WebhookStatus::default(), &refused);

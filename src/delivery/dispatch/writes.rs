@@ -181,7 +181,10 @@ impl Dispatcher {
             && job.is_creating
         {
             queue.tally.has_stored = true;
-            queue.tally.backlog.take_if(|backlog| *backlog == Backlog::Refused);
+            queue
+                .tally
+                .backlog
+                .take_if(|backlog| *backlog == Backlog::Refused);
         }
         // The watch may already have shown a newer version.
         let is_latest = job.version() <= version;
