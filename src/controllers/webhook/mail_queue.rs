@@ -8,7 +8,6 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::shared::AT_ONCE;
 use crate::delivery::dispatch::WebhookKey;
 
 /// How long a mail waits for others that can go with it: what happens to one webhook of an account often happens to others.
@@ -78,12 +77,12 @@ impl MailQueue {
         Some(namespace)
     }
 
-    /// Some of the webhooks of a namespace, in the order of their keys: those after this one.
-    pub(super) fn after(&self, namespace: &str, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
+    /// At most `limit` webhooks of a namespace, in the order of their keys: those after this one.
+    pub(super) fn after(&self, namespace: &str, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
         let after = last.map_or(Bound::Unbounded, |last| Bound::Excluded(last.clone()));
         let waiting = self.namespaces.get(namespace).into_iter();
         let webhooks = waiting.flat_map(|waiting| waiting.webhooks.range((after.clone(), Bound::Unbounded)));
-        webhooks.take(AT_ONCE).cloned().collect()
+        webhooks.take(limit).cloned().collect()
     }
 
     /// Has the rest of the webhooks of a namespace wait until then, or less for those added in the meantime.
@@ -142,7 +141,7 @@ mod tests {
         let mut queue = queue(&["a/1", "a/2", "b/1"]);
         assert_eq!(queue.next_due(at(1)), None);
         assert_eq!(queue.next_due(at(2)).as_deref(), Some("a"));
-        assert_eq!(queue.after("a", None).len(), 2);
+        assert_eq!(queue.after("a", None, 64).len(), 2);
         assert_eq!(queue.next_due(at(2)).as_deref(), Some("b"));
         assert_eq!(queue.next_due(at(2)), None);
     }
@@ -159,8 +158,9 @@ mod tests {
         queue.wait("a", Some(at(3600)), at(22));
         assert_eq!(queue.next_due(at(3599)), None);
         assert_eq!(queue.next_due(at(3600)).as_deref(), Some("a"));
-        assert_eq!(queue.after("a", None).len(), 2);
-        assert_eq!(queue.after("a", Some(&"a/1".into())).len(), 1);
+        assert_eq!(queue.after("a", None, 64).len(), 2);
+        assert_eq!(queue.after("a", Some(&"a/1".into()), 64).len(), 1);
+        assert_eq!(queue.after("a", None, 1).len(), 1);
     }
 
     #[test]

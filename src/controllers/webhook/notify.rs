@@ -143,7 +143,7 @@ fn untold(shared: &Shared, namespace: &str, account: &str) -> Untold {
     loop {
         let mut guard = shared.state.lock();
         let state: &mut State = &mut guard;
-        let keys = state.mails.after(namespace, last.as_ref());
+        let keys = state.mails.after(namespace, last.as_ref(), AT_ONCE);
         let Some(end) = keys.last() else { return found };
         last = Some(end.clone());
         for key in &keys {
