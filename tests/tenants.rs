@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 
 use control_plane::Identity;
+use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::{core::v1::Namespace, rbac::v1::RoleBinding};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Secret},
+    rbac::v1::RoleBinding,
+};
 use kube::{
     Api, Client,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
@@ -126,10 +130,6 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .unwrap();
     let keys: Api<ApiKey> = Api::namespaced(admin.clone(), "left-by-others");
     let text = "left-by-a-former-account";
-    let key = keys
-        .create(&PostParams::default(), &by_hand("old", text))
-        .await
-        .unwrap();
     let webhook: Webhook = serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "wh-abcdefgh01234567" },
         "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
@@ -144,6 +144,28 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
             &PatchParams::default(),
             &Patch::Merge(bound),
         )
+        .await
+        .unwrap();
+    let secrets: Api<Secret> = Api::namespaced(admin.clone(), "left-by-others");
+    for (name, label) in [("known", "true"), ("other", "false")] {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": name, "labels": { "stellage.dev/webhook-secret": label } },
+        });
+        let secret: Secret = serde_json::from_value(secret).unwrap();
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
+    }
+    // More than one page of a list, and more than are counted.
+    stream::iter(0..500)
+        .map(|number| {
+            let (keys, key) = (&keys, by_hand(&format!("a-{number:03}"), text));
+            async move { keys.create(&PostParams::default(), &key).await.unwrap() }
+        })
+        .buffer_unordered(16)
+        .collect::<Vec<_>>()
+        .await;
+    let key = keys
+        .create(&PostParams::default(), &by_hand("old", text))
         .await
         .unwrap();
     // Creation times are in whole seconds.
@@ -178,7 +200,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     .unwrap();
     assert_eq!(
         found.message,
-        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted"
+        "a former owner of the namespace has left more than 500 API keys: a-000, a-001, a-002, a-003, a-004, …; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has 1 signing Secret: known from before this account, which none of its webhooks uses; delete what a former owner may know"
     );
     eventually(
         "the webhook to be dead",
@@ -223,7 +245,6 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         assert_eq!(call(method, path, body).await, StatusCode::CONFLICT, "{path}");
     }
     assert_eq!(call(Method::DELETE, "", json!({})).await, StatusCode::NO_CONTENT);
-    keys.delete("old", &DeleteParams::default()).await.unwrap();
     accounts
         .delete("left-next", &DeleteParams::default())
         .await

@@ -113,7 +113,7 @@ pub enum AttemptError {
     /// The TCP connection timed out.
     #[error("no connection to the receiver within {} s", .0.as_secs_f64())]
     ConnectTimeout(Duration),
-    /// The operator's proxy made no connection, for this reason.
+    /// The operator's proxy could not or would not connect to this receiver, for this reason.
     #[error("the proxy of this service made no connection to the receiver: {0}")]
     Proxy(&'static str),
     /// The operator's proxy does not work, for this reason. The receiver was not called.

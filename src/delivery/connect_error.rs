@@ -22,7 +22,7 @@ pub enum ConnectError {
     /// No address accepted a TCP connection in time.
     #[error("the TCP connection timed out")]
     TcpTimeout(Duration),
-    /// The proxy did not connect to the receiver, for this reason.
+    /// The proxy could not or would not connect to this receiver, for this reason.
     #[error("{0}")]
     Proxy(&'static str),
     /// The proxy does not work, for this reason, which has nothing to do with the receiver.

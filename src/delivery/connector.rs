@@ -16,7 +16,7 @@ use std::{
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::{
-    client::legacy::connect::{Connected, Connection, HttpConnector, proxy::Tunnel},
+    client::legacy::connect::{Connected, Connection, HttpConnector},
     rt::TokioIo,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -32,8 +32,11 @@ use super::{
     ProxyUrl,
     connect_error::{ConnectError, find},
     resolver::GuardedResolver,
+    tunnel,
 };
 
+/// The part of the time for a connection that a proxy may take to make it.
+const PROXY_SHARE: f64 = 0.9;
 /// The kernel's receive buffer of a connection, in bytes; larger than any single read.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// Bytes that a receiver may send on a new connection: enough for the longest handshake and the first response.
@@ -58,10 +61,8 @@ enum Dialer {
     /// To the addresses that the resolver allows.
     Direct(HttpConnector<GuardedResolver>),
     /// Through a proxy, to the host of the URL.
-    Proxy(Tunnel<HttpConnector>),
+    Proxy(HttpConnector, ProxyUrl),
 }
-
-type TunnelError = <Tunnel<HttpConnector> as Service<Uri>>::Error;
 
 impl Connector {
     pub(super) fn new(resolver: GuardedResolver, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
@@ -75,14 +76,10 @@ impl Connector {
 
     /// A connector that goes through a proxy.
     pub(super) fn through(proxy: &ProxyUrl, tls: Arc<ClientConfig>, timeout: Duration) -> Self {
-        // Half of the time, so that a proxy that cannot be reached is not taken for a receiver that cannot.
-        let tunnel = Tunnel::new(proxy.uri().clone(), dialer(HttpConnector::new(), timeout / 2));
-        let tunnel = match proxy.authorization() {
-            Some(header) => tunnel.with_auth(header.clone()),
-            None => tunnel,
-        };
+        // Half of the time, so that a proxy that cannot be reached is not taken for one that does not answer.
+        let tcp = dialer(HttpConnector::new(), timeout / 2);
         Self {
-            tcp: Dialer::Proxy(tunnel),
+            tcp: Dialer::Proxy(tcp, proxy.clone()),
             tls: tls.into(),
             timeout,
         }
@@ -91,7 +88,20 @@ impl Connector {
     async fn dial(&mut self, uri: Uri) -> Result<TokioIo<TcpStream>, ConnectError> {
         match &mut self.tcp {
             Dialer::Direct(tcp) => tcp.call(uri).await.map_err(|error| self.of_tcp(&error)),
-            Dialer::Proxy(tunnel) => tunnel.call(uri).await.map_err(|error| of_proxy(&error)),
+            Dialer::Proxy(tcp, proxy) => {
+                // Less than the whole time, so that a silent proxy is not taken for a silent receiver.
+                let within = self.timeout.mul_f64(PROXY_SHARE);
+                let connecting = async {
+                    let tcp = tcp.call(proxy.uri().clone()).await.map_err(|error| {
+                        tracing::debug!(%error, "cannot connect to the proxy");
+                        ConnectError::BrokenProxy("the proxy cannot be reached")
+                    })?;
+                    tunnel::open(tcp, &uri, proxy.authorization()).await
+                };
+                tokio::time::timeout(within, connecting)
+                    .await
+                    .unwrap_or(Err(ConnectError::BrokenProxy("the proxy does not answer")))
+            }
         }
     }
 
@@ -139,17 +149,6 @@ fn dialer<R>(mut tcp: HttpConnector<R>, timeout: Duration) -> HttpConnector<R> {
     tcp.set_connect_timeout(Some(timeout));
     tcp.set_recv_buffer_size(Some(RECEIVE_BUFFER));
     tcp
-}
-
-fn of_proxy(error: &TunnelError) -> ConnectError {
-    tracing::debug!(%error, "the proxy made no connection");
-    match error {
-        TunnelError::ConnectFailed(_) => ConnectError::BrokenProxy("the proxy cannot be reached"),
-        TunnelError::ProxyAuthRequired => {
-            ConnectError::BrokenProxy("the proxy does not take this service's credentials")
-        }
-        _ => ConnectError::Proxy("the proxy refused it"),
-    }
 }
 
 fn of_tls(error: &io::Error) -> ConnectError {

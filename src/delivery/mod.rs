@@ -17,7 +17,7 @@
 //!
 //! - [`client`]: makes an attempt, which is one POST;
 //! - [`resolver`]: looks up names and returns only allowed addresses; `connector`: dials exactly those, or goes through
-//!   a [`proxy`], and limits how much a receiver may send; `connect_error`: why a connection failed;
+//!   a [`proxy`] (`tunnel`), and limits how much a receiver may send; `connect_error`: why a connection failed;
 //! - [`attempt`]: the outcome of an attempt, with messages for the account holder.
 //!
 //! - [`settings`]: the flags for all of this.
@@ -40,6 +40,7 @@ pub mod schedule;
 pub mod settings;
 pub mod signature;
 pub mod target;
+mod tunnel;
 
 pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
 pub use client::{ClientError, ClientSettings, ReceiverClient};

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
-use textwrap::{Options, WordSplitter};
 
-use super::message::{Notification, one_line};
+use super::{
+    message::{Notification, one_line},
+    text::{alphanumeric, fact, name, paragraph, step},
+};
 
-/// Longest line in characters, except for URLs and commands, which must not be wrapped (RFC 5322, section 2.1.1).
-const WIDTH: usize = 78;
 /// Longest quoted error, in characters.
 const ERROR_CHARACTERS: usize = 500;
 /// How long an exhausted delivery is kept (decisions, section 5).
@@ -63,8 +63,7 @@ pub enum Reason {
 impl DisabledWebhook {
     /// The e-mail. The same disablement gives the same e-mail, byte for byte.
     pub fn notification(&self) -> Notification {
-        let uid = self.webhook_uid.chars();
-        let uid: String = uid.filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let uid = alphanumeric(&self.webhook_uid);
         let event_type = one_line(&self.event_type, 64);
         let id = one_line(&self.webhook_id, 64);
         let why = match self.reason {
@@ -81,7 +80,6 @@ impl DisabledWebhook {
     }
 
     fn body(&self) -> String {
-        let name = |text: &str| one_line(text, 253);
         let (id, delivery) = (name(&self.webhook_id), name(&self.delivery_id));
         let mut text = String::new();
         paragraph(
@@ -149,12 +147,7 @@ impl DisabledWebhook {
     }
 
     fn facts(&self, text: &mut String) {
-        let name = |text: &str| one_line(text, 253);
-        let mut fact = |label: &str, value: &str| {
-            let first = format!("  {label:<12}");
-            text.push_str(&wrapped(value, &first, &" ".repeat(first.len())));
-            text.push('\n');
-        };
+        let mut fact = |label, value: &str| fact(text, label, value);
         fact(
             "Webhook",
             &format!(
@@ -183,30 +176,11 @@ impl DisabledWebhook {
     }
 }
 
-fn paragraph(text: &mut String, words: &str) {
-    text.push_str(&wrapped(words, "", ""));
-    text.push_str("\n\n");
-}
-
-fn step(text: &mut String, words: &str) {
-    text.push_str(&wrapped(words, "", "   "));
-    text.push('\n');
-}
-
-fn wrapped(words: &str, first: &str, others: &str) -> String {
-    let options = Options::new(WIDTH)
-        .initial_indent(first)
-        .subsequent_indent(others)
-        .break_words(false)
-        .word_splitter(WordSplitter::NoHyphenation);
-    textwrap::fill(words, options)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(super) mod tests {
+    use super::{super::text::tests::overlong, *};
 
-    pub(crate) fn example() -> DisabledWebhook {
+    pub(in super::super) fn example() -> DisabledWebhook {
         DisabledWebhook {
             account_email: "ada@example.com".into(),
             account_name: "demo".into(),
@@ -225,14 +199,6 @@ mod tests {
             last_error: Some("status 503 Service Unavailable".into()),
             held: true,
         }
-    }
-
-    /// Lines that should have been wrapped.
-    fn overlong(body: &str) -> Vec<&str> {
-        let lines = body.lines();
-        lines
-            .filter(|line| line.len() > WIDTH && line.trim().trim_end_matches(" \\").contains(' '))
-            .collect()
     }
 
     #[test]

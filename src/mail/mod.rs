@@ -1,6 +1,7 @@
 //! Notification e-mails: their texts, and sending them to a mail server or into a folder.
 //!
-//! - `disabled`: the e-mail about a disabled webhook;
+//! - `disabled`: the e-mail about a disabled webhook; `backlog`: the one about too many deliveries; `problems`: the one about
+//!   several such problems; `text`: wrapped text;
 //! - `message`: a notification, and its conversion to an e-mail message;
 //! - `smtp`: sends over SMTP; `folder`: writes `.eml` files;
 //! - `settings`: the flags; `error`: the errors.
@@ -8,12 +9,15 @@
 //! Delivery is at least once: if the connection breaks after the last byte, only the mail server knows whether it has the
 //! mail. A repeated mail has the same Message-ID, so mail programs can recognise it.
 
+mod backlog;
 mod disabled;
 mod error;
 mod folder;
 mod message;
+mod problems;
 mod settings;
 mod smtp;
+mod text;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -21,9 +25,11 @@ use lettre::message::Mailbox;
 use tokio::time::timeout;
 use url::Url;
 
+pub use backlog::BackloggedWebhook;
 pub use disabled::{DisabledWebhook, Reason};
 pub use error::{MailError, Step};
 pub use message::Notification;
+pub use problems::{Fingerprint, MAX_LISTED, Problem, Problems};
 pub use settings::{MailLimits, MailSettings, SmtpUrl};
 use smtp::Server;
 

@@ -29,11 +29,11 @@ pub struct MailSettings {
     #[arg(long, env = "STELLAGE_MAIL_TIMEOUT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub mail_timeout_seconds: u64,
 
-    /// Minutes between two mails about the same webhook; what happens in between is told by the next one
+    /// Minutes between two mails about the same webhook; what happens in between goes into the next one
     #[arg(long, env = "STELLAGE_MAIL_INTERVAL_MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=1440))]
     pub mail_interval_minutes: u16,
 
-    /// Mails to one account holder within 24 hours; others wait
+    /// Mails to one account holder within 24 hours; what happens after them goes into one when the next is allowed
     #[arg(long, env = "STELLAGE_MAILS_PER_DAY", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub mails_per_day: u16,
 }

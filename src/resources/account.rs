@@ -13,7 +13,7 @@ pub const FINALIZER: &str = "stellage.dev/account";
 /// Condition of an [`Account`]: its namespace exists and belongs to it.
 pub const NAMESPACE_READY: &str = "NamespaceReady";
 
-/// Condition of an [`Account`]: its namespace has webhooks or keys of a former owner.
+/// Condition of an [`Account`]: its namespace has webhooks, keys or signing Secrets of a former owner.
 pub const LEFTOVERS: &str = "Leftovers";
 
 /// Instances that an account may have if neither its spec nor the operator's settings say otherwise (decisions, section 8).
@@ -93,8 +93,8 @@ pub struct AccountStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 
-    /// Since when the namespace belongs to this account, if the account had to wait for it; otherwise it has since it was
-    /// created. Keys from before whose digest covers the key alone were made for a former owner, and do not work.
+    /// Since when the namespace belongs to this account, if the account had to wait for it or another one had it in between;
+    /// otherwise it has since it was created. Keys from before whose digest covers the key alone were made for a former owner, and do not work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub owner_since: Option<Timestamp>,
@@ -105,7 +105,8 @@ pub struct AccountStatus {
     pub observed_generation: Option<i64>,
 
     /// Ready, Reconciling, Stalled, NamespaceReady; and Leftovers, while the namespace has webhooks or API keys that were made
-    /// for a former owner. They do not work and can only be deleted.
+    /// for a former owner, or unused signing Secrets from before this account. Webhooks and keys of a former owner do not work
+    /// and can only be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions::schema")]
     pub conditions: Vec<Condition>,

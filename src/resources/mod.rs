@@ -33,7 +33,9 @@ pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
     PowerState,
 };
-pub use webhook::{DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus};
+pub use webhook::{
+    BacklogPeriod, DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

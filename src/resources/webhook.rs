@@ -218,6 +218,26 @@ pub struct Disabled {
     pub notification_error: Option<String>,
 }
 
+/// A time in which deliveries were held or dropped because there were too many. The account holder is notified of it once.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BacklogPeriod {
+    /// When the condition Backlog became True.
+    #[schemars(schema_with = "times::time")]
+    pub since: Timestamp,
+    /// `status.dropped` at that time.
+    #[serde(default)]
+    #[schemars(extend("format" = "int64"))]
+    pub dropped_before: i64,
+    /// When the account holder was notified by e-mail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub notified_at: Option<Timestamp>,
+    /// Why the notification e-mail could not be sent yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notification_error: Option<String>,
+}
+
 /// Health and counters of a webhook.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -243,6 +263,10 @@ pub struct WebhookStatus {
     /// The last disablement that ended before the account holder could be notified of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unnotified: Option<Disabled>,
+
+    /// Set while the condition Backlog is True, and after that until the account holder has been notified of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backlog: Option<BacklogPeriod>,
 
     /// When the account holder was last sent an e-mail about this webhook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -364,6 +388,12 @@ impl Webhook {
             Some(disabled) => Some(disabled).filter(|disabled| disabled.notified_at.is_none()),
             None => ended(),
         }
+    }
+
+    /// The backlog that the account holder has not been notified of, whether it lasts or not.
+    pub fn untold_backlog(&self) -> Option<&BacklogPeriod> {
+        let backlog = self.status.as_ref()?.backlog.as_ref();
+        backlog.filter(|backlog| backlog.notified_at.is_none())
     }
 
     /// Whether it belongs to another Account than the one with this UID.

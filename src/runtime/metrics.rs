@@ -101,7 +101,7 @@ pub struct Metrics {
     pub deliveries_dropped: Counter,
     /// Disabled webhooks.
     pub webhooks_disabled: Gauge,
-    /// E-mails about disabled webhooks.
+    /// E-mails to account holders.
     pub mails: Family<OutcomeLabels, Counter>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
@@ -173,7 +173,11 @@ impl Metrics {
             metrics.provider_seconds.clone(),
         );
         metrics.register_deliveries(&mut registry);
-        registry.register("mails", "E-mails about disabled webhooks", metrics.mails.clone());
+        registry.register(
+            "mails",
+            "E-mails to account holders about their webhooks",
+            metrics.mails.clone(),
+        );
         registry.register(
             "leader",
             "1 while this replica is the leader",

@@ -12,7 +12,7 @@ fn through(proxy: &ConnectProxy, credentials: &str) -> Sender {
     let url = format!("http://{credentials}{}", proxy.address());
     let settings = ClientSettings {
         proxy: Some(ProxyUrl::parse(&url).unwrap()),
-        connect_timeout: Duration::from_secs(5),
+        connect_timeout: Duration::from_secs(2),
         ..ClientSettings::default()
     };
     Sender::new(settings, TargetRules::default())
@@ -41,23 +41,53 @@ async fn deliveries_go_through_the_proxy_under_the_name_of_the_receiver() {
     assert_eq!(receiver.count(), 1);
 }
 
+/// The outcome of an attempt through such a proxy: its label, and whether it counts as the receiver's failure.
+async fn outcome_with(proxying: Proxying, url: &str) -> (&'static str, bool) {
+    let proxy = ConnectProxy::start(proxying).await;
+    let outcome = through(&proxy, "").post(url).await;
+    assert_eq!(proxy.targets().len(), 1, "{proxying:?}");
+    (outcome.label(), !outcome.error.unwrap().is_local())
+}
+
 #[tokio::test]
-async fn a_proxy_that_makes_no_connection_is_a_failed_attempt() {
+async fn a_proxy_that_fails_itself_is_no_failure_of_the_receiver() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let url = receiver.url_by("hooks.receiver.test");
-    for (proxying, label) in [
-        (Proxying::Refuses, "proxy"),
-        (Proxying::IsSilent, "connect_timeout"),
+    for proxying in [
+        Proxying::IsSilent,
+        Proxying::Drops,
+        Proxying::Answers("500 Internal Server Error"),
+        Proxying::Answers("503 Service Unavailable"),
+        Proxying::Answers("429 Too Many Requests"),
     ] {
-        let proxy = ConnectProxy::start(proxying).await;
-        let outcome = through(&proxy, "").post(&url).await;
-        assert_eq!(outcome.label(), label, "{proxying:?}: {outcome:?}");
-        assert!(!outcome.error.unwrap().is_local(), "{proxying:?}");
+        assert_eq!(
+            outcome_with(proxying, &url).await,
+            ("proxy", false),
+            "{proxying:?}"
+        );
     }
     let gone = ConnectProxy::start(Proxying::Connects).await;
     let sender = through(&gone, "");
     drop(gone);
-    assert_eq!(sender.post(&url).await.label(), "proxy");
+    let outcome = sender.post(&url).await;
+    assert!(outcome.error.as_ref().unwrap().is_local(), "{outcome:?}");
+    assert_eq!(receiver.count(), 0);
+}
+
+#[tokio::test]
+async fn a_receiver_that_the_proxy_cannot_reach_or_does_not_allow_has_failed() {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let url = receiver.url_by("hooks.receiver.test");
+    for status in [
+        "403 Forbidden",
+        // Without a challenge, as Smokescreen refuses an address that is not public.
+        "407 Request rejected by proxy",
+        "502 Bad Gateway",
+        "504 Gateway Timeout",
+    ] {
+        let outcome = outcome_with(Proxying::Answers(status), &url).await;
+        assert_eq!(outcome, ("proxy", true), "{status}");
+    }
     assert_eq!(receiver.count(), 0);
 }
 

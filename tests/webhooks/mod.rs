@@ -10,6 +10,7 @@ mod full;
 mod ladder;
 mod late;
 mod ledger;
+mod mails;
 mod overlap;
 mod proxy;
 mod requests;

@@ -1,6 +1,6 @@
 //! The I/O: reads, calls `decide`, applies the result and writes the status.
 
-use std::{fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
+use std::{collections::HashSet, fmt::Debug, future::Future, sync::atomic::Ordering, time::Duration};
 
 use k8s_openapi::{
     api::{
@@ -210,35 +210,85 @@ impl Work<'_> {
     ) -> Result<Option<String>, AccountError> {
         let mut account = account.clone();
         account.status = Some(status.clone());
-        let (since, uid) = (account.owner_since(), super::uid(&account));
-        let page = ListParams::default().limit(PAGE);
-        let keys = self.inside::<ApiKey>();
-        let keys = keys.list_metadata(&page).doing("list the ApiKeys").await?.items;
-        let keys = keys
-            .into_iter()
-            .filter(|key| {
-                key.metadata
-                    .creation_timestamp
-                    .as_ref()
-                    .is_some_and(|at| at.0 < since)
-            })
-            .filter_map(|key| key.metadata.name);
-        let webhooks = self.inside::<DeserializeGuard<Webhook>>();
-        let webhooks = webhooks.list(&page).doing("list the Webhooks").await?.items;
-        let webhooks = webhooks
-            .into_iter()
-            .filter_map(|webhook| webhook.0.ok())
-            .filter(|webhook| webhook.is_of_another_account(&uid))
-            .filter_map(|webhook| webhook.metadata.name);
-        let contents = |words, names: Vec<String>| Contents {
-            words,
-            count: names.len() as u64,
-            names,
+        let since = account.owner_since();
+        let is_older = |metadata: &ObjectMeta| {
+            let created = metadata.creation_timestamp.as_ref();
+            created.is_some_and(|created| created.0 < since)
         };
-        Ok(decide::leftovers(&[
-            contents(("API key", "API keys"), keys.collect()),
-            contents(("webhook", "webhooks"), webhooks.collect()),
-        ]))
+        let all = ListParams::default();
+        let keys = ("API key", "API keys");
+        let keys = self
+            .found::<ApiKey>(keys, &all, "list the ApiKeys", is_older)
+            .await?;
+        let (webhooks, used) = self.left_webhooks(&super::uid(&account)).await?;
+        let signing = ListParams::default().labels(&format!("{WEBHOOK_SECRET_LABEL}=true"));
+        let is_unused = |metadata: &ObjectMeta| {
+            let name = metadata.name.as_deref().unwrap_or_default();
+            is_older(metadata) && !used.contains(name)
+        };
+        let secrets = ("signing Secret", "signing Secrets");
+        let secrets = self
+            .found::<Secret>(secrets, &signing, "list the signing Secrets", is_unused)
+            .await?;
+        Ok(decide::leftovers(&[keys, webhooks], secrets))
+    }
+
+    /// The objects of a kind in the namespace that meet a condition, or some of them if there are very many.
+    async fn found<K>(
+        &self,
+        words: (&'static str, &'static str),
+        selected: &ListParams,
+        listing: &'static str,
+        is_one: impl Fn(&ObjectMeta) -> bool,
+    ) -> Result<Contents, AccountError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let api = self.inside::<K>();
+        let mut page = selected.clone().limit(PAGE);
+        let mut found = Contents {
+            words,
+            ..Contents::default()
+        };
+        loop {
+            let some = api.list_metadata(&page).doing(listing).await?;
+            for object in some.items.iter().filter(|object| is_one(&object.metadata)) {
+                found.add(object.name_any());
+            }
+            match some.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) if !found.has_more => page = page.continue_token(&token),
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    /// The webhooks in the namespace that belong to another Account than this one, and the names of the Secrets that this one's
+    /// webhooks use.
+    async fn left_webhooks(&self, account: &str) -> Result<(Contents, HashSet<String>), AccountError> {
+        let api = self.inside::<DeserializeGuard<Webhook>>();
+        let mut page = ListParams::default().limit(PAGE);
+        let mut left = Contents {
+            words: ("webhook", "webhooks"),
+            ..Contents::default()
+        };
+        let mut used = HashSet::new();
+        loop {
+            let some = api.list(&page).doing("list the Webhooks").await?;
+            for webhook in some.items.into_iter().filter_map(|webhook| webhook.0.ok()) {
+                if webhook.is_of_another_account(account) {
+                    left.add(webhook.name_any());
+                } else {
+                    used.insert(webhook.spec.secret_ref.name);
+                }
+            }
+            match some.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) if !left.has_more => page = page.continue_token(&token),
+                _ => return Ok((left, used)),
+            }
+        }
     }
 
     async fn ensure_namespace(&self, account: &Account, start: Start) -> Result<(), AccountError> {
@@ -488,6 +538,7 @@ impl Work<'_> {
         Ok(Contents {
             words,
             count: list.items.len() as u64 + u64::try_from(more).unwrap_or(0),
+            has_more: false,
             names: list
                 .items
                 .into_iter()

@@ -11,6 +11,9 @@ use crate::resources::{
     ids,
 };
 
+/// Reason of an Account whose namespace belongs to another one.
+const NAMESPACE_TAKEN: &str = "NamespaceTaken";
+
 /// The relevant properties of the namespace that an Account claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NamespaceView {
@@ -92,7 +95,7 @@ pub(super) fn claim(
         && holder.name != me
     {
         return Claim::Refused(Refusal {
-            reason: "NamespaceTaken",
+            reason: NAMESPACE_TAKEN,
             message: format!(
                 "namespace {wanted} belongs to Account {holder}; delete this Account and create one with another namespace, or wait: it takes over once {holder} and the namespace are gone",
                 holder = holder.name
@@ -175,19 +178,37 @@ pub(super) fn removal(
     }
 }
 
-/// Objects of one kind that block the deletion of an Account.
+/// Objects of one kind that block the deletion of an Account, or that were in its namespace before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     /// Singular and plural of the kind, in words.
     pub(super) words: (&'static str, &'static str),
     /// How many there are.
     pub(super) count: u64,
+    /// Whether there are more.
+    pub(super) has_more: bool,
     /// Some of their names.
     pub(super) names: Vec<String>,
 }
 
+impl Contents {
+    /// Adds an object.
+    pub(super) fn add(&mut self, name: String) {
+        if self.count == MAX_COUNTED {
+            self.has_more = true;
+            return;
+        }
+        self.count += 1;
+        if self.names.len() < MAX_NAMES {
+            self.names.push(name);
+        }
+    }
+}
+
 /// Most names that a message lists.
 const MAX_NAMES: usize = 5;
+/// Most objects that are counted for a message.
+const MAX_COUNTED: u64 = 500;
 
 /// What blocks a deletion, such as `3 instances: a, b, c; delete them first`; `None` if nothing does.
 pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
@@ -196,12 +217,21 @@ pub(super) fn in_the_way(contents: &[Contents]) -> Option<String> {
     Some(format!("{}; delete {them} first", enumerated(contents)?))
 }
 
-/// The message about what a former owner of the namespace has left; `None` if there is nothing.
-pub(super) fn leftovers(contents: &[Contents]) -> Option<String> {
-    let what = enumerated(contents)?;
-    Some(format!(
-        "a former owner of the namespace has left {what}; they do not work for this account and can be deleted"
-    ))
+/// The message about what was in the namespace before the Account had it; `None` if there is nothing. `dead` does not work for
+/// this Account, while its webhooks can use the `secrets`.
+pub(super) fn leftovers(dead: &[Contents], secrets: Contents) -> Option<String> {
+    let dead = enumerated(dead).map(|what| {
+        format!(
+            "a former owner of the namespace has left {what}; they do not work for this account and can be deleted"
+        )
+    });
+    let secrets = enumerated(&[secrets]).map(|what| {
+        format!(
+            "the namespace has {what} from before this account, which none of its webhooks uses; delete what a former owner may know"
+        )
+    });
+    let messages: Vec<String> = dead.into_iter().chain(secrets).collect();
+    (!messages.is_empty()).then(|| messages.join("; "))
 }
 
 /// Such as `3 instances: a, b, c; 1 webhook: d`; `None` without any.
@@ -220,7 +250,8 @@ fn enumerated(contents: &[Contents]) -> Option<String> {
             names.truncate(MAX_NAMES);
             let (one, many) = contents.words;
             let word = if contents.count == 1 { one } else { many };
-            format!("{} {word}: {}{more}", contents.count, names.join(", "))
+            let than = if contents.has_more { "more than " } else { "" };
+            format!("{than}{} {word}: {}{more}", contents.count, names.join(", "))
         })
         .collect();
     (!parts.is_empty()).then(|| parts.join("; "))
@@ -368,15 +399,19 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
             account.metadata.uid.as_deref().unwrap_or_default(),
         )),
         namespace: owned.is_some().then(|| wanted.to_owned()),
-        owner_since: owner_since(account, owned.is_some(), now),
+        owner_since: owner_since(account, owned.is_some(), reason == NAMESPACE_TAKEN, now),
         observed_generation: generation,
         conditions,
     }
 }
 
-/// `status.ownerSince`: set for an Account that gets its namespace only now, and kept should it lose the namespace for a while.
-fn owner_since(account: &Account, is_owner: bool, now: Timestamp) -> Option<Timestamp> {
+/// `status.ownerSince`: set for an Account that gets its namespace only now, and kept should it lose the namespace for a while,
+/// unless another Account has had it since: the keys from that time are that one's.
+fn owner_since(account: &Account, is_owner: bool, is_taken: bool, now: Timestamp) -> Option<Timestamp> {
     let status = account.status.as_ref()?;
+    if is_taken {
+        return None;
+    }
     let was_owner = account.owned_namespace().is_some();
     status.owner_since.or_else(|| match (was_owner, is_owner) {
         // In whole seconds, as creation times are.
@@ -459,9 +494,9 @@ pub(super) mod tests {
 
     #[test]
     fn an_account_that_waited_for_its_namespace_owns_it_only_from_then_on() {
-        let taken = |account: &Account| {
+        let refused = |account: &Account, reason| {
             Outcome::Refused(Refusal {
-                reason: "NamespaceTaken",
+                reason,
                 message: account.spec.email.clone(),
                 is_temporary: false,
             })
@@ -469,16 +504,22 @@ pub(super) mod tests {
         let mut first = account("ada", "shop", 1);
         first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(5)));
         assert_eq!(first.owner_since(), at(1), "nobody else had it");
-        first.status = Some(status(&first, &taken(&first), at(6)));
+        first.status = Some(status(&first, &refused(&first, "NamespaceNotOwned"), at(6)));
         first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(7)));
         assert_eq!(first.owner_since(), at(1), "what it made before is still its own");
 
         let mut second = account("bob", "shop", 2);
-        second.status = Some(status(&second, &taken(&second), at(3)));
+        second.status = Some(status(&second, &refused(&second, NAMESPACE_TAKEN), at(3)));
         second.status = Some(status(&second, &Outcome::Ready { adopted: true }, at(8)));
         assert_eq!(second.owner_since(), at(8));
         second.status = Some(status(&second, &Outcome::Ready { adopted: true }, at(9)));
         assert_eq!(second.owner_since(), at(8));
+
+        // The second has it for a while. What it makes in that time stays dead.
+        first.status = Some(status(&first, &refused(&first, NAMESPACE_TAKEN), at(10)));
+        first.status = Some(status(&first, &refused(&first, "NamespaceNotOwned"), at(11)));
+        first.status = Some(status(&first, &Outcome::Ready { adopted: true }, at(12)));
+        assert_eq!(first.owner_since(), at(12));
     }
 
     #[test]
@@ -607,6 +648,7 @@ pub(super) mod tests {
         let contents = |count, names: &[&str]| Contents {
             words: ("instance", "instances"),
             count,
+            has_more: false,
             names: names.iter().map(ToString::to_string).collect(),
         };
         assert_eq!(in_the_way(&[contents(0, &[])]), None);
@@ -622,6 +664,38 @@ pub(super) mod tests {
             in_the_way(&[contents(1200, &["f", "e", "d", "c", "b", "a"])]).unwrap(),
             "1200 instances: a, b, c, d, e, …; delete them first"
         );
+    }
+
+    #[test]
+    fn what_a_former_owner_has_left_is_named_and_counted_up_to_a_bound() {
+        let contents = |words, count| {
+            let mut contents = Contents {
+                words,
+                ..Contents::default()
+            };
+            for number in 0..count {
+                contents.add(format!("it-{number}"));
+            }
+            contents
+        };
+        let keys = |count| [contents(("API key", "API keys"), count)];
+        let secrets = |count| contents(("signing Secret", "signing Secrets"), count);
+        assert_eq!(leftovers(&keys(0), secrets(0)), None);
+        assert_eq!(
+            leftovers(&keys(1), secrets(0)).unwrap(),
+            "a former owner of the namespace has left 1 API key: it-0; they do not work for this account and can be deleted"
+        );
+        assert_eq!(
+            leftovers(&keys(0), secrets(2)).unwrap(),
+            "the namespace has 2 signing Secrets: it-0, it-1 from before this account, which none of its webhooks uses; delete what a former owner may know"
+        );
+        for (count, said) in [
+            (500, " left 500 API keys: "),
+            (501, " left more than 500 API keys: "),
+        ] {
+            let message = leftovers(&keys(count), secrets(0)).unwrap();
+            assert!(message.contains(said), "{message}");
+        }
     }
 
     #[test]

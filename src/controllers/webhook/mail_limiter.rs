@@ -2,7 +2,7 @@
 //! section 8).
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -28,36 +28,41 @@ impl MailLimiter {
         }
     }
 
-    /// Whether a mail about a webhook of this Account may be sent now, which counts as sent then; or else, from when on.
-    /// `last` is the time of the last mail about the webhook. `earlier` gives the times of mails about any webhook of the
-    /// Account, in case this process does not know any: an earlier process may have sent them.
-    pub(super) fn take(
-        &mut self,
-        account: &str,
-        last: Option<Timestamp>,
-        earlier: impl FnOnce() -> Vec<Timestamp>,
-        now: Timestamp,
-    ) -> Result<(), Timestamp> {
+    /// When a webhook may be mailed about again; `last` is the time of the last mail about it.
+    pub(super) fn next_of_webhook(&self, last: Timestamp) -> Timestamp {
         let interval = SignedDuration::try_from(self.limits.interval).unwrap_or(SignedDuration::MAX);
-        if let Some(next) = last.and_then(|last| last.checked_add(interval).ok())
-            && next > now
-        {
-            return Err(next);
-        }
-        let sent = self.sent.entry(account.into()).or_insert_with(|| {
-            let mut earlier = earlier();
-            earlier.sort_unstable();
-            earlier.into()
-        });
+        last.checked_add(interval).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Whether the mails of this Account are known. If not, [`begin`](Self::begin) must be called first.
+    pub(super) fn knows(&self, account: &str) -> bool {
+        self.sent.contains_key(account)
+    }
+
+    /// Records the times of mails to this Account that an earlier process may have sent. One mail about several webhooks has one
+    /// time.
+    pub(super) fn begin(&mut self, account: &str, earlier: BTreeSet<Timestamp>) {
+        self.sent.insert(account.into(), earlier.into_iter().collect());
+    }
+
+    /// Whether a mail to this Account may be sent now; or else, from when on.
+    pub(super) fn check(&mut self, account: &str, now: Timestamp) -> Result<(), Timestamp> {
+        let Some(sent) = self.sent.get_mut(account) else {
+            return Ok(());
+        };
         while sent.front().is_some_and(|at| now.duration_since(*at) >= DAY) {
             sent.pop_front();
         }
         let surplus = (sent.len() + 1).saturating_sub(self.limits.per_day);
-        if let Some(at) = surplus.checked_sub(1).and_then(|index| sent.get(index)) {
-            return Err(at.checked_add(DAY).unwrap_or(Timestamp::MAX));
+        match surplus.checked_sub(1).and_then(|index| sent.get(index)) {
+            Some(at) => Err(at.checked_add(DAY).unwrap_or(Timestamp::MAX)),
+            None => Ok(()),
         }
-        sent.push_back(now);
-        Ok(())
+    }
+
+    /// Counts a mail to this Account.
+    pub(super) fn count(&mut self, account: &str, now: Timestamp) {
+        self.sent.entry(account.into()).or_default().push_back(now);
     }
 }
 
@@ -74,17 +79,23 @@ mod tests {
             per_day: 3,
         });
         let at = |minutes: i64| Timestamp::UNIX_EPOCH + SignedDuration::from_mins(minutes);
-        let mut take = |last: Option<i64>, now| {
-            let taken = limiter.take("ns", last.map(at), || vec![at(-30)], at(now));
-            taken.map_err(|next| next.as_second() / 60)
+        assert_eq!(limiter.next_of_webhook(at(0)), at(60));
+        assert!(!limiter.knows("ns"));
+        // Both webhooks of one mail.
+        limiter.begin("ns", [at(-30), at(-30)].into());
+        assert!(limiter.knows("ns"));
+        let mut take = |account: &str, now| {
+            let allowed = limiter.check(account, at(now));
+            if allowed.is_ok() {
+                limiter.count(account, at(now));
+            }
+            allowed.map_err(|next| next.as_second() / 60)
         };
-        assert_eq!(take(None, 0), Ok(()));
-        assert_eq!(take(Some(0), 59), Err(60));
-        assert_eq!(take(Some(0), 60), Ok(()));
-        assert_eq!(take(None, 61), Err(24 * 60 - 30), "an earlier process sent one");
-        assert_eq!(take(None, 24 * 60 - 30), Ok(()));
-        assert_eq!(take(None, 24 * 60 - 29), Err(24 * 60));
-        let other = limiter.take("other", None, Vec::new, at(61));
-        assert_eq!(other, Ok(()));
+        assert_eq!(take("ns", 0), Ok(()));
+        assert_eq!(take("ns", 60), Ok(()));
+        assert_eq!(take("ns", 61), Err(24 * 60 - 30), "an earlier process sent one");
+        assert_eq!(take("ns", 24 * 60 - 30), Ok(()));
+        assert_eq!(take("ns", 24 * 60 - 29), Err(24 * 60));
+        assert_eq!(take("other", 61), Ok(()));
     }
 }

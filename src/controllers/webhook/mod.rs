@@ -10,12 +10,13 @@
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it;
-//! - `notify`: notifies the account holder of a disabled webhook by e-mail; `mail_limiter`: how often;
+//! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
 mod listeners;
 mod lookup;
 mod mail_limiter;
+mod mail_queue;
 mod notify;
 mod retention;
 mod secret_cache;

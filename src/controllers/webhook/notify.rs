@@ -1,14 +1,19 @@
-//! Notifies account holders by e-mail when a webhook has been disabled.
+//! Notifies account holders by e-mail of disabled webhooks and of backlogs. What is untold of one account at one time is one
+//! mail.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
-use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared, State};
+use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared, State, Told, key_of};
 use crate::{
     delivery::dispatch::WebhookKey,
-    mail::{DisabledWebhook, MailError, Reason},
-    resources::{DisableReason, Disabled, Webhook, ids},
+    mail::{
+        BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem, Problems, Reason,
+    },
+    resources::{
+        Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
+    },
     runtime::metrics::OutcomeLabels,
 };
 
@@ -17,159 +22,181 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest pause after a failed mail.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Disablements without a notification, sent or in progress. Marks them as in progress.
-pub(super) fn due(shared: &Shared) -> Vec<(WebhookKey, Disabled)> {
+/// The namespaces whose account holder may have to be sent a mail now. [`send`] must be called for each.
+pub(super) fn due(shared: &Shared) -> Vec<Arc<str>> {
     let now = shared.now().wall;
     let mut state = shared.state.lock();
-    let state = &mut *state;
-    while let Some((at, _)) = state.untold_until.first()
-        && *at <= now
-    {
-        state
-            .untold
-            .extend(state.untold_until.pop_first().map(|(_, key)| key));
-    }
-    let mut due = Vec::new();
-    for _ in 0..AT_ONCE {
-        let Some(key) = next_untold(state) else {
-            break;
-        };
-        let Some(cached) = state.webhooks.get(&key) else {
-            continue;
-        };
-        let Some(disabled) = cached.webhook.untold().cloned() else {
-            continue;
-        };
-        if cached.notifies_of(&disabled) {
-            continue;
-        }
-        // Looked at again once the namespace belongs to another Account.
-        let Some(account) = shared.account_uid(&cached.webhook) else {
-            continue;
-        };
-        let is_left_over = |webhook: &Webhook| webhook.is_of_another_account(&account);
-        if is_left_over(&cached.webhook) {
-            continue;
-        }
-        let notified_at = |key: &WebhookKey| {
-            let cached = state.webhooks.get(key)?;
-            cached.notified_at().filter(|_| !is_left_over(&cached.webhook))
-        };
-        let namespace = cached.webhook.metadata.namespace.as_deref().unwrap_or_default();
-        let of_namespace = || {
-            let webhooks = state.dispatcher.webhooks_in(namespace);
-            webhooks.iter().filter_map(notified_at).collect()
-        };
-        let may_be_sent = state
-            .mail_limiter
-            .take(&account, cached.notified_at(), of_namespace, now);
-        if let Err(later) = may_be_sent {
-            state.untold_until.insert((later, key));
-            continue;
-        }
-        let Some(cached) = state.webhooks.get_mut(&key) else {
-            continue;
-        };
-        let error = disabled.notification_error.clone();
-        cached.notification = Some(Notification {
-            disabled_at: disabled.at,
-            result: Err(error.unwrap_or_else(|| "the e-mail is being sent".to_owned())),
-        });
-        due.push((key, disabled));
-    }
-    due
+    let due = std::iter::from_fn(|| state.mails.next_due(now));
+    due.take(AT_ONCE).collect()
 }
 
-/// Removes and returns the next untold webhook: of those of its namespace, which share the mails of an account, one that was
-/// never told of first, then the one that was disabled first.
-fn next_untold(state: &mut State) -> Option<WebhookKey> {
-    let namespace = |key: &WebhookKey| key.split_once('/').map(|(namespace, _)| namespace.to_owned());
-    let first = namespace(state.untold.first()?);
-    let rank = |key: &&WebhookKey| {
-        let cached = state.webhooks.get(*key);
-        let is_told = cached.is_some_and(|cached| cached.notified_at().is_some());
-        (
-            is_told,
-            cached.and_then(|cached| Some(cached.webhook.untold()?.at)),
-        )
-    };
-    let of_namespace = state.untold.iter().take_while(|key| namespace(key) == first);
-    let next = of_namespace.min_by_key(rank)?.clone();
-    state.untold.remove(&next);
-    Some(next)
-}
-
-/// Notifies the account holder, retrying until that succeeds, even if the webhook is enabled in the meantime: the event was
-/// still not delivered. Sends one mail per disablement, unless there is a later one
-/// by then.
-pub(super) async fn send(shared: Arc<Shared>, key: WebhookKey, disabled: Disabled) {
+/// Tells the account holder all that is untold and may be told now, in one mail, and retries until that succeeds. What is
+/// untold by the next attempt goes with it. A disablement is told even if the webhook is enabled in the meantime, since the event
+/// was still not delivered, unless there is a later one by then.
+pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut pause = FIRST_PAUSE;
-    // Once there is a later disablement, its mail covers this one.
-    let current = |key: &WebhookKey| {
-        let state = shared.state.lock();
-        let cached = state.webhooks.get(key)?;
-        cached.notifies_of(&disabled).then(|| cached.webhook.clone())
-    };
-    let first = current(&key);
-    let is_same = |webhook: &Arc<Webhook>| {
-        first
-            .as_ref()
-            .is_some_and(|first| first.metadata.uid == webhook.metadata.uid)
-    };
-    loop {
-        let webhook = current(&key).filter(is_same);
-        let Some(mail) = webhook.and_then(|webhook| mail(&shared, &webhook, &disabled)) else {
-            // Clear the mark, so that it is tried again when the namespace has an Account again, which it may have by now.
-            let mut state = shared.state.lock();
-            if let Some(cached) = state.webhooks.get_mut(&key)
-                && cached.notifies_of(&disabled)
-            {
-                cached.notification = None;
-                let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
-                if shared.deps.directory.account_of(namespace).is_some() {
-                    state.untold.insert(key);
-                }
-            }
+    let mut is_counted = false;
+    while let Some(account) = shared.deps.directory.account_of(namespace) {
+        let uid = account.metadata.uid.clone().unwrap_or_default();
+        if !is_counted && let Err(later) = check_limit(shared, namespace, &uid) {
+            wait(shared, namespace, Some(later));
+            return;
+        }
+        let found = untold(shared, namespace, &uid);
+        let Some(mail) = problems(namespace, &account, &found.webhooks) else {
+            wait(shared, namespace, found.next);
             return;
         };
         if !shared.leads() {
             return;
         }
+        if !is_counted {
+            let now = shared.now().wall;
+            shared.state.lock().mail_limiter.count(&uid, now);
+            is_counted = true;
+        }
         let result = shared.deps.mailer.send(&mail.notification()).await;
         let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
-        shared
-            .deps
-            .metrics
-            .mails
-            .get_or_create(&OutcomeLabels { outcome })
-            .inc();
-        let is_over = match &result {
-            // Without a mail server only a restart with other settings can help.
-            Ok(()) | Err(MailError::NotConfigured) => true,
-            Err(error) => {
-                tracing::warn!(webhook = %key, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
-                false
-            }
-        };
-        let now = shared.now();
+        let labels = OutcomeLabels { outcome };
+        shared.deps.metrics.mails.get_or_create(&labels).inc();
+        // Without a mail server only a restart with other settings can help.
+        let is_over = matches!(result, Ok(()) | Err(MailError::NotConfigured));
+        if let Err(error) = &result
+            && !is_over
         {
-            let mut state = shared.state.lock();
-            let cached = state.webhooks.get_mut(&key);
-            if let Some(cached) = cached.filter(|cached| cached.notifies_of(&disabled)) {
-                cached.notification = Some(Notification {
-                    disabled_at: disabled.at,
-                    result: result.map(|()| now.wall).map_err(|error| error.public_message()),
-                });
-                state.dirty.insert(key.clone());
-            }
+            tracing::warn!(namespace, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
         }
-        shared.urgent.notify_one();
+        let sent_at = shared.now().wall;
+        let result = result.map(|()| sent_at).map_err(|error| error.public_message());
+        record(shared, namespace, &found.webhooks, &result, is_over);
         if is_over {
+            wait(shared, namespace, found.next);
             return;
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    // The webhooks are added again when the namespace has an Account again, which it may have by now.
+    let now = shared.now().wall;
+    let mut state = shared.state.lock();
+    if shared.deps.directory.account_of(namespace).is_some() {
+        state.mails.wait(namespace, None, now);
+    } else {
+        state.mails.forget(namespace);
+    }
+}
+
+fn wait(shared: &Shared, namespace: &str, until: Option<Timestamp>) {
+    let now = shared.now().wall;
+    shared.state.lock().mails.wait(namespace, until, now);
+}
+
+/// Whether a mail to an account may be sent now; or else, from when on.
+fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Timestamp> {
+    if !shared.state.lock().mail_limiter.knows(account) {
+        let earlier = sent_earlier(shared, namespace, account);
+        shared.state.lock().mail_limiter.begin(account, earlier);
+    }
+    let now = shared.now().wall;
+    shared.state.lock().mail_limiter.check(account, now)
+}
+
+/// When an account was sent mails about the webhooks that it has.
+fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Timestamp> {
+    let mut times = BTreeSet::new();
+    let mut after: WebhookKey = format!("{namespace}/").into();
+    loop {
+        let state = shared.state.lock();
+        let webhooks = state
+            .webhooks
+            .range((Bound::Excluded(after.clone()), Bound::Unbounded))
+            .take_while(|(_, cached)| cached.webhook.metadata.namespace.as_deref() == Some(namespace));
+        let mut last = None;
+        for (key, cached) in webhooks.take(AT_ONCE) {
+            last = Some(key.clone());
+            if !cached.webhook.is_of_another_account(account) {
+                times.extend(cached.notified_at());
+            }
+        }
+        drop(state);
+        match last {
+            Some(last) => after = last,
+            None => return times,
+        }
+    }
+}
+
+/// What may be told of an account's webhooks now.
+#[derive(Default)]
+struct Untold {
+    webhooks: Vec<(Arc<Webhook>, Told)>,
+    /// When others may be told of.
+    next: Option<Timestamp>,
+}
+
+/// What may be told of the webhooks of an account now. Takes those out of the queue about which there is nothing to tell.
+fn untold(shared: &Shared, namespace: &str, account: &str) -> Untold {
+    let now = shared.now().wall;
+    let can_send = shared.deps.mailer.is_configured();
+    let mut found = Untold::default();
+    let mut last: Option<WebhookKey> = None;
+    loop {
+        let mut guard = shared.state.lock();
+        let state: &mut State = &mut guard;
+        let keys = state.mails.after(namespace, last.as_ref(), AT_ONCE);
+        let Some(end) = keys.last() else { return found };
+        last = Some(end.clone());
+        for key in &keys {
+            let cached = state.webhooks.get(key).filter(|cached| {
+                // Added again once the namespace belongs to another Account.
+                !cached.webhook.is_of_another_account(account)
+            });
+            let Some((cached, told)) = cached.and_then(|cached| Some((cached, cached.untold(can_send)?)))
+            else {
+                state.mails.remove(namespace, key);
+                continue;
+            };
+            let next = cached
+                .notified_at()
+                .map(|last| state.mail_limiter.next_of_webhook(last))
+                .filter(|next| *next > now);
+            match next {
+                Some(next) => found.next = Some(found.next.map_or(next, |earliest| earliest.min(next))),
+                None => found.webhooks.push((cached.webhook.clone(), told)),
+            }
+        }
+    }
+}
+
+/// Records the outcome of a mail about these webhooks.
+fn record(
+    shared: &Shared,
+    namespace: &str,
+    webhooks: &[(Arc<Webhook>, Told)],
+    result: &Result<Timestamp, String>,
+    is_over: bool,
+) {
+    for some in webhooks.chunks(AT_ONCE) {
+        let mut guard = shared.state.lock();
+        let state: &mut State = &mut guard;
+        for (webhook, told) in some {
+            let key = key_of(webhook);
+            let is_it = |cached: &&mut CachedWebhook| cached.webhook.metadata.uid == webhook.metadata.uid;
+            let Some(cached) = state.webhooks.get_mut(&key).filter(is_it) else {
+                continue;
+            };
+            cached.notification = Some(Notification {
+                told: *told,
+                result: result.clone(),
+            });
+            if is_over {
+                // Should there be anything new by now, the write of its status adds it again.
+                state.mails.remove(namespace, &key);
+            }
+            state.dirty.insert(key);
+        }
+    }
+    shared.urgent.notify_one();
 }
 
 impl CachedWebhook {
@@ -180,37 +207,84 @@ impl CachedWebhook {
         sent.max(recorded)
     }
 
-    /// Whether the notification of this disablement has been sent or is in progress.
-    fn notifies_of(&self, disabled: &Disabled) -> bool {
-        let notification = self.notification.as_ref();
-        notification.is_some_and(|notification| notification.disabled_at == disabled.at)
+    /// What can be told of it, if anything.
+    fn untold(&self, can_send: bool) -> Option<Told> {
+        let untold = Told::untold(&self.webhook);
+        let is_done = |last: &Notification| match &last.result {
+            // It has been told, but that has not been recorded yet.
+            Ok(_) => last.told.overlaps(&untold),
+            Err(_) => !can_send && last.told == untold,
+        };
+        let is_done = self.notification.as_ref().is_some_and(is_done);
+        Some(untold).filter(|untold| !untold.is_nothing() && !is_done)
     }
 }
 
-/// The mail to send; `None` if it has been sent already, or if the namespace has no Account, or another one.
-fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<DisabledWebhook> {
-    let status = webhook.status.as_ref();
-    let now = status.and_then(|status| status.disabled.as_ref());
-    if now.is_some_and(|now| now.at == disabled.at && now.notified_at.is_some()) {
-        return None;
+/// The mail that tells of these webhooks; `None` if there is nothing to tell.
+fn problems(namespace: &str, account: &Account, webhooks: &[(Arc<Webhook>, Told)]) -> Option<Problems> {
+    let mut all: Vec<(Timestamp, Cause<'_>, &Webhook)> = Vec::new();
+    for (webhook, _) in webhooks {
+        let disabled = webhook.untold().map(|it| (it.at, Cause::Disabled(it)));
+        let backlog = webhook.untold_backlog().map(|it| (it.since, Cause::Backlog(it)));
+        let causes = disabled.into_iter().chain(backlog);
+        all.extend(causes.map(|(at, cause)| (at, cause, &**webhook)));
     }
-    let namespace = webhook.metadata.namespace.clone().unwrap_or_default();
-    let account = shared.deps.directory.account_of(&namespace)?;
-    if account
-        .metadata
-        .uid
-        .as_deref()
-        .is_some_and(|uid| webhook.is_of_another_account(uid))
-    {
-        return None;
+    all.sort_by_key(|(at, ..)| *at);
+    let (latest, ..) = *all.last()?;
+    let mut fingerprint = Fingerprint::default();
+    for (at, cause, webhook) in &all {
+        let uid = webhook.metadata.uid.as_deref().unwrap_or_default();
+        fingerprint.add(uid, cause.kind(), *at);
     }
-    Some(DisabledWebhook {
+    let is_disabled = |cause: &Cause<'_>| matches!(cause, Cause::Disabled(_));
+    let disabled = all.iter().filter(|(_, cause, _)| is_disabled(cause)).count();
+    let listed = all.iter().take(MAX_LISTED);
+    Some(Problems {
+        account_email: account.spec.email.clone(),
+        account_name: account.metadata.name.clone().unwrap_or_default(),
+        account_uid: account.metadata.uid.clone().unwrap_or_default(),
+        namespace: namespace.to_owned(),
+        listed: listed
+            .map(|(_, cause, webhook)| cause.problem(account, webhook))
+            .collect(),
+        disabled,
+        backlogged: all.len() - disabled,
+        latest,
+        fingerprint: fingerprint.finish(),
+    })
+}
+
+/// What is wrong with a webhook.
+#[derive(Clone, Copy)]
+enum Cause<'a> {
+    Disabled(&'a Disabled),
+    Backlog(&'a BacklogPeriod),
+}
+
+impl Cause<'_> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Disabled(_) => "disabled",
+            Self::Backlog(_) => "backlog",
+        }
+    }
+
+    fn problem(&self, account: &Account, webhook: &Webhook) -> Problem {
+        match self {
+            Self::Disabled(it) => Problem::Disabled(disabled_webhook(account, webhook, it)),
+            Self::Backlog(it) => Problem::Backlog(backlogged_webhook(account, webhook, it)),
+        }
+    }
+}
+
+fn disabled_webhook(account: &Account, webhook: &Webhook, disabled: &Disabled) -> DisabledWebhook {
+    DisabledWebhook {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),
         webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
         webhook_id: webhook.id(),
         webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
-        namespace,
+        namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
         url: webhook.spec.url.clone(),
         disabled_at: disabled.at,
         reason: match disabled.reason {
@@ -226,5 +300,24 @@ fn mail(shared: &Shared, webhook: &Webhook, disabled: &Disabled) -> Option<Disab
             .and_then(|code| u16::try_from(code).ok()),
         last_error: Some(disabled.error.clone()),
         held: true,
-    })
+    }
+}
+
+fn backlogged_webhook(account: &Account, webhook: &Webhook, backlog: &BacklogPeriod) -> BackloggedWebhook {
+    let status = webhook.status.as_ref();
+    let condition = status.and_then(|status| conditions::find(&status.conditions, BACKLOG));
+    let ended = condition.filter(|condition| condition.status != "True");
+    BackloggedWebhook {
+        account_email: account.spec.email.clone(),
+        account_name: account.metadata.name.clone().unwrap_or_default(),
+        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        webhook_id: webhook.id(),
+        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
+        namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
+        url: webhook.spec.url.clone(),
+        since: backlog.since,
+        until: ended.map(|condition| condition.last_transition_time.0),
+        held: status.map_or(0, |status| status.held),
+        dropped: status.map_or(0, |status| status.dropped - backlog.dropped_before),
+    }
 }

@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use super::{
     Deps, Stores,
     mail_limiter::MailLimiter,
+    mail_queue::MailQueue,
     secret_cache::{Problem, SecretCache},
 };
 use crate::{
@@ -62,10 +63,8 @@ pub(super) struct State {
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
-    /// Webhooks with a disablement that the account holder has not been notified of.
-    pub(super) untold: BTreeSet<WebhookKey>,
-    /// Those of them whose e-mail has to wait, and until when.
-    pub(super) untold_until: BTreeSet<(Timestamp, WebhookKey)>,
+    /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
+    pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
@@ -106,7 +105,7 @@ pub(super) struct CachedWebhook {
     pub(super) shown: bool,
     /// A disablement to write to its status.
     pub(super) disablement: Option<Disablement>,
-    /// The e-mail about its disablement.
+    /// The last e-mail about it.
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
@@ -114,11 +113,40 @@ pub(super) struct CachedWebhook {
     pub(super) failed: Option<Instant>,
 }
 
-/// The outcome of the e-mail about a disablement.
+/// What an e-mail tells of a webhook.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// When the webhook was disabled.
+    pub(super) disabled_at: Option<Timestamp>,
+    /// When its backlog began.
+    pub(super) backlog_since: Option<Timestamp>,
+}
+
+impl Told {
+    /// What the account holder has still to be told, according to the status.
+    pub(super) fn untold(webhook: &Webhook) -> Self {
+        Self {
+            disabled_at: webhook.untold().map(|disabled| disabled.at),
+            backlog_since: webhook.untold_backlog().map(|backlog| backlog.since),
+        }
+    }
+
+    pub(super) fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether both tell of the same disablement or the same backlog.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let same = |one: Option<Timestamp>, other| one.is_some() && one == other;
+        same(self.disabled_at, other.disabled_at) || same(self.backlog_since, other.backlog_since)
+    }
+}
+
+/// The outcome of an e-mail to the account holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
-    /// When the webhook was disabled.
-    pub(super) disabled_at: Timestamp,
+    /// What it tells.
+    pub(super) told: Told,
     /// When the e-mail was sent, or why it has not been sent yet.
     pub(super) result: Result<Timestamp, String>,
 }
@@ -140,8 +168,7 @@ impl Shared {
                 webhooks: BTreeMap::new(),
                 dirty: HashSet::new(),
                 later: BTreeSet::new(),
-                untold: BTreeSet::new(),
-                untold_until: BTreeSet::new(),
+                mails: MailQueue::default(),
                 mail_limiter: MailLimiter::new(deps.mail_limits),
                 disabled: HashSet::new(),
                 unclaimed: VecDeque::new(),
@@ -261,8 +288,9 @@ impl Shared {
                 state.disabled.remove(key);
             }
         }
-        if cached.webhook.untold().is_some() {
-            state.untold.insert(key.clone());
+        if !Told::untold(&cached.webhook).is_nothing() {
+            let namespace = cached.webhook.metadata.namespace.as_deref();
+            state.mails.add(namespace.unwrap_or_default(), key, now.wall);
         }
         state.dispatcher.webhook_seen(facts, now);
         state.dirty.insert(key.clone());
@@ -343,7 +371,8 @@ impl Shared {
         };
         state.dirty.remove(key);
         state.disabled.remove(key);
-        state.untold.remove(key);
+        let namespace = cached.webhook.metadata.namespace.as_deref();
+        state.mails.remove(namespace.unwrap_or_default(), key);
         let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);

@@ -7,11 +7,14 @@ use super::shared::{FORMER_ACCOUNT, Notification};
 use crate::{
     delivery::dispatch::{Backlog, Disablement, Tally},
     resources::{
-        DisableReason, Disabled, Webhook, WebhookStatus,
+        BacklogPeriod, DisableReason, Disabled, Webhook, WebhookStatus,
         conditions::{self, Desired, READY},
         webhook::{BACKLOG, HEALTHY, SECRET_READY},
     },
 };
+
+/// Reason of the condition Backlog while a quota refuses deliveries.
+const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 
 /// What is known about a webhook besides the Webhook itself.
 pub(super) struct Facts<'a> {
@@ -35,7 +38,7 @@ pub(super) struct Facts<'a> {
     pub(super) overlap: Option<Timestamp>,
     /// A disablement to write.
     pub(super) disablement: Option<&'a Disablement>,
-    /// The outcome of the e-mail about the disablement.
+    /// The outcome of the last e-mail about the webhook.
     pub(super) notification: Option<&'a Notification>,
 }
 
@@ -46,7 +49,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let disabled = disabled(webhook, facts);
     let mailed = facts
         .notification
-        .and_then(|it| Some((it.disabled_at, it.result.clone().ok()?)));
+        .and_then(|it| Some((it.told, it.result.clone().ok()?)));
     let before = webhook.status.as_ref();
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
@@ -62,7 +65,8 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
         previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
         unnotified: unnotified(webhook, disabled.as_ref())
-            .filter(|unnotified| mailed.is_none_or(|(disabled_at, _)| disabled_at != unnotified.at)),
+            .filter(|unnotified| mailed.is_none_or(|(told, _)| told.disabled_at != Some(unnotified.at))),
+        backlog: None,
         notified_at: mailed
             .map(|(_, at)| at)
             .max(before.and_then(|before| before.notified_at)),
@@ -132,6 +136,7 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         };
         conditions::set(&mut conditions, desired, generation, now);
     }
+    status.backlog = backlog_period(before, &conditions, facts.notification);
     status.conditions = conditions;
     status
 }
@@ -172,9 +177,11 @@ fn backlog(
         )),
         Some(Backlog::Refused) => Some((
             true,
-            "QuotaExceeded",
+            QUOTA_EXCEEDED,
             "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number",
         )),
+        // An earlier process was refused, and this one has not tried yet.
+        None if is_refused(conditions) && !facts.tally.has_stored => None,
         // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway.
         None if conditions::is_true(conditions, BACKLOG) && facts.held > 0 && !is_disabled => None,
         None => (is_known || dropped > 0).then_some((
@@ -183,6 +190,45 @@ fn backlog(
             "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier",
         )),
     }
+}
+
+/// Whether the condition says that a quota refuses deliveries.
+fn is_refused(conditions: &[Condition]) -> bool {
+    let backlog = conditions::find(conditions, BACKLOG);
+    backlog.is_some_and(|backlog| backlog.status == "True" && backlog.reason == QUOTA_EXCEEDED)
+}
+
+/// The backlog to tell the account holder of, or that they were told of and that lasts. One that begins before an earlier one
+/// was told is told together with it.
+fn backlog_period(
+    before: Option<&WebhookStatus>,
+    conditions: &[Condition],
+    notification: Option<&Notification>,
+) -> Option<BacklogPeriod> {
+    let condition = conditions::find(conditions, BACKLOG).filter(|condition| condition.status == "True");
+    let known = before.and_then(|before| before.backlog.clone());
+    let begun = || {
+        Some(BacklogPeriod {
+            since: condition?.last_transition_time.0,
+            dropped_before: before.map_or(0, |before| before.dropped),
+            notified_at: None,
+            notification_error: None,
+        })
+    };
+    let mut period = known.or_else(begun)?;
+    if let Some(notification) = notification
+        && notification.told.backlog_since == Some(period.since)
+        && period.notified_at.is_none()
+    {
+        match &notification.result {
+            Ok(sent_at) => {
+                period.notified_at = Some(*sent_at);
+                period.notification_error = None;
+            }
+            Err(error) => period.notification_error = Some(error.clone()),
+        }
+    }
+    Some(period).filter(|period| condition.is_some() || period.notified_at.is_none())
 }
 
 /// The disablement that ended before the account holder was notified of it. A later one that is notified of covers it.
@@ -245,7 +291,7 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
         });
     let mut disabled = webhook.disabled().cloned().or(new)?;
     if let Some(notification) = facts.notification
-        && notification.disabled_at == disabled.at
+        && notification.told.disabled_at == Some(disabled.at)
         && disabled.notified_at.is_none()
     {
         match &notification.result {
@@ -287,7 +333,7 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::{super::shared::Told, *};
 
     const AT: &str = "2026-11-21T10:00:00Z";
 
@@ -339,7 +385,10 @@ mod tests {
         let untold = enabled.untold().unwrap();
         let sent_at = "2026-11-21T10:30:00Z".parse().unwrap();
         let notification = Notification {
-            disabled_at: untold.at,
+            told: Told {
+                disabled_at: Some(untold.at),
+                backlog_since: None,
+            },
             result: Ok(sent_at),
         };
         let status = decide_with(&enabled, &tally, Some(&notification));
@@ -394,5 +443,74 @@ mod tests {
             let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();
             assert_eq!(backlog.status, expected);
         }
+    }
+
+    #[test]
+    fn a_backlog_is_told_once_and_again_only_when_it_begins_anew() {
+        let again = |before: &WebhookStatus, tally: &Tally, notification: Option<&Notification>| {
+            let webhook = webhook(1, &serde_json::to_value(before).unwrap());
+            let status = decide_with(&webhook, tally, notification);
+            (self::webhook(1, &serde_json::to_value(&status).unwrap()), status)
+        };
+        let dropping = Tally {
+            dropped: 3,
+            backlog: Some(Backlog::Dropped),
+            ..Tally::default()
+        };
+        let earlier = WebhookStatus {
+            dropped: 4,
+            ..WebhookStatus::default()
+        };
+        let (webhook, begun) = again(&earlier, &dropping, None);
+        let untold = webhook.untold_backlog().unwrap();
+        assert_eq!((untold.dropped_before, begun.dropped), (4, 7));
+        let sent_at = "2026-11-21T11:00:05Z".parse().unwrap();
+        let mailed = |result| Notification {
+            told: Told::untold(&webhook),
+            result,
+        };
+        // A mail that failed is tried again, one that was sent is not.
+        let (failed, status) = again(&begun, &dropping, Some(&mailed(Err("down".to_owned()))));
+        assert_eq!(Told::untold(&failed), Told::untold(&webhook));
+        assert_eq!(status.backlog.unwrap().notification_error.unwrap(), "down");
+        let (told, status) = again(&begun, &dropping, Some(&mailed(Ok(sent_at))));
+        assert!(Told::untold(&told).is_nothing());
+        assert_eq!(status.notified_at, Some(sent_at));
+        assert!(is_urgent(&begun, &status), "no crash may repeat it");
+        // Another process takes over, which drops more.
+        let (still, status) = again(&status, &dropping, None);
+        assert!(Told::untold(&still).is_nothing());
+        let (_, over) = again(&status, &Tally::default(), None);
+        assert_eq!(over.backlog, None);
+        let (anew, _) = again(&over, &dropping, None);
+        assert_eq!(anew.untold_backlog().unwrap().dropped_before, over.dropped);
+        // One that ends untold is told all the same.
+        let (ended, status) = again(&begun, &Tally::default(), None);
+        assert!(!conditions::is_true(&status.conditions, BACKLOG));
+        assert_eq!(Told::untold(&ended), Told::untold(&webhook));
+    }
+
+    #[test]
+    fn a_new_process_leaves_the_refusals_of_a_quota_until_a_record_is_accepted() {
+        let refused = Tally {
+            backlog: Some(Backlog::Refused),
+            ..Tally::default()
+        };
+        let reason = |before: &WebhookStatus, tally: &Tally| {
+            let status = decide_with(&webhook(1, &serde_json::to_value(before).unwrap()), tally, None);
+            let reason = conditions::find(&status.conditions, BACKLOG)
+                .unwrap()
+                .reason
+                .clone();
+            (status, reason)
+        };
+        let (status, _) = reason(&WebhookStatus::default(), &refused);
+        let (status, told) = reason(&status, &Tally::default());
+        assert_eq!(told, QUOTA_EXCEEDED);
+        let stored = Tally {
+            has_stored: true,
+            ..Tally::default()
+        };
+        assert_eq!(reason(&status, &stored).1, "None");
     }
 }

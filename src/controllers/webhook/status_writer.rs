@@ -45,12 +45,12 @@ pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: Cancellat
             count(&shared);
             counted = Some(Instant::now());
         }
-        for (key, disabled) in notify::due(&shared) {
+        for namespace in notify::due(&shared) {
             let (shared, shutdown) = (shared.clone(), shutdown.clone());
             tokio::spawn(async move {
                 tokio::select! {
                     () = shutdown.cancelled() => {}
-                    () = notify::send(shared, key, disabled) => {}
+                    () = notify::send(&shared, &namespace) => {}
                 }
             });
         }
@@ -249,16 +249,12 @@ fn publish(events: &Events, before: &Webhook, after: &Webhook) {
                 "the webhook is enabled again; held events are being sent",
             );
         }
-        (Some(before), Some(disabled)) if before.notified_at.is_none() && disabled.notified_at.is_some() => {
-            events.publish(
-                after,
-                false,
-                "Notified",
-                "Notify",
-                "the account holder was notified by e-mail",
-            );
-        }
         _ => {}
+    }
+    let notified = |webhook: &Webhook| webhook.status.as_ref().and_then(|status| status.notified_at);
+    if notified(after) > notified(before) {
+        let note = "the account holder was notified by e-mail";
+        events.publish(after, false, "Notified", "Notify", note);
     }
 }
 

@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use super::{
-    Command, DeliveryLog, Disablement, Dispatcher, FIRST_PAUSE, JobKey, MAX_STRETCH, Now, Report, Timer,
-    WebhookKey,
+    Command, DeliveryLog, Disablement, Dispatcher, JobKey, MAX_STRETCH, Now, Report, Timer, WebhookKey,
     job::{Job, State},
     name_of,
     webhook_queue::{Gate, Outcome, Place, WebhookQueue},
@@ -178,15 +177,14 @@ impl Dispatcher {
                 self.attempt_if_requested(key);
             }
             Report::Unready if gate == Gate::Disabled && job.phase() == DeliveryPhase::Held => {
-                let pause = job.next_pause();
-                self.wait(key, pause, now);
+                self.wait_longer(key, now);
             }
             Report::Blocked(_) | Report::Unready if gate != Gate::Open && !job.test => {
                 self.hold(key);
                 self.attempt_if_requested(key);
             }
             // The job keeps its place before later events of its object.
-            Report::Blocked(_) | Report::Unready => self.wait(key, FIRST_PAUSE, now),
+            Report::Blocked(_) | Report::Unready => self.wait_longer(key, now),
         }
     }
 
@@ -199,6 +197,13 @@ impl Dispatcher {
         job.set_status(status);
         job.state = State::Over;
         self.write(key);
+    }
+
+    /// Has a job wait, longer with each attempt that could not be made.
+    fn wait_longer(&mut self, key: &JobKey, now: Now) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let pause = job.next_pause();
+        self.wait(key, pause, now);
     }
 
     pub(super) fn wait(&mut self, key: &JobKey, delay: Duration, now: Now) {
@@ -234,6 +239,7 @@ impl Dispatcher {
         now: Now,
     ) {
         let Some(job) = self.jobs.get_mut(key) else { return };
+        job.failures = 0;
         let Some(queue) = self.queues.get_mut(&job.webhook) else {
             return;
         };

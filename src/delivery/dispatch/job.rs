@@ -205,7 +205,7 @@ impl Job {
         }
     }
 
-    /// Counts a failed write or lookup and returns the pause after it.
+    /// Counts a failed write or lookup, or an attempt that could not be made, and returns the pause after it.
     pub(super) fn next_pause(&mut self) -> Duration {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8));
         self.failures += 1;

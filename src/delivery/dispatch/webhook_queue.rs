@@ -66,6 +66,8 @@ pub struct Tally {
     pub dropped: i64,
     /// What becomes of its deliveries because there are too many.
     pub backlog: Option<Backlog>,
+    /// Whether the API server has accepted a new record of it.
+    pub has_stored: bool,
     /// When a delivery last succeeded.
     pub last_success_at: Option<Timestamp>,
     /// When an attempt last failed.

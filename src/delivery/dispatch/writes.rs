@@ -178,10 +178,13 @@ impl Dispatcher {
         }
         let (is_finished, version) = (record.is_finished(), revision(&*record));
         if let Some(queue) = self.queues.get_mut(&job.webhook)
-            && queue.tally.backlog == Some(Backlog::Refused)
             && job.is_creating
         {
-            queue.tally.backlog = None;
+            queue.tally.has_stored = true;
+            queue
+                .tally
+                .backlog
+                .take_if(|backlog| *backlog == Backlog::Refused);
         }
         // The watch may already have shown a newer version.
         let is_latest = job.version() <= version;

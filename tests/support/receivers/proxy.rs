@@ -20,10 +20,12 @@ pub enum Proxying {
     Connects,
     /// Connects if user and password are these.
     ConnectsFor(&'static str, &'static str),
-    /// Answers with 403, as for an address that is not public.
-    Refuses,
+    /// Answers with this status.
+    Answers(&'static str),
     /// Says nothing.
     IsSilent,
+    /// Closes the connection.
+    Drops,
 }
 
 /// A proxy on loopback. Ends when dropped.
@@ -93,15 +95,18 @@ async fn serve(client: TcpStream, proxying: Proxying, targets: Arc<Mutex<Vec<Str
             if authorization == Some(expected.as_str()) {
                 "200 Connection established"
             } else {
-                "407 Proxy Authentication Required"
+                "407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"proxy\""
             }
         }
         Proxying::Connects => "200 Connection established",
-        Proxying::Refuses => "403 Forbidden",
-        Proxying::IsSilent => "",
+        Proxying::Answers(status) => status,
+        Proxying::IsSilent | Proxying::Drops => "",
     };
     let port: u16 = target.rsplit(':').next().unwrap().parse().unwrap();
     targets.lock().push(target);
+    if proxying == Proxying::Drops {
+        return;
+    }
     if status.is_empty() {
         let _ = client.read_line(&mut String::new()).await;
         return;

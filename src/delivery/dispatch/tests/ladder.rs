@@ -290,6 +290,29 @@ fn an_attempt_that_could_not_begin_keeps_its_place() {
 }
 
 #[test]
+fn attempts_that_fail_for_reasons_of_our_own_come_ever_more_seldom_and_use_up_no_retry() {
+    let (mut world, webhook) = world(Receiver::Up);
+    record(&mut world, "i-1");
+    world.work(false);
+    for _ in 0..9 {
+        world.report_of(0, Report::Unready);
+        world.work(false);
+        while world.sendings.is_empty() {
+            let at = world.dispatcher.next_timer().unwrap();
+            world.pass(at.saturating_duration_since(world.now().mono));
+            world.work(false);
+        }
+    }
+    let waits: Vec<_> = seconds(&world).windows(2).map(|pair| pair[1] - pair[0]).collect();
+    // The second is no longer, since the delivery has been recorded after the first.
+    assert_eq!(waits, [1, 1, 2, 4, 8, 16, 30, 30, 30]);
+    world.run();
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.failed_attempts), (1, 0));
+    world.audit_end();
+}
+
+#[test]
 fn a_retry_that_ends_lets_no_second_first_attempt_of_its_instance_begin() {
     let (mut world, _) = world(Receiver::Down);
     record(&mut world, "i-1");
