@@ -81,7 +81,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The events whose webhooks have not been listed since they were recorded, by namespace.
-fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
+pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
     let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let mut last = None;
     loop {

@@ -25,6 +25,8 @@ mod shared;
 mod status;
 mod status_writer;
 mod store;
+#[cfg(test)]
+mod tests;
 mod worker;
 mod write_queue;
 

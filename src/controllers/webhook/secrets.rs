@@ -202,7 +202,7 @@ fn unread(shared: &Shared) -> Vec<Webhooks> {
 }
 
 /// Webhooks whose secrets were not read recently.
-fn old(shared: &Shared) -> Vec<Webhooks> {
+pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
     let mut webhooks = Vec::new();
     shared.for_each_webhook(|state, key| {
         if let Some(cached) = state.webhooks.get(key)
@@ -230,7 +230,7 @@ fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret)
 }
 
 /// Forgets the secrets of deleted webhooks: a read in progress may have put one back.
-fn forget_deleted(shared: &Shared) {
+pub(super) fn forget_deleted(shared: &Shared) {
     let cached = |_: &State, last: Option<&WebhookKey>| shared.secrets.keys_after(last, AT_ONCE);
     shared.for_each_key(cached, |state, key| {
         if !state.webhooks.contains_key(key) {
