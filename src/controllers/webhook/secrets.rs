@@ -157,11 +157,10 @@ pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
 /// a round of all.
 async fn read_new(shared: &Arc<Shared>) {
     loop {
-        let new = unread(shared);
-        if new.is_empty() {
-            shared.unread.notified().await;
+        match unread(shared) {
+            Some(new) => read_all(shared, new).await,
+            None => shared.unread.notified().await,
         }
-        read_all(shared, new).await;
     }
 }
 
@@ -187,18 +186,21 @@ async fn read_all(shared: &Arc<Shared>, webhooks: Vec<Webhooks>) {
 /// Webhooks that name the same Secret.
 type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
-/// Removes and returns some of the webhooks whose secrets have never been read.
-fn unread(shared: &Shared) -> Vec<Webhooks> {
+/// Removes and returns some of the webhooks whose secrets have never been read; `None` if there are no more.
+fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
     let mut state = shared.state.lock();
     let keys = std::iter::from_fn(|| state.unread.pop_first());
     let keys: Vec<_> = keys.take(AT_ONCE).collect();
+    if keys.is_empty() {
+        return None;
+    }
     let webhook = |key: WebhookKey| {
         let webhook = state.webhooks.get(&key)?.webhook.clone();
         Some((key, webhook))
     };
     let webhooks: Vec<_> = keys.into_iter().filter_map(webhook).collect();
     drop(state);
-    by_secret(shared, webhooks, CachedSecret::is_unread)
+    Some(by_secret(shared, webhooks, CachedSecret::is_unread))
 }
 
 /// Webhooks whose secrets were not read recently.

@@ -250,8 +250,14 @@ impl Shared {
                 }
                 next
             };
-            if let Some(shown) = next {
-                listeners::handle(self, &shown);
+            match next {
+                // What the watch has shown since then has been loaded from its store already, and is not gone.
+                Some(Shown::Webhook(Change::Replaced(_))) => {
+                    let all = Change::Replaced(stores.webhooks.state());
+                    listeners::handle(self, &Shown::Webhook(all));
+                }
+                Some(shown) => listeners::handle(self, &shown),
+                None => {}
             }
             tokio::task::yield_now().await;
         }

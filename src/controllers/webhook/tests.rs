@@ -220,6 +220,16 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     for change in &changes {
         listeners.webhooks.changed(change);
     }
+    // A new list, and a webhook that is created after it.
+    let listed = (0..MANY - 1).map(|number| Arc::new(webhook(number))).collect();
+    listeners.webhooks.changed(&Change::Replaced(listed));
+    for webhook in [webhook(MANY), webhook(MANY + 1)] {
+        let event = kube::runtime::watcher::Event::Apply(webhook.clone());
+        caches.webhooks.apply_watcher_event(&event);
+        listeners.webhooks.changed(&Change::Applied(Arc::new(webhook)));
+    }
+    let event = kube::runtime::watcher::Event::Delete(webhook(MANY - 1));
+    caches.webhooks.apply_watcher_event(&event);
     listeners.instances.changed(&Change::Applied(instance(1, 41)));
     listeners.deliveries.changed(&Change::Deleted({
         let mut gone = (*delivery(7)).clone();
@@ -235,6 +245,8 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     };
     assert_eq!([generation(0), generation(MANY - 2)], [Some(1), Some(2)]);
     assert_eq!([generation(MANY - 1), generation(MANY)], [None, Some(1)]);
+    assert_eq!(generation(MANY + 1), Some(1));
+    assert_eq!(state.dispatcher.webhooks_in("ns").len(), state.webhooks.len());
     assert_eq!(state.unclaimed.len(), 1);
     let orphans = state.dispatcher.orphans_after(None, MANY);
     assert_eq!(orphans.len(), MANY - 1);
@@ -242,5 +254,5 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     drop(state);
     // From now on, changes are handled at once.
     listeners.webhooks.changed(&Change::Deleted(Arc::new(webhook(0))));
-    assert_eq!(shared.state.lock().webhooks.len(), MANY - 1);
+    assert_eq!(shared.state.lock().webhooks.len(), MANY);
 }
