@@ -77,6 +77,7 @@ async fn main() -> Result<()> {
 }
 
 /// The command line.
+#[expect(clippy::struct_excessive_bools, reason = "one for each part")]
 struct Wanted {
     sizes: Sizes,
     instances: bool,

@@ -209,12 +209,12 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     // Others get the lock meanwhile. The last webhook, which has not been loaded yet, is deleted, another changes, and a new
     // one and an event appear.
     assert!(!shared.leads());
-    let mut changed = webhook(MANY - 2);
-    changed.metadata.resource_version = Some("40".to_owned());
-    changed.metadata.generation = Some(2);
+    let mut newer = webhook(MANY - 2);
+    newer.metadata.resource_version = Some("40".to_owned());
+    newer.metadata.generation = Some(2);
     let changes = [
         Change::Deleted(Arc::new(webhook(MANY - 1))),
-        Change::Applied(Arc::new(changed)),
+        Change::Applied(Arc::new(newer)),
         Change::Applied(Arc::new(webhook(MANY))),
     ];
     for change in &changes {
@@ -240,8 +240,8 @@ async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost
     assert!(shared.leads());
     let state = shared.state.lock();
     let generation = |number: usize| {
-        let cached = state.webhooks.get(&key("ns", &format!("hook-{number:04}")))?;
-        cached.webhook.metadata.generation
+        let known = state.webhooks.get(&key("ns", &format!("hook-{number:04}")))?;
+        known.webhook.metadata.generation
     };
     assert_eq!([generation(0), generation(MANY - 2)], [Some(1), Some(2)]);
     assert_eq!([generation(MANY - 1), generation(MANY)], [None, Some(1)]);
