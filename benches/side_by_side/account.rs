@@ -11,7 +11,8 @@ use crate::{
     product::Product,
 };
 
-const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
+/// Path of all accounts.
+pub const ACCOUNTS: &str = "/apis/stellage.dev/v1/accounts";
 const ACCOUNT: &str = "bench";
 /// Timeout for the account to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -10,6 +10,7 @@
 //! - (d) the time until 5,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
 //! - (e) memory and CPU time of `stellage run` (`footprint`);
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
+//! - start-up, memory and locks with very many webhooks and instances (`scale`), compared with a tenth of them;
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `load` and
@@ -21,7 +22,7 @@
 //! makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to stderr, the table to stdout. `--quick` tests the bench itself; its numbers are meaningless. Parts can be
-//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `webhooks`, or one of `webhooks-sender`,
+//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `scale`, `webhooks`, or one of `webhooks-sender`,
 //! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
 //! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
@@ -38,6 +39,7 @@ mod objects;
 mod processes;
 mod product;
 mod reads;
+mod scale;
 mod sizes;
 mod table;
 mod webhooks;
@@ -57,7 +59,8 @@ use table::Table;
 use webhooks::Part;
 
 /// Any error ends the run with its message.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
 
 /// Timeout of the whole run.
 const LONGEST: Duration = Duration::from_mins(60);
@@ -74,11 +77,13 @@ async fn main() -> Result<()> {
 }
 
 /// The command line.
+#[expect(clippy::struct_excessive_bools, reason = "one for each part")]
 struct Wanted {
     sizes: Sizes,
     instances: bool,
     reads: bool,
     connections: bool,
+    scale: bool,
     /// Another build of `stellage` to compare reads with.
     baseline: Option<PathBuf>,
     webhooks: Vec<Part>,
@@ -91,6 +96,7 @@ impl Wanted {
             instances: false,
             reads: false,
             connections: false,
+            scale: false,
             baseline: None,
             webhooks: Vec::new(),
         };
@@ -108,22 +114,25 @@ impl Wanted {
                 "instances" => wanted.instances = true,
                 "reads" => wanted.reads = true,
                 "connections" => wanted.connections = true,
+                "scale" => wanted.scale = true,
                 "webhooks" => wanted.webhooks.extend(Part::ALL),
                 name => {
                     let part = Part::ALL.into_iter().find(|part| part.name() == name);
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, webhooks, {names})"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, scale, webhooks, {names})"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
                 }
             }
         }
-        if !wanted.instances && !wanted.reads && !wanted.connections && wanted.webhooks.is_empty() {
+        let is_any = wanted.instances || wanted.reads || wanted.connections || wanted.scale;
+        if !is_any && wanted.webhooks.is_empty() {
             wanted.instances = true;
             wanted.connections = true;
+            wanted.scale = true;
             wanted.webhooks.extend(Part::ALL);
         }
         Ok(wanted)
@@ -138,6 +147,9 @@ impl Wanted {
         }
         if self.connections {
             attack::measure(&mut table, &self.sizes).await?;
+        }
+        if self.scale {
+            scale::measure(&mut table, &self.sizes).await?;
         }
         for part in self.webhooks {
             part.measure(&mut table, &self.sizes).await?;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Timeout until it serves; it lists everything first.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Timeout for its shutdown.
 const GRACE: Duration = Duration::from_secs(30);
 const POLL_EVERY: Duration = Duration::from_millis(20);
@@ -104,11 +104,16 @@ impl Product {
         Target::plain(&self.url, key)
     }
 
-    /// The value of one of its counters, summed over the label sets that contain `labels`.
-    pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
+    /// The page of its metrics.
+    pub async fn metrics(&self) -> Result<String> {
         let target = Target::plain(&self.metrics_url, "")?;
         let page = target.call("GET", "/metrics", None).await?.body;
-        let page = String::from_utf8_lossy(&page);
+        Ok(String::from_utf8(page)?)
+    }
+
+    /// The value of one of its counters, summed over the label sets that contain `labels`.
+    pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
+        let page = self.metrics().await?;
         let values = page
             .lines()
             .filter(|line| line.starts_with(name) && line.contains(labels))

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::scale::Scale;
+
 /// Sizes and durations of the measurements.
 pub struct Sizes {
     /// Instances of the first footprint.
@@ -32,6 +34,8 @@ pub struct Sizes {
     pub hostile_connections: usize,
     /// How long healthy receivers are measured, without and with hostile ones.
     pub hostile: Duration,
+    /// What is in the cluster when many webhooks and instances are measured.
+    pub scale: Scale,
 }
 
 impl Sizes {
@@ -51,6 +55,11 @@ impl Sizes {
         pending: 10_000,
         hostile_connections: 10_000,
         hostile: Duration::from_secs(60),
+        scale: Scale {
+            accounts: 500,
+            webhooks: 20,
+            instances: 200,
+        },
     };
 
     /// Small sizes, for testing the bench itself.
@@ -69,5 +78,10 @@ impl Sizes {
         pending: 500,
         hostile_connections: 500,
         hostile: Duration::from_secs(15),
+        scale: Scale {
+            accounts: 20,
+            webhooks: 10,
+            instances: 50,
+        },
     };
 }

@@ -175,7 +175,7 @@ pub struct LeaderElection {
 pub struct Tenure(Arc<Mutex<Instant>>);
 
 impl Tenure {
-    fn until(end: Instant) -> Self {
+    pub(crate) fn until(end: Instant) -> Self {
         Self(Arc::new(Mutex::new(end)))
     }
 

@@ -101,6 +101,8 @@ pub struct Metrics {
     pub deliveries_dropped: Counter,
     /// Disabled webhooks.
     pub webhooks_disabled: Gauge,
+    /// Seconds for which the lock of the webhook controller's state was held.
+    pub webhook_lock_seconds: Histogram,
     /// E-mails to account holders.
     pub mails: Family<OutcomeLabels, Counter>,
     /// 1 while this replica holds the Lease and writes.
@@ -110,6 +112,11 @@ pub struct Metrics {
 /// From a tenth of a millisecond to half a minute.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.5, 14))
+}
+
+/// From a microsecond to a second.
+fn short_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_001, 2.0, 21))
 }
 
 impl Metrics {
@@ -135,6 +142,7 @@ impl Metrics {
             deliveries_held: Gauge::default(),
             deliveries_dropped: Counter::default(),
             webhooks_disabled: Gauge::default(),
+            webhook_lock_seconds: short_seconds(),
             mails: Family::default(),
             leader: Gauge::default(),
         };
@@ -224,6 +232,11 @@ impl Metrics {
             "webhooks_disabled",
             "Disabled webhooks",
             self.webhooks_disabled.clone(),
+        );
+        registry.register(
+            "webhook_lock_hold_seconds",
+            "Time for which the lock of the webhook controller's state was held",
+            self.webhook_lock_seconds.clone(),
         );
     }
 

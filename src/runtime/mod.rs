@@ -15,6 +15,7 @@
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile;
 //! - [`telemetry`]: set-up of logging;
+//! - [`timed_mutex`]: a mutex that measures for how long it is held;
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
@@ -33,6 +34,7 @@ pub mod open_files;
 pub mod ops;
 pub mod reconcile_queue;
 pub mod telemetry;
+pub mod timed_mutex;
 pub mod watch;
 
 pub use backoff::Backoffs;
@@ -43,3 +45,4 @@ pub use fair_queue::FairQueue;
 pub use health::Health;
 pub use metrics::Metrics;
 pub use reconcile_queue::ReconcileQueue;
+pub use timed_mutex::TimedMutex;

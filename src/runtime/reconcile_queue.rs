@@ -103,14 +103,10 @@ impl<K: Queued> ReconcileQueue<K> {
         }
     }
 
-    /// Whether the watch no longer has this object: it was deleted while it was queued.
-    pub fn is_gone(&self, object: &K) -> bool {
-        let inner = self.inner.lock();
-        let current = inner
-            .store
-            .as_ref()
-            .map(|store| store.get(&ObjectRef::from_obj(object)));
-        current.is_some_and(|current| current.is_none_or(|current| current.meta().uid != object.meta().uid))
+    /// The newer of the watch's current version and our last write; `None` if the watch does not have the object.
+    pub fn current(&self, place: &ObjectRef<K>) -> Option<Arc<K>> {
+        let shown = self.inner.lock().store.as_ref()?.get(place)?;
+        Some(self.freshest(shown))
     }
 
     /// The newer of the watch's current version and our last write. `shown` may be outdated by the time it is dequeued.

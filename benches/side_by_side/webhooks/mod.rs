@@ -16,10 +16,10 @@ mod hostile;
     clippy::enum_glob_use,
     reason = "the tests' receivers, where whatever fails ends the run, and whose lints are those of tests"
 )]
-mod kit;
+pub mod kit;
 mod memory;
 mod rates;
-mod receivers;
+pub mod receivers;
 mod sender;
 
 use std::{fs, time::Duration};

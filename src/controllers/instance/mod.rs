@@ -1,25 +1,23 @@
 //! The Instance controller: asks the provider for one step, decides ([`crate::lifecycle`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance;
-//! - `turns`: whose instances are reconciled next;
+//! - `queue`: which instances are reconciled next; `slots`: the slots for which accounts wait by turns;
+//! - `runner`: reconciles them;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
+mod queue;
 mod reconcile;
-mod turns;
+mod runner;
+mod slots;
 mod unreadable;
 
 use std::{sync::Arc, time::Duration};
 
-use futures::StreamExt as _;
-use kube::{
-    Client,
-    runtime::{Controller, controller, reflector::Store},
-};
+use kube::{Client, runtime::reflector::Store};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
-use turns::Turns;
 
 use crate::{
     catalogue::Catalogue,
@@ -75,29 +73,13 @@ impl<P: Provider> InstanceController<P> {
             unreadable,
             shutdown.clone(),
         ));
-        let reconciler = Arc::new(Reconciler {
-            turns: Turns::new(self.concurrency),
+        let reconciler = Reconciler {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
             queue,
-            shutdown: shutdown.clone(),
             controller: self,
-        });
-        // Not limited here, because this queue knows no accounts: reconciles wait for their turn themselves.
-        Controller::for_shared_stream(triggers, store)
-            .with_config(controller::Config::default().concurrency(0))
-            .graceful_shutdown_on(async move { shutdown.cancelled().await })
-            .run(reconcile::reconcile, reconcile::on_error, reconciler)
-            .for_each(|result| async move {
-                if let Err(error) = result {
-                    match error {
-                        // The object was deleted while it was queued.
-                        controller::Error::ObjectNotFound(_) => {}
-                        error => tracing::debug!(%error, "reconcile ended with an error"),
-                    }
-                }
-            })
-            .await;
+        };
+        runner::run(&reconciler, triggers, &shutdown).await;
         reports.abort();
     }
 }

@@ -5,17 +5,13 @@ use std::{sync::Arc, time::Duration};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
-    runtime::controller::Action,
+    runtime::reflector::ObjectRef,
 };
 use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
-use tokio_util::sync::CancellationToken;
 
-use super::{
-    InstanceController,
-    turns::{Slot, Turns},
-};
+use super::{InstanceController, queue::Class};
 use crate::{
     events::payload::User,
     lifecycle::{Audience, Gate, Next, Question, Seen, decide, question},
@@ -65,38 +61,28 @@ impl ReconcileError {
 pub(super) struct Reconciler<P> {
     pub(super) controller: InstanceController<P>,
     pub(super) queue: ReconcileQueue<Instance>,
-    /// Limits concurrent reconciles.
-    pub(super) turns: Turns,
     /// Limits concurrent writes.
     pub(super) writes: Semaphore,
     pub(super) backoffs: Backoffs,
-    pub(super) shutdown: CancellationToken,
 }
 
+/// Reconciles an instance once, with a slot of this class. Returns after how long to do so again unless it changes before.
 pub(super) async fn reconcile<P: Provider>(
-    instance: Arc<Instance>,
-    reconciler: Arc<Reconciler<P>>,
-) -> Result<Action, Arc<ReconcileError>> {
+    reconciler: &Reconciler<P>,
+    place: &ObjectRef<Instance>,
+    class: Class,
+) -> Option<Duration> {
+    let Some(instance) = reconciler.queue.current(place) else {
+        // It was deleted while it was queued.
+        reconciler
+            .backoffs
+            .reset(place.extra.uid.as_deref().unwrap_or_default());
+        return None;
+    };
     let metrics = &reconciler.controller.metrics;
     let kind = KindLabels { kind: "Instance" };
-    let depth = metrics.queue_depth.get_or_create_owned(&kind);
-    depth.inc();
-    let slot = tokio::select! {
-        slot = reconciler.slot(&instance) => Some(slot),
-        () = reconciler.shutdown.cancelled() => None,
-    };
     let begun = Instant::now();
-    let result = match slot {
-        // On the heap, so that the many that may wait for their turn are small.
-        Some(slot) if !reconciler.queue.is_gone(&instance) => {
-            Box::pin(reconciler.pass(instance, &slot)).await
-        }
-        _ => {
-            reconciler.backoffs.reset(uid(&instance));
-            Ok(Action::await_change())
-        }
-    };
-    depth.dec();
+    let result = Box::pin(reconciler.pass(instance.clone(), class)).await;
     metrics
         .reconcile_seconds
         .get_or_create(&kind)
@@ -109,25 +95,7 @@ pub(super) async fn reconcile<P: Provider>(
             outcome,
         })
         .inc();
-    result.map_err(Arc::new)
-}
-
-pub(super) fn on_error<P: Provider>(
-    instance: Arc<Instance>,
-    error: &Arc<ReconcileError>,
-    reconciler: Arc<Reconciler<P>>,
-) -> Action {
-    let ReconcileError::Call(call) = &**error;
-    if call.is_not_found() {
-        reconciler.backoffs.reset(uid(&instance));
-        return Action::await_change();
-    }
-    if call.is_conflict() {
-        return Action::requeue(AFTER_CONFLICT);
-    }
-    let delay = reconciler.backoffs.next(uid(&instance));
-    tracing::warn!(instance = key(&*instance), %error, retry_in = ?delay, "reconcile failed");
-    Action::requeue(delay)
+    result.unwrap_or_else(|error| reconciler.after(&instance, &error))
 }
 
 fn uid(instance: &Instance) -> &str {
@@ -135,31 +103,54 @@ fn uid(instance: &Instance) -> &str {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// Waits for the account's turn.
-    async fn slot(&self, instance: &Arc<Instance>) -> Slot {
-        let fresh = self.queue.freshest(Arc::clone(instance));
-        let gate = self.gate(&fresh, self.holder_of(&fresh).as_ref());
-        let asks = question(&fresh, &gate, self.controller.clock.now()) == Question::Step;
-        let account = fresh.metadata.namespace.as_deref().unwrap_or_default();
-        self.turns.wait(account, asks && self.is_suspect(&fresh)).await
+    /// The class of the slot that an instance needs now.
+    pub(super) fn class(&self, place: &ObjectRef<Instance>) -> Class {
+        let Some(instance) = self.queue.current(place) else {
+            return Class::Normal;
+        };
+        let gate = self.gate(&instance, self.holder_of(&instance).as_ref());
+        let asks = question(&instance, &gate, self.controller.clock.now()) == Question::Step;
+        if asks && self.is_suspect(&instance) {
+            Class::Suspect
+        } else {
+            Class::Normal
+        }
     }
 
-    async fn pass(&self, instance: Arc<Instance>, slot: &Slot) -> Result<Action, ReconcileError> {
-        let mut instance = self.queue.freshest(instance);
+    /// When to try again after an error.
+    fn after(&self, instance: &Instance, error: &ReconcileError) -> Option<Duration> {
+        let ReconcileError::Call(call) = error;
+        if call.is_not_found() {
+            self.backoffs.reset(uid(instance));
+            return None;
+        }
+        if call.is_conflict() {
+            return Some(AFTER_CONFLICT);
+        }
+        let delay = self.backoffs.next(uid(instance));
+        tracing::warn!(instance = key(instance), %error, retry_in = ?delay, "reconcile failed");
+        Some(delay)
+    }
+
+    async fn pass(
+        &self,
+        mut instance: Arc<Instance>,
+        class: Class,
+    ) -> Result<Option<Duration>, ReconcileError> {
         for _ in 0..MAX_STEPS {
             if instance.is_deleting() && !instance.has_finalizer() {
-                return Ok(Action::await_change());
+                return Ok(None);
             }
             if self.is_congested(&instance) {
-                return Ok(Action::requeue(CONGESTED));
+                return Ok(Some(CONGESTED));
             }
             let holder = self.holder_of(&instance);
             let gate = self.gate(&instance, holder.as_ref());
             if gate == Gate::Open && !instance.has_finalizer() {
                 instance = self.add_finalizer(&instance).await?;
             }
-            let Some(asked) = self.ask(&instance, &gate, slot).await else {
-                return Ok(Action::requeue(Duration::ZERO));
+            let Some(asked) = self.ask(&instance, &gate, class).await else {
+                return Ok(Some(Duration::ZERO));
             };
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
@@ -176,7 +167,7 @@ impl<P: Provider> Reconciler<P> {
             let decision = decide(&instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
                 self.finish(&instance).await?;
-                return Ok(Action::await_change());
+                return Ok(None);
             }
             let changed = instance.status.as_ref() != Some(&decision.status);
             if changed {
@@ -200,16 +191,16 @@ impl<P: Provider> Reconciler<P> {
             }
             let next = decision.next(changed);
             if next == Next::AfterBackoff {
-                return Ok(Action::requeue(self.backoffs.next(uid(&instance))));
+                return Ok(Some(self.backoffs.next(uid(&instance))));
             }
             self.backoffs.reset(uid(&instance));
             match next {
                 Next::Now => {}
-                Next::After(delay) => return Ok(Action::requeue(delay)),
-                Next::OnChange | Next::AfterBackoff => return Ok(Action::await_change()),
+                Next::After(delay) => return Ok(Some(delay)),
+                Next::OnChange | Next::AfterBackoff => return Ok(None),
             }
         }
-        Ok(Action::requeue(Duration::ZERO))
+        Ok(Some(Duration::ZERO))
     }
 
     fn holder_of(&self, instance: &Instance) -> Option<User> {
@@ -272,11 +263,11 @@ impl<P: Provider> Reconciler<P> {
     }
 
     /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects.
-    async fn ask(&self, instance: &Instance, gate: &Gate, slot: &Slot) -> Option<Asked> {
+    async fn ask(&self, instance: &Instance, gate: &Gate, class: Class) -> Option<Asked> {
         match question(instance, gate, self.controller.clock.now()) {
             Question::Nothing => return Some(Asked::Nothing(Addresses::default())),
             Question::Addresses => return Some(Asked::Nothing(self.controller.provider.reserve(instance))),
-            Question::Step if self.is_suspect(instance) && !slot.for_suspects => return None,
+            Question::Step if self.is_suspect(instance) && class == Class::Normal => return None,
             Question::Step => {}
         }
         let limit = self.controller.provider_timeout;

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use kube::runtime::reflector::ObjectRef;
 
-use super::shared::{AT_ONCE, CachedWebhook, Shared, key_of, outbox};
+use super::shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of, outbox};
 use crate::{
     delivery::dispatch::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
     resources::{Delivery, Instance, Webhook},
@@ -15,28 +15,54 @@ use crate::{
 pub(super) fn webhooks(shared: &Arc<Shared>) -> Box<dyn Listener<Webhook>> {
     let shared = shared.clone();
     Box::new(move |change: &Change<Webhook>| {
-        let now = shared.now();
-        if let Change::Replaced(all) = change {
-            webhooks_listed(&shared, all);
-            return;
-        }
-        let mut state = shared.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        match change {
-            Change::Applied(webhook) => shared.webhook_shown(&mut state, webhook, now),
-            Change::Deleted(webhook) => shared.webhook_gone(&mut state, &key_of(webhook), webhook),
-            Change::Replaced(_) | Change::Unreadable(_) => {}
+        if shared.admits(|| Shown::Webhook(change.clone())) {
+            webhook_changed(&shared, change);
         }
     })
 }
 
+/// Listener for the watch of unfinished Deliveries.
+pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
+    let shared = shared.clone();
+    Box::new(move |change: &Change<Delivery>| {
+        if shared.admits(|| Shown::Delivery(change.clone())) {
+            delivery_changed(&shared, change);
+        }
+    })
+}
+
+/// Listener for the watch of Instances.
+pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
+    let shared = shared.clone();
+    Box::new(move |change: &Change<Instance>| {
+        if shared.admits(|| Shown::Instance(change.clone())) {
+            instance_changed(&shared, change);
+        }
+    })
+}
+
+/// Handles a change that a watch has shown.
+pub(super) fn handle(shared: &Shared, shown: &Shown) {
+    match shown {
+        Shown::Webhook(change) => webhook_changed(shared, change),
+        Shown::Delivery(change) => delivery_changed(shared, change),
+        Shown::Instance(change) => instance_changed(shared, change),
+    }
+}
+
+fn webhook_changed(shared: &Shared, change: &Change<Webhook>) {
+    match change {
+        Change::Replaced(all) => webhooks_listed(shared, all),
+        Change::Applied(webhook) => shared.webhook_shown(&mut shared.state.lock(), webhook, shared.now()),
+        Change::Deleted(webhook) => {
+            shared.webhook_gone(&mut shared.state.lock(), &key_of(webhook), webhook);
+        }
+        Change::Unreadable(_) => {}
+    }
+}
+
 /// Handles a new list of all webhooks.
 fn webhooks_listed(shared: &Shared, all: &[Arc<Webhook>]) {
-    if shared.state.lock().tenure.is_none() {
-        return;
-    }
     let listed: HashSet<WebhookKey> = all.iter().map(|webhook| key_of(webhook)).collect();
     shared.for_each_webhook(|state, key| {
         let is_gone = |cached: &&CachedWebhook| cached.shown && !listed.contains(key);
@@ -45,24 +71,42 @@ fn webhooks_listed(shared: &Shared, all: &[Arc<Webhook>]) {
             shared.webhook_gone(state, key, &webhook);
         }
     });
-    for some in all.chunks(AT_ONCE) {
-        let now = shared.now();
-        let mut state = shared.state.lock();
-        for webhook in some {
-            shared.webhook_shown(&mut state, webhook, now);
-        }
+    for webhook in all {
+        shared.webhook_shown(&mut shared.state.lock(), webhook, shared.now());
     }
+}
+
+fn delivery_changed(shared: &Shared, change: &Change<Delivery>) {
+    match change {
+        Change::Replaced(all) => deliveries_listed(shared, all),
+        Change::Applied(delivery) => {
+            let mut state = shared.state.lock();
+            if revision(&**delivery) <= state.floor {
+                return;
+            }
+            state
+                .dispatcher
+                .delivery_seen(delivery.clone(), false, shared.now());
+        }
+        Change::Deleted(delivery) => {
+            let mut state = shared.state.lock();
+            if revision(&**delivery) <= state.floor {
+                return;
+            }
+            let metadata = &delivery.metadata;
+            state.dispatcher.delivery_gone(
+                metadata.namespace.as_deref().unwrap_or_default(),
+                metadata.name.as_deref().unwrap_or_default(),
+            );
+        }
+        Change::Unreadable(_) => return,
+    }
+    shared.wake.notify_one();
 }
 
 /// Handles a new list of all unfinished Deliveries.
 fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
-    let floor = {
-        let state = shared.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        state.floor
-    };
+    let floor = shared.state.lock().floor;
     let listed: HashSet<JobKey> = all.iter().map(|delivery| job_key_of(delivery)).collect();
     let as_of = all
         .iter()
@@ -70,96 +114,72 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
         .max()
         .unwrap_or(0);
     shared.for_each_webhook(|state, key| state.dispatcher.forget_unlisted(key, &listed, as_of));
-    shared
-        .state
-        .lock()
-        .dispatcher
-        .forget_unlisted_orphans(&listed, as_of);
+    // The same for Deliveries without a known webhook, and those that are finished.
+    shared.for_each_key(
+        |state, last| state.dispatcher.tombstones_after(last, AT_ONCE),
+        |state, key| {
+            if !listed.contains(key) {
+                state.dispatcher.forget_tombstone(key, as_of);
+            }
+        },
+    );
+    shared.for_each_key(
+        |state, last| state.dispatcher.orphans_after(last, AT_ONCE),
+        |state, key| {
+            if !listed.contains(key) {
+                state.dispatcher.forget_orphan(key);
+            }
+        },
+    );
     let mut sorted = all.to_vec();
     sort_for_adoption(&mut sorted);
-    for some in sorted.chunks(AT_ONCE) {
-        let now = shared.now();
+    for delivery in &sorted {
         let mut state = shared.state.lock();
-        for delivery in some {
-            state.dispatcher.delivery_listed(delivery, floor, now);
-        }
+        state.dispatcher.delivery_listed(delivery, floor, shared.now());
     }
+}
+
+fn instance_changed(shared: &Shared, change: &Change<Instance>) {
+    match change {
+        Change::Replaced(all) => instances_listed(shared, all),
+        Change::Applied(instance) => instance_shown(shared, instance),
+        Change::Deleted(instance) => {
+            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+            let mut state = shared.state.lock();
+            state.dispatcher.object_gone(uid);
+            state.ending.remove(uid);
+        }
+        Change::Unreadable(_) => return,
+    }
+    // The worker takes over entries that remain unclaimed.
     shared.wake.notify_one();
 }
 
-/// Listener for the watch of unfinished Deliveries.
-pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
-    let shared = shared.clone();
-    Box::new(move |change: &Change<Delivery>| {
-        if let Change::Replaced(all) = change {
-            deliveries_listed(&shared, all);
-            return;
-        }
-        let now = shared.now();
-        let mut state = shared.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        match change {
-            Change::Applied(delivery) | Change::Deleted(delivery) if revision(&**delivery) <= state.floor => {
-                return;
-            }
-            Change::Applied(delivery) => state.dispatcher.delivery_seen(delivery.clone(), false, now),
-            Change::Deleted(delivery) => {
-                let metadata = &delivery.metadata;
-                state.dispatcher.delivery_gone(
-                    metadata.namespace.as_deref().unwrap_or_default(),
-                    metadata.name.as_deref().unwrap_or_default(),
-                );
-            }
-            Change::Replaced(_) | Change::Unreadable(_) => return,
-        }
-        drop(state);
-        shared.wake.notify_one();
-    })
+fn instance_shown(shared: &Shared, instance: &Arc<Instance>) {
+    let entries = outbox(instance);
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let now = shared.now().mono;
+    let mut state = shared.state.lock();
+    state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
+    if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
+        state.unclaimed.push_back((now, ObjectRef::from_obj(&**instance)));
+    }
 }
 
-/// Listener for the watch of Instances.
-pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
-    let shared = shared.clone();
-    Box::new(move |change: &Change<Instance>| {
-        let now = shared.now();
-        let mut state = shared.state.lock();
-        if state.tenure.is_none() {
-            return;
-        }
-        let mut see = |instance: &Arc<Instance>| {
-            let entries = outbox(instance);
-            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-            state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
-            if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
-                state
-                    .unclaimed
-                    .push_back((now.mono, ObjectRef::from_obj(&**instance)));
+/// Handles a new list of all instances.
+fn instances_listed(shared: &Shared, all: &[Arc<Instance>]) {
+    for instance in all {
+        instance_shown(shared, instance);
+    }
+    let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
+    let listed: HashSet<&str> = uids.collect();
+    let newest = all.iter().map(|instance| revision(&**instance)).max();
+    shared.for_each_key(
+        |state, last| state.dispatcher.objects_after(last, AT_ONCE),
+        |state, uid| {
+            if !listed.contains(&**uid) && state.dispatcher.forget_unlisted_object(uid, newest.unwrap_or(0)) {
+                state.ending.remove(&**uid);
             }
-        };
-        match change {
-            Change::Replaced(all) => {
-                all.iter().for_each(see);
-                let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
-                let newest = all.iter().map(|instance| revision(&**instance)).max();
-                let gone = state
-                    .dispatcher
-                    .objects_listed(&uids.collect(), newest.unwrap_or(0));
-                for uid in gone {
-                    state.ending.remove(&*uid);
-                }
-            }
-            Change::Applied(instance) => see(instance),
-            Change::Deleted(instance) => {
-                let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-                state.dispatcher.object_gone(uid);
-                state.ending.remove(uid);
-            }
-            Change::Unreadable(_) => {}
-        }
-        drop(state);
-        // The worker takes over entries that remain unclaimed.
-        shared.wake.notify_one();
-    })
+        },
+    );
 }

@@ -2,7 +2,7 @@
 //! straight from etcd. A webhook whose creation was acknowledged before the operation is in that list, however far the watch
 //! lags behind (decisions, section 5). Events within a short window share a list, so the cost does not grow with their rate.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use kube::{
@@ -48,7 +48,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
         tokio::time::sleep(GATHER).await;
         loop {
             let begun = Instant::now();
-            let unverified = shared.state.lock().dispatcher.unverified();
+            let unverified = unverified(&shared);
             if unverified.is_empty() {
                 break;
             }
@@ -80,6 +80,26 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
     }
 }
 
+/// The events whose webhooks have not been listed since they were recorded, by namespace.
+pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
+    let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut last = None;
+    loop {
+        let some = shared
+            .state
+            .lock()
+            .dispatcher
+            .unverified_after(last.as_ref(), AT_ONCE);
+        last = some.last().cloned();
+        if last.is_none() {
+            return all;
+        }
+        for (namespace, event) in some {
+            all.entry(namespace).or_default().push(event);
+        }
+    }
+}
+
 /// Lists the webhooks of a namespace, or of all, for these events. Returns whether that succeeded.
 async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
     let client = shared.deps.client.clone();
@@ -94,13 +114,8 @@ async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<A
             return false;
         }
     };
-    let mut webhooks = webhooks.into_iter().peekable();
-    while webhooks.peek().is_some() {
-        let now = shared.now();
-        let mut state = shared.state.lock();
-        for webhook in webhooks.by_ref().take(AT_ONCE) {
-            shared.webhook_seen(&mut state, Arc::new(webhook), now);
-        }
+    for webhook in webhooks {
+        shared.webhook_seen(&mut shared.state.lock(), Arc::new(webhook), shared.now());
     }
     for some in events.chunks(AT_ONCE) {
         let now = shared.now();

@@ -26,6 +26,8 @@ mod shared;
 mod status;
 mod status_writer;
 mod store;
+#[cfg(test)]
+mod tests;
 mod worker;
 mod write_queue;
 
@@ -126,8 +128,9 @@ impl WebhookController {
 
     /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, while `tenure` holds.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
+        self.shared.prepare(stores);
         let listed = lookup::list_all(&self.shared, &stores.deliveries).await;
-        self.shared.open(stores, listed, tenure);
+        self.shared.open(stores, listed, tenure).await;
     }
 
     /// Delivers events until shutdown, then waits up to `grace` for attempts and writes in flight.

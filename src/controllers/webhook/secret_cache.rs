@@ -1,7 +1,8 @@
 //! Caches and validates the signing secrets.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
+    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -46,7 +47,7 @@ impl Problem {
 /// The latest known secrets, by webhook.
 #[derive(Default)]
 pub(super) struct SecretCache {
-    secrets: Mutex<HashMap<WebhookKey, CachedSecret>>,
+    secrets: Mutex<BTreeMap<WebhookKey, CachedSecret>>,
 }
 
 /// The latest known secret of a webhook.
@@ -141,9 +142,12 @@ impl SecretCache {
         self.secrets.lock().remove(key);
     }
 
-    /// Forgets all secrets except those to keep.
-    pub(super) fn retain(&self, is_kept: impl Fn(&WebhookKey) -> bool) {
-        self.secrets.lock().retain(|key, _| is_kept(key));
+    /// The webhooks of some secrets, in their order: those after `last`, at most `limit`.
+    pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let all = self.secrets.lock();
+        let secrets = all.range::<WebhookKey, _>((after, Bound::Unbounded));
+        secrets.map(|(key, _)| key).take(limit).cloned().collect()
     }
 
     /// The entry for this webhook and its reference. Starts a new one if the webhook, its reference or its Secret has changed.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     secret_cache::{CachedSecret, Problem, parse, removal},
-    shared::Shared,
+    shared::{AT_ONCE, Shared, State},
     store::FIELD_MANAGER,
 };
 use crate::{
@@ -144,58 +144,101 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
     }
 }
 
-/// Reads the secrets that have not been used recently, so that problems show before an event needs them. With more than some
-/// two hundred Secrets a round takes longer than [`POLL_EVERY`]; those in use are read again independently of it.
+/// Reads secrets until shutdown, so that problems show before an event needs them.
 pub(super) async fn poll(shared: Arc<Shared>, shutdown: CancellationToken) {
-    let mut next_round = Instant::now();
+    let polls = async { tokio::join!(read_new(&shared), read_again(&shared)) };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        _ = polls => {}
+    }
+}
+
+/// Reads the secrets that have never been read. New webhooks are shown as ready once that has happened, so they do not wait for
+/// a round of all.
+async fn read_new(shared: &Arc<Shared>) {
     loop {
-        // Between rounds, read only secrets that have never been read, so that many new webhooks do not delay the next round.
-        let only_unread = Instant::now() < next_round;
-        if !only_unread {
-            next_round = Instant::now() + POLL_EVERY;
-        }
-        let reads = futures::stream::iter(due(&shared, only_unread)).for_each_concurrent(
-            POLL_CONCURRENCY,
-            |webhooks| {
-                let shared = shared.clone();
-                async move { tokio::join!(read_for(&shared, webhooks), tokio::time::sleep(POLL_PACE)).0 }
-            },
-        );
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = reads => {}
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = shared.unread.notified() => {}
-            () = tokio::time::sleep_until(next_round.into()) => {}
+        match unread(shared) {
+            Some(new) => read_all(shared, new).await,
+            None => shared.unread.notified().await,
         }
     }
 }
 
+/// Reads the secrets that have not been used recently. With more than some two hundred Secrets a round takes longer than
+/// [`POLL_EVERY`]; those in use are read again independently of it.
+async fn read_again(shared: &Arc<Shared>) {
+    loop {
+        let next_round = tokio::time::Instant::now() + POLL_EVERY;
+        forget_deleted(shared);
+        read_all(shared, old(shared)).await;
+        tokio::time::sleep_until(next_round).await;
+    }
+}
+
+async fn read_all(shared: &Arc<Shared>, webhooks: Vec<Webhooks>) {
+    futures::stream::iter(webhooks)
+        .for_each_concurrent(POLL_CONCURRENCY, |webhooks| async move {
+            tokio::join!(read_for(shared, webhooks), tokio::time::sleep(POLL_PACE));
+        })
+        .await;
+}
+
+/// Webhooks that name the same Secret.
 type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 
-/// Webhooks whose secrets must be read again, grouped by Secret.
-fn due(shared: &Shared, only_unread: bool) -> Vec<Webhooks> {
-    let state = shared.state.lock();
-    // An attempt in flight may have recreated the entry of a deleted webhook.
-    shared.secrets.retain(|key| state.webhooks.contains_key(key));
-    let mut due: BTreeMap<(&str, &str), Webhooks> = BTreeMap::new();
-    for (key, cached) in &state.webhooks {
-        let webhook = &cached.webhook;
-        let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-        let secret = shared.secrets.get(key, webhook);
-        let is_due = if only_unread {
-            secret.is_unread()
-        } else {
-            secret.age() >= FRESH
-        };
-        if is_due && shared.deps.directory.account_of(namespace).is_some() {
-            let of_secret = due.entry((namespace, &webhook.spec.secret_ref.name)).or_default();
-            of_secret.push((key.clone(), webhook.clone()));
+/// Removes and returns some of the webhooks whose secrets have never been read; `None` if there are no more.
+fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
+    let mut state = shared.state.lock();
+    let keys = std::iter::from_fn(|| state.unread.pop_first());
+    let keys: Vec<_> = keys.take(AT_ONCE).collect();
+    if keys.is_empty() {
+        return None;
+    }
+    let webhook = |key: WebhookKey| {
+        let webhook = state.webhooks.get(&key)?.webhook.clone();
+        Some((key, webhook))
+    };
+    let webhooks: Vec<_> = keys.into_iter().filter_map(webhook).collect();
+    drop(state);
+    Some(by_secret(shared, webhooks, CachedSecret::is_unread))
+}
+
+/// Webhooks whose secrets were not read recently.
+pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
+    let mut webhooks = Vec::new();
+    shared.for_each_webhook(|state, key| {
+        if let Some(cached) = state.webhooks.get(key)
+            && !state.unread.contains(key)
+        {
+            webhooks.push((key.clone(), cached.webhook.clone()));
+        }
+    });
+    by_secret(shared, webhooks, |secret| secret.age() >= FRESH)
+}
+
+/// Those of these webhooks whose secrets are due, grouped by Secret.
+fn by_secret(shared: &Shared, webhooks: Webhooks, is_due: impl Fn(&CachedSecret) -> bool) -> Vec<Webhooks> {
+    let mut due: BTreeMap<(String, String), Webhooks> = BTreeMap::new();
+    for (key, webhook) in webhooks {
+        let namespace = webhook.metadata.namespace.clone().unwrap_or_default();
+        if is_due(&shared.secrets.get(&key, &webhook))
+            && shared.deps.directory.account_of(&namespace).is_some()
+        {
+            let secret = (namespace, webhook.spec.secret_ref.name.clone());
+            due.entry(secret).or_default().push((key, webhook));
         }
     }
     due.into_values().collect()
+}
+
+/// Forgets the secrets of deleted webhooks: a read in progress may have put one back.
+pub(super) fn forget_deleted(shared: &Shared) {
+    let cached = |_: &State, last: Option<&WebhookKey>| shared.secrets.keys_after(last, AT_ONCE);
+    shared.for_each_key(cached, |state, key| {
+        if !state.webhooks.contains_key(key) {
+            shared.secrets.forget(key);
+        }
+    });
 }
 
 /// Reads one Secret for all webhooks that name it.

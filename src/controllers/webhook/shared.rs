@@ -9,11 +9,10 @@ use std::{
 
 use jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
-    Deps, Stores,
+    Deps, Stores, listeners,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     secret_cache::{Problem, SecretCache},
@@ -27,7 +26,12 @@ use crate::{
     },
     events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
-    runtime::{ReconcileQueue, clock::milliseconds, lease::Tenure, watch::revision},
+    runtime::{
+        ReconcileQueue, TimedMutex,
+        clock::milliseconds,
+        lease::Tenure,
+        watch::{Change, revision},
+    },
 };
 
 /// How long an outbox entry seen in the watch is left to the reconcile that wrote it, before the worker takes it over.
@@ -41,7 +45,7 @@ pub(super) struct Shared {
     pub(super) deps: Deps,
     /// The queue of the instance controller, to requeue instances.
     pub(super) instances: ReconcileQueue<Instance>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: TimedMutex<State>,
     /// Wakes the worker.
     pub(super) wake: Notify,
     /// Wakes the lookup: an event waits for a list of webhooks.
@@ -55,8 +59,11 @@ pub(super) struct Shared {
 
 /// The mutable state, under one lock that is never held across an await.
 pub(super) struct State {
-    /// Set once this replica is the leader; until then changes are ignored.
+    /// Set once this replica is the leader and has loaded the initial state. Until then changes are ignored, or kept in
+    /// `inbox`.
     pub(super) tenure: Option<Tenure>,
+    /// While the initial state is loaded: what the watches have shown since then, to be handled afterwards.
+    inbox: Option<VecDeque<Shown>>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// Webhooks whose status may have to be written.
@@ -68,6 +75,8 @@ pub(super) struct State {
     pub(super) mail_limiter: MailLimiter,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
+    /// Webhooks whose secrets have never been read.
+    pub(super) unread: BTreeSet<WebhookKey>,
     /// Instances with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
     instances: Option<Store<Instance>>,
@@ -77,14 +86,25 @@ pub(super) struct State {
     pub(super) ending: HashMap<String, ObjectRef<Instance>>,
 }
 
-/// Webhooks handled while the lock is held once. Others wait for it, so that must not grow with the number of webhooks.
+/// Keys that are copied, or small steps taken, while the lock is held once. Others wait for it, so that must not grow with the
+/// number of webhooks, deliveries or instances.
 pub(super) const AT_ONCE: usize = 64;
+/// Outboxes taken over while the lock is held once. Each may have dozens of events, and each of them as many jobs.
+const CLAIMS_AT_ONCE: usize = 8;
+
+/// A change that a watch has shown.
+pub(super) enum Shown {
+    Webhook(Change<Webhook>),
+    Delivery(Change<Delivery>),
+    Instance(Change<Instance>),
+}
 
 impl State {
     /// Some webhooks, in the order of their keys: those after this one.
-    pub(super) fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
-        let after = last.map_or(Bound::Unbounded, |last| Bound::Excluded(last.clone()));
-        let keys = self.webhooks.range((after, Bound::Unbounded)).map(|(key, _)| key);
+    fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let webhooks = self.webhooks.range::<WebhookKey, _>((after, Bound::Unbounded));
+        let keys = webhooks.map(|(key, _)| key);
         keys.take(AT_ONCE).cloned().collect()
     }
 
@@ -162,20 +182,25 @@ impl Shared {
         Self {
             secrets: SecretCache::default(),
             instances,
-            state: Mutex::new(State {
-                tenure: None,
-                dispatcher,
-                webhooks: BTreeMap::new(),
-                dirty: HashSet::new(),
-                later: BTreeSet::new(),
-                mails: MailQueue::default(),
-                mail_limiter: MailLimiter::new(deps.mail_limits),
-                disabled: HashSet::new(),
-                unclaimed: VecDeque::new(),
-                instances: None,
-                floor: 0,
-                ending: HashMap::new(),
-            }),
+            state: TimedMutex::new(
+                State {
+                    tenure: None,
+                    inbox: None,
+                    dispatcher,
+                    webhooks: BTreeMap::new(),
+                    dirty: HashSet::new(),
+                    later: BTreeSet::new(),
+                    mails: MailQueue::default(),
+                    mail_limiter: MailLimiter::new(deps.mail_limits),
+                    disabled: HashSet::new(),
+                    unread: BTreeSet::new(),
+                    unclaimed: VecDeque::new(),
+                    instances: None,
+                    floor: 0,
+                    ending: HashMap::new(),
+                },
+                deps.metrics.webhook_lock_seconds.clone(),
+            ),
             wake: Notify::new(),
             unverified: Notify::new(),
             urgent: Notify::new(),
@@ -197,34 +222,84 @@ impl Shared {
         self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
     }
 
-    /// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
-    /// the watches may lag behind the previous leader's writes.
-    pub(super) fn open(&self, stores: &Stores, listed: Listed, tenure: Tenure) {
-        let now = self.now();
+    /// Keeps what the watches show from now on until [`Self::open`] has loaded the initial state.
+    pub(super) fn prepare(&self, stores: &Stores) {
         let mut state = self.state.lock();
-        state.tenure = Some(tenure);
+        state.inbox = Some(VecDeque::new());
         state.instances = Some(stores.instances.clone());
-        state.floor = listed.revision;
+    }
+
+    /// Whether a change is to be handled now. If not, it is kept until the initial state has been loaded, or it needs no
+    /// handling because that state is loaded later.
+    pub(super) fn admits(&self, shown: impl FnOnce() -> Shown) -> bool {
+        let mut state = self.state.lock();
+        if let Some(inbox) = &mut state.inbox {
+            inbox.push_back(shown());
+            return false;
+        }
+        state.tenure.is_some()
+    }
+
+    /// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
+    /// the watches may lag behind the previous leader's writes. What the watches have shown since [`Self::prepare`] follows
+    /// in its order, so that nothing is lost or overtaken.
+    pub(super) async fn open(&self, stores: &Stores, listed: Listed, tenure: Tenure) {
+        self.state.lock().floor = listed.revision;
         // The list first: counting continues from the first status that is seen, and the watch may lag behind.
-        for webhook in listed.webhooks {
-            self.webhook_seen(&mut state, Arc::new(webhook), now);
-        }
-        for webhook in stores.webhooks.state() {
-            self.webhook_shown(&mut state, &webhook, now);
-        }
+        self.load(listed.webhooks, |state, webhook, now| {
+            self.webhook_seen(state, Arc::new(webhook), now);
+        })
+        .await;
+        self.load(stores.webhooks.state(), |state, webhook, now| {
+            self.webhook_shown(state, &webhook, now);
+        })
+        .await;
         let mut deliveries = listed.deliveries;
         sort_for_adoption(&mut deliveries);
-        for delivery in deliveries {
+        self.load(deliveries, |state, delivery, now| {
             state.dispatcher.delivery_seen(delivery, true, now);
-        }
-        for instance in stores.instances.state() {
-            if !outbox(&instance).is_empty() {
-                see_outbox(&mut state, &instance, Origin::Found, now);
+        })
+        .await;
+        let mut instances = stores.instances.state();
+        instances.retain(|instance| !outbox(instance).is_empty());
+        self.load(instances, |state, instance, now| {
+            see_outbox(state, &instance, Origin::Found, now);
+        })
+        .await;
+        loop {
+            let next = {
+                let mut state = self.state.lock();
+                let next = state.inbox.as_mut().and_then(VecDeque::pop_front);
+                if next.is_none() {
+                    state.inbox = None;
+                    state.tenure = Some(tenure);
+                    break;
+                }
+                next
+            };
+            match next {
+                // What the watch has shown since then has been loaded from its store already, and is not gone.
+                Some(Shown::Webhook(Change::Replaced(_))) => {
+                    let all = Change::Replaced(stores.webhooks.state());
+                    listeners::handle(self, &Shown::Webhook(all));
+                }
+                Some(shown) => listeners::handle(self, &shown),
+                None => {}
             }
+            tokio::task::yield_now().await;
         }
-        drop(state);
         self.wake.notify_one();
         self.unverified.notify_one();
+    }
+
+    /// Does something with each item, without keeping the lock or the thread for all of them.
+    async fn load<T>(&self, all: Vec<T>, mut each: impl FnMut(&mut State, T, Now)) {
+        for (number, item) in all.into_iter().enumerate() {
+            each(&mut self.state.lock(), item, self.now());
+            if number % AT_ONCE == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
     }
 
     /// Records a webhook from a watch, a list or a write. Ignores versions older than the known one.
@@ -278,6 +353,7 @@ impl Shared {
         };
         let facts = self.facts(&cached.webhook, key);
         if self.secrets.get(key, &cached.webhook).is_unread() {
+            state.unread.insert(key.clone());
             self.unread.notify_one();
         }
         match cached.webhook.disabled() {
@@ -373,6 +449,7 @@ impl Shared {
         state.disabled.remove(key);
         let namespace = cached.webhook.metadata.namespace.as_deref();
         state.mails.remove(namespace.unwrap_or_default(), key);
+        state.unread.remove(key);
         let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);
@@ -381,20 +458,19 @@ impl Shared {
     }
 
     pub(super) fn owner_changed(&self, namespace: &str) {
-        let now = self.now();
-        let mut state = self.state.lock();
-        let keys = state.dispatcher.webhooks_in(namespace);
+        let keys = self.state.lock().dispatcher.webhooks_in(namespace);
         for key in keys {
-            self.update_facts(&mut state, &key, now);
+            self.update_facts(&mut self.state.lock(), &key, self.now());
         }
     }
 
-    /// Takes over outbox entries that stayed unclaimed for [`CLAIM_GRACE`]. Returns when to check again.
+    /// Takes over some of the outbox entries that stayed unclaimed for [`CLAIM_GRACE`]. Returns when to check again.
     pub(super) fn claim(&self, state: &mut State, now: Now) -> Option<Instant> {
-        let due = state
-            .unclaimed
-            .partition_point(|(since, _)| *since + CLAIM_GRACE <= now.mono);
-        for (_, place) in state.unclaimed.drain(..due).collect::<Vec<_>>() {
+        for _ in 0..CLAIMS_AT_ONCE {
+            let is_due = |(since, _): &mut (Instant, _)| *since + CLAIM_GRACE <= now.mono;
+            let Some((_, place)) = state.unclaimed.pop_front_if(is_due) else {
+                break;
+            };
             // The current version: entries that were claimed and removed since are no longer in it.
             let instance = state.instances.as_ref().and_then(|store| store.get(&place));
             if let Some(instance) = instance {
@@ -404,21 +480,27 @@ impl Shared {
         }
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
     }
-}
 
-impl Shared {
     /// Does something with every webhook, without holding the lock for all of them at once.
-    pub(super) fn for_each_webhook(&self, mut each: impl FnMut(&mut State, &WebhookKey)) {
-        let mut last: Option<WebhookKey> = None;
+    pub(super) fn for_each_webhook(&self, each: impl FnMut(&mut State, &WebhookKey)) {
+        self.for_each_key(State::webhooks_after, each);
+    }
+
+    /// Does something with all keys, of which `some_after` returns those that follow the given one, without holding the lock
+    /// for all of them at once.
+    pub(super) fn for_each_key(
+        &self,
+        some_after: impl Fn(&State, Option<&Arc<str>>) -> Vec<Arc<str>>,
+        mut each: impl FnMut(&mut State, &Arc<str>),
+    ) {
+        let mut last: Option<Arc<str>> = None;
         loop {
-            let mut state = self.state.lock();
-            let keys = state.webhooks_after(last.as_ref());
-            for key in &keys {
-                each(&mut state, key);
-            }
-            drop(state);
+            let keys = some_after(&self.state.lock(), last.as_ref());
             let Some(key) = keys.last() else { return };
             last = Some(key.clone());
+            for key in &keys {
+                each(&mut self.state.lock(), key);
+            }
         }
     }
 }

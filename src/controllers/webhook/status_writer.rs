@@ -64,17 +64,8 @@ pub(super) async fn run(shared: Arc<Shared>, events: Events, shutdown: Cancellat
 
 /// Writes the statuses that are due.
 pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
-    let mut dirty = {
-        let mut state = shared.state.lock();
-        let now = Instant::now();
-        while let Some((at, _)) = state.later.first()
-            && *at <= now
-        {
-            let due = state.later.pop_first();
-            state.dirty.extend(due.map(|(_, key)| key));
-        }
-        std::mem::take(&mut state.dirty).into_iter()
-    };
+    while wake_some(&mut shared.state.lock()) {}
+    let mut dirty = std::mem::take(&mut shared.state.lock().dirty).into_iter();
     loop {
         let some: Vec<WebhookKey> = dirty.by_ref().take(AT_ONCE).collect();
         if some.is_empty() {
@@ -89,6 +80,19 @@ pub(super) async fn flush(shared: &Arc<Shared>, events: &Events) {
             .collect::<()>()
             .await;
     }
+}
+
+/// Has some statuses written whose time has come. Returns whether there may be more of them.
+fn wake_some(state: &mut State) -> bool {
+    let now = Instant::now();
+    for _ in 0..AT_ONCE {
+        if state.later.first().is_none_or(|(at, _)| *at > now) {
+            return false;
+        }
+        let due = state.later.pop_first();
+        state.dirty.extend(due.map(|(_, key)| key));
+    }
+    true
 }
 
 /// Which of these statuses to write now. Those to write later are put into [`State::later`].

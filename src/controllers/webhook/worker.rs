@@ -141,8 +141,10 @@ async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue
     loop {
         let commands: Vec<Command> = {
             let mut state = shared.state.lock();
-            std::iter::from_fn(|| state.dispatcher.next_command()).collect()
+            let commands = std::iter::from_fn(|| state.dispatcher.next_command());
+            commands.take(AT_ONCE).collect()
         };
+        let may_be_more = commands.len() == AT_ONCE;
         for command in commands {
             match command {
                 Command::Write { job, class } => writes.push(job, class),
@@ -152,6 +154,9 @@ async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue
         }
         while let Some((job, permit)) = writes.pop() {
             spawn_write(shared, tasks, job, permit);
+        }
+        if may_be_more {
+            continue;
         }
         if tasks.is_empty() && writes.is_empty() {
             return;

@@ -9,7 +9,7 @@
 //! [`Limits::held`]: super::Limits::held
 
 use super::{
-    Dispatcher, JobKey, Now, Timer, WebhookKey,
+    Dispatcher, JobKey, Now, RELEASED_AT_ONCE, Timer, WebhookKey,
     attempts::{next_retry_at, wait_until},
     bounds::Scope,
     job::{Job, State, Writing},
@@ -70,15 +70,22 @@ impl Dispatcher {
         latest_first.map(|order| &order.job).find(is_waiting).cloned()
     }
 
-    /// Releases deliveries that were held only because there was no room for them, while there is.
+    /// Releases some of the deliveries that were held only because there was no room for them, while there is.
     pub(super) fn fill_up(&mut self, now: Now) {
-        while let Some(webhook) = self.totals.owed.next_expecting() {
+        for _ in 0..RELEASED_AT_ONCE {
+            let Some(webhook) = self.totals.owed.next_expecting() else {
+                return;
+            };
             let queue = self.queues.get(&webhook);
             let Some(oldest) = queue.and_then(|queue| queue.held.values().next().cloned()) else {
                 return;
             };
             self.withdraw(&oldest);
             self.readmit(&oldest, false, now);
+        }
+        if !self.expects_room && self.totals.owed.next_expecting().is_some() {
+            self.expects_room = true;
+            self.timer(now.mono, Timer::Room);
         }
     }
 

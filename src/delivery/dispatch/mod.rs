@@ -42,6 +42,7 @@ mod writes;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    ops,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -81,6 +82,8 @@ const MAX_STRETCH: u32 = 2;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Timers handled in one call of [`Dispatcher::tick`], so that it takes a few milliseconds however many have expired.
 const TIMERS_AT_ONCE: usize = 256;
+/// Held deliveries released in one call for which there is room again. A timer releases the others.
+const RELEASED_AT_ONCE: usize = 64;
 /// Longest pause after a failed write or lookup.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -238,6 +241,8 @@ enum Timer {
     Patience(JobKey),
     /// A failed write or lookup can be retried.
     Again(JobKey),
+    /// There may be room for more held deliveries.
+    Room,
 }
 
 type TimerId = (Instant, u64);
@@ -257,7 +262,7 @@ pub struct Dispatcher {
     flights: HashMap<JobKey, Flight>,
     suspects_in_flight: usize,
     /// Records that are finished or deleted, but that the watch may still show in an earlier version.
-    tombstones: HashMap<JobKey, Tombstone>,
+    tombstones: BTreeMap<JobKey, Tombstone>,
     orphans: Orphans,
     entries: Entries,
     totals: Totals,
@@ -267,6 +272,8 @@ pub struct Dispatcher {
     parked: FairQueue,
     timers: BTreeMap<TimerId, Timer>,
     timer_count: u64,
+    /// Whether there is a [`Timer::Room`].
+    expects_room: bool,
     /// Whether no new attempts are started.
     stopped: bool,
     commands: VecDeque<Command>,
@@ -287,6 +294,15 @@ struct Totals {
 /// `namespace/name`.
 pub fn key(namespace: &str, name: &str) -> Arc<str> {
     format!("{namespace}/{name}").into()
+}
+
+/// Some keys of a map, in their order: those after `last`, at most `limit`.
+fn keys_after<V>(map: &BTreeMap<Arc<str>, V>, last: Option<&Arc<str>>, limit: usize) -> Vec<Arc<str>> {
+    let after = last.map_or(ops::Bound::Unbounded, ops::Bound::Excluded);
+    let keys = map
+        .range::<Arc<str>, _>((after, ops::Bound::Unbounded))
+        .map(|(key, _)| key);
+    keys.take(limit).cloned().collect()
 }
 
 /// The name in a key.
@@ -315,13 +331,14 @@ impl Dispatcher {
             jobs: HashMap::new(),
             flights: HashMap::new(),
             suspects_in_flight: 0,
-            tombstones: HashMap::new(),
+            tombstones: BTreeMap::new(),
             orphans: Orphans::default(),
             entries: Entries::default(),
             ready: FairQueue::default(),
             parked: FairQueue::default(),
             timers: BTreeMap::new(),
             timer_count: 0,
+            expects_room: false,
             stopped: false,
             commands: VecDeque::new(),
         }
@@ -380,6 +397,7 @@ impl Dispatcher {
                         self.write(&key);
                     }
                 }
+                Timer::Room => self.expects_room = false,
             }
         }
         self.fill_up(now);

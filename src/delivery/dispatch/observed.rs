@@ -11,7 +11,7 @@ use super::{
     Dispatcher, JobKey, Now, WebhookKey,
     attempts::wait_until,
     job::{Job, Source, State, Writing},
-    key,
+    key, keys_after,
     webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(super) struct Tombstone {
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     by_webhook: HashMap<WebhookKey, OrphansOfWebhook>,
-    webhooks: HashMap<JobKey, WebhookKey>,
+    webhooks: BTreeMap<JobKey, WebhookKey>,
 }
 
 /// Records by name, and whether they existed at the start.
@@ -284,13 +284,26 @@ impl Dispatcher {
         }
     }
 
-    /// The same for Deliveries without a known webhook, and those that are finished.
-    pub fn forget_unlisted_orphans(&mut self, listed: &HashSet<JobKey>, as_of: u64) {
-        self.tombstones
-            .retain(|key, over| listed.contains(key) || !is_lost(over.version, as_of, &mut over.is_missed));
-        let orphans: Vec<_> = self.orphans.webhooks.keys().cloned().collect();
-        for key in orphans.iter().filter(|key| !listed.contains(*key)) {
-            self.orphans.remove(key);
+    /// Some Deliveries without a known webhook, in the order of their keys: those after `last`, at most `limit`.
+    pub fn orphans_after(&self, last: Option<&JobKey>, limit: usize) -> Vec<JobKey> {
+        keys_after(&self.orphans.webhooks, last, limit)
+    }
+
+    /// Forgets a Delivery without a known webhook that is not in a new list.
+    pub fn forget_orphan(&mut self, key: &JobKey) {
+        self.orphans.remove(key);
+    }
+
+    /// Some Deliveries that are finished or deleted, in the order of their keys: those after `last`, at most `limit`.
+    pub fn tombstones_after(&self, last: Option<&JobKey>, limit: usize) -> Vec<JobKey> {
+        keys_after(&self.tombstones, last, limit)
+    }
+
+    /// Forgets a finished or deleted Delivery that is not in a new list, as [`Self::forget_unlisted`] does.
+    pub fn forget_tombstone(&mut self, key: &JobKey, as_of: u64) {
+        let over = self.tombstones.get_mut(key);
+        if over.is_some_and(|over| is_lost(over.version, as_of, &mut over.is_missed)) {
+            self.tombstones.remove(key);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -10,7 +11,7 @@ use jiff::SignedDuration;
 use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State},
-    key,
+    key, keys_after,
     webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
@@ -34,11 +35,11 @@ pub enum Origin {
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
-    by_object: HashMap<Arc<str>, Object>,
+    by_object: BTreeMap<Arc<str>, Object>,
     /// The jobs of all entries, including finished ones.
     jobs: HashSet<JobKey>,
-    /// Entries whose webhooks have not been listed since, by namespace.
-    unverified: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// Entries whose webhooks have not been listed since: namespace and id of the event.
+    unverified: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
 #[derive(Debug, Default)]
@@ -73,8 +74,7 @@ impl Entry {
 impl Entries {
     fn insert(&mut self, namespace: &str, event: Arc<Event>, origin: Origin, revision: u64) {
         let namespace: Arc<str> = namespace.into();
-        let unverified = self.unverified.entry(namespace.clone()).or_default();
-        unverified.insert(event.id.clone());
+        self.unverified.insert((namespace.clone(), event.id.clone()));
         let entry = Entry {
             namespace,
             origin,
@@ -99,12 +99,7 @@ impl Entries {
             return;
         };
         entry.is_verified = true;
-        if let Some(unverified) = self.unverified.get_mut(&entry.namespace) {
-            unverified.remove(id);
-            if unverified.is_empty() {
-                self.unverified.remove(&entry.namespace);
-            }
-        }
+        self.unverified.remove(&(entry.namespace.clone(), id.clone()));
     }
 
     /// Removes the entries that the outbox of an object no longer has. Returns `false` if this version is stale.
@@ -194,18 +189,20 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets the objects that are not in a new list of all objects, except those known in a version newer than all of the
-    /// list. Returns the forgotten ones.
-    pub fn objects_listed(&mut self, listed: &HashSet<&str>, newest: u64) -> Vec<Arc<str>> {
-        let objects = self.entries.by_object.iter();
-        let gone: Vec<_> = objects
-            .filter(|(uid, object)| object.revision <= newest && !listed.contains(&***uid))
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        for uid in &gone {
+    /// The UIDs of some objects with outbox entries, in their order: those after `last`, at most `limit`.
+    pub fn objects_after(&self, last: Option<&Arc<str>>, limit: usize) -> Vec<Arc<str>> {
+        keys_after(&self.entries.by_object, last, limit)
+    }
+
+    /// Forgets an object that is not in a new list of all objects, unless it is known in a version newer than `newest`, the
+    /// latest one of the list. Returns whether it is forgotten.
+    pub fn forget_unlisted_object(&mut self, uid: &str, newest: u64) -> bool {
+        let object = self.entries.by_object.get(uid);
+        let is_gone = object.is_some_and(|object| object.revision <= newest);
+        if is_gone {
             self.object_gone(uid);
         }
-        gone
+        is_gone
     }
 
     /// Whether an entry is known.
@@ -223,12 +220,16 @@ impl Dispatcher {
         self.entries.jobs.contains(job)
     }
 
-    /// Entries whose webhooks have not been listed since they were recorded, by namespace.
-    pub fn unverified(&self) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
-        let unverified = self.entries.unverified.iter();
-        unverified
-            .map(|(namespace, ids)| (namespace.clone(), ids.iter().cloned().collect()))
-            .collect()
+    /// Some entries whose webhooks have not been listed since they were recorded, in their order: those after `last`, at most
+    /// `limit`. Each is a namespace and the id of an event.
+    pub fn unverified_after(
+        &self,
+        last: Option<&(Arc<str>, Arc<str>)>,
+        limit: usize,
+    ) -> Vec<(Arc<str>, Arc<str>)> {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let unverified = self.entries.unverified.range((after, Bound::Unbounded));
+        unverified.take(limit).cloned().collect()
     }
 
     /// Marks these entries as verified. The webhooks must have been listed after the entries were recorded, and

@@ -118,13 +118,10 @@ fn what_a_list_of_the_objects_no_longer_has_is_forgotten() {
     world.add_hook("ns", "one");
     world.settle();
     let [kept, gone] = ["i-1", "i-2"].map(|uid| world.record("ns", uid, Fate::Good).unwrap());
-    let listed = std::collections::HashSet::from(["i-1"]);
     let dispatcher = &mut world.dispatcher;
-    assert!(
-        dispatcher.objects_listed(&listed, 0).is_empty(),
-        "the list is older"
-    );
-    assert_eq!(dispatcher.objects_listed(&listed, u64::MAX), ["i-2".into()]);
+    assert!(!dispatcher.forget_unlisted_object("i-2", 0), "the list is older");
+    assert!(dispatcher.forget_unlisted_object("i-2", u64::MAX));
+    assert_eq!(dispatcher.objects_after(None, 2), ["i-1".into()]);
     assert!(dispatcher.knows(&kept) && !dispatcher.knows(&gone));
 }
 
@@ -210,6 +207,24 @@ fn what_is_held_for_want_of_room_is_sent_once_there_is_some() {
     assert_eq!(order, expected);
     world.run();
     world.audit_end();
+}
+
+#[test]
+fn however_much_room_there_is_all_of_a_sudden_it_is_given_in_small_steps() {
+    let mut world = down((1000, 200, 1000), (1000, 1000, 1000), &[("ns", 2)]);
+    flood(&mut world, "ns", 300);
+    assert_eq!(
+        (counts(&world, "ns/0"), counts(&world, "ns/1")),
+        ((100, 200, 0), (100, 200, 0))
+    );
+    world.delete_hook(&"ns/0".into());
+    while world.watch_hooks() {}
+    let now = world.now();
+    world.dispatcher.tick(now);
+    let held = counts(&world, "ns/1").1;
+    assert!((200 - 64..200).contains(&held), "{held}");
+    world.settle();
+    assert_eq!(counts(&world, "ns/1"), (200, 100, 0));
 }
 
 #[test]

@@ -701,7 +701,16 @@ impl World {
         for webhook in self.dispatcher.queues.keys().cloned().collect::<Vec<_>>() {
             self.dispatcher.forget_unlisted(&webhook, &listed, as_of);
         }
-        self.dispatcher.forget_unlisted_orphans(&listed, as_of);
+        for key in self.dispatcher.tombstones_after(None, usize::MAX) {
+            if !listed.contains(&key) {
+                self.dispatcher.forget_tombstone(&key, as_of);
+            }
+        }
+        for key in self.dispatcher.orphans_after(None, usize::MAX) {
+            if !listed.contains(&key) {
+                self.dispatcher.forget_orphan(&key);
+            }
+        }
         for record in all {
             self.dispatcher.delivery_listed(record, self.floor, now);
         }
@@ -715,8 +724,13 @@ impl World {
         all
     }
 
+    fn unverified(&self) -> Vec<Arc<str>> {
+        let unverified = self.dispatcher.unverified_after(None, usize::MAX);
+        unverified.into_iter().map(|(_, id)| id).collect()
+    }
+
     pub fn begin_lookup(&mut self) {
-        let ids = self.dispatcher.unverified().into_values().flatten().collect();
+        let ids = self.unverified();
         let hooks = self.hooks.values().map(|hook| hook.facts.clone()).collect();
         self.lookup = Some((ids, hooks));
     }
@@ -828,7 +842,7 @@ impl World {
             self.answer(0);
         } else if land && !self.sendings.is_empty() {
             self.land(0);
-        } else if !self.dispatcher.unverified().is_empty() {
+        } else if !self.unverified().is_empty() {
             self.begin_lookup();
             self.end_lookup();
         } else {

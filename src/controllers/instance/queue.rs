@@ -1,0 +1,268 @@
+//! The queue of the instances to reconcile. Accounts take turns, and instances whose provider does not answer have slots of
+//! their own. No I/O.
+//!
+//! kube's `Controller` is not used for this, since its queue knows no accounts: reconciles would have to be started to wait for
+//! their turn, and it polls all that have been started whenever one of them goes on. Here only those are started that have a
+//! slot, so the time for a reconcile does not depend on how many others wait.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use kube::runtime::reflector::ObjectRef;
+use tokio::time::Instant;
+
+use super::slots::Slots;
+use crate::resources::Instance;
+
+/// Namespace and name of an instance.
+pub(super) type Key = Arc<ObjectRef<Instance>>;
+
+/// Which slots an instance needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Class {
+    /// The provider must be asked about it, and did not answer last time.
+    Suspect,
+    /// Any other.
+    Normal,
+}
+
+/// The instances to reconcile, now or later. Each is reconciled by one task at a time.
+pub(super) struct WorkQueue {
+    instances: HashMap<Key, Place>,
+    normal: Slots<(Key, u64)>,
+    suspects: Slots<(Key, u64)>,
+    timers: BTreeMap<(Instant, u64), Key>,
+    tickets: u64,
+}
+
+/// Where an instance is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// Among the timers.
+    Later(Instant, u64),
+    /// Among those that wait for a slot of this class. An older ticket is void.
+    Waiting(Class, u64),
+    Running {
+        /// Whether it was requested since.
+        again: bool,
+    },
+}
+
+fn account(key: &Key) -> Arc<str> {
+    key.namespace.as_deref().unwrap_or_default().into()
+}
+
+impl WorkQueue {
+    /// `concurrency` slots in all, a quarter of them for suspects. One account gets at most half of the slots, and half of
+    /// those for suspects.
+    pub(super) fn new(concurrency: u16) -> Self {
+        let concurrency = usize::from(concurrency);
+        let suspects = concurrency / 4;
+        Self {
+            instances: HashMap::new(),
+            normal: Slots::new(concurrency - suspects, concurrency / 2),
+            suspects: Slots::new(suspects, suspects / 2),
+            timers: BTreeMap::new(),
+            tickets: 0,
+        }
+    }
+
+    /// Number of instances that are reconciled or wait for a slot.
+    pub(super) fn depth(&self) -> usize {
+        self.instances.len() - self.timers.len()
+    }
+
+    /// Has an instance reconciled once there is a slot, or, if it is being reconciled, once more. A suspect of which something
+    /// new is wanted no longer waits behind the other suspects.
+    pub(super) fn request(&mut self, key: Key, class: Class) {
+        match self.instances.get_mut(&key) {
+            Some(Place::Running { again }) => {
+                *again = true;
+                return;
+            }
+            Some(Place::Waiting(before, _)) if *before >= class => return,
+            Some(Place::Later(at, ticket)) => {
+                self.timers.remove(&(*at, *ticket));
+            }
+            Some(Place::Waiting(..)) | None => {}
+        }
+        self.tickets += 1;
+        let ticket = self.tickets;
+        self.instances.insert(key.clone(), Place::Waiting(class, ticket));
+        self.slots(class).push(&account(&key), (key, ticket));
+    }
+
+    /// The next instance to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
+    pub(super) fn next(&mut self) -> Option<(Key, Class)> {
+        for class in [Class::Normal, Class::Suspect] {
+            while let Some((key, ticket)) = self.slots(class).pop() {
+                match self.instances.get_mut(&key) {
+                    Some(place) if *place == Place::Waiting(class, ticket) => {
+                        *place = Place::Running { again: false };
+                        return Some((key, class));
+                    }
+                    _ => self.slots(class).give_back(&account(&key)),
+                }
+            }
+        }
+        None
+    }
+
+    /// Ends the reconcile of an instance, which is to be reconciled again at this time. Returns whether it was requested in
+    /// the meantime: then request it again.
+    #[must_use]
+    pub(super) fn finished(&mut self, key: &Key, class: Class, again_at: Option<Instant>) -> bool {
+        self.slots(class).give_back(&account(key));
+        if self.instances.remove(key) == Some(Place::Running { again: true }) {
+            return true;
+        }
+        if let Some(at) = again_at {
+            self.tickets += 1;
+            self.instances.insert(key.clone(), Place::Later(at, self.tickets));
+            self.timers.insert((at, self.tickets), key.clone());
+        }
+        false
+    }
+
+    /// An instance whose time has come; request it.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Key> {
+        if self.next_timer()? > now {
+            return None;
+        }
+        let (_, key) = self.timers.pop_first()?;
+        self.instances.remove(&key);
+        Some(key)
+    }
+
+    /// When the next instance is due.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn slots(&mut self, class: Class) -> &mut Slots<(Key, u64)> {
+        match class {
+            Class::Normal => &mut self.normal,
+            Class::Suspect => &mut self.suspects,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn key(namespace: &str, name: &str) -> Key {
+        Arc::new(ObjectRef::new(name).within(namespace))
+    }
+
+    fn started(queue: &mut WorkQueue) -> Vec<(Key, Class)> {
+        std::iter::from_fn(|| queue.next()).collect()
+    }
+
+    #[test]
+    fn an_account_that_takes_all_it_can_leaves_slots_to_others_whether_suspect_or_not() {
+        for concurrency in [4, 32, 256] {
+            let mut queue = WorkQueue::new(concurrency);
+            for class in [Class::Normal, Class::Suspect] {
+                for number in 0..1000 {
+                    queue.request(key("hostile", &format!("{class:?}-{number}")), class);
+                }
+                assert!(started(&mut queue).len() <= usize::from(concurrency / 2));
+                queue.request(key("other", &format!("{class:?}")), class);
+                // With one slot for suspects there is nothing to share.
+                assert!(queue.next().is_some() || (class == Class::Suspect && concurrency == 4));
+            }
+        }
+    }
+
+    #[test]
+    fn an_instance_is_reconciled_by_one_task_at_a_time_and_again_if_it_was_requested_since() {
+        let (mut queue, one) = (WorkQueue::new(32), key("ns", "one"));
+        for _ in 0..3 {
+            queue.request(one.clone(), Class::Normal);
+        }
+        assert_eq!(started(&mut queue).len(), 1);
+        queue.request(one.clone(), Class::Normal);
+        assert_eq!(started(&mut queue).len(), 0);
+        let soon = Some(Instant::now());
+        assert!(queue.finished(&one, Class::Normal, soon), "requested again");
+        queue.request(one.clone(), Class::Normal);
+        assert_eq!(started(&mut queue).len(), 1);
+        assert!(!queue.finished(&one, Class::Normal, None));
+        assert_eq!((queue.depth(), queue.instances.len()), (0, 0));
+    }
+
+    #[test]
+    fn an_instance_is_reconciled_when_its_time_has_come_or_when_it_changes_before() {
+        let (mut queue, one) = (WorkQueue::new(32), key("ns", "one"));
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
+        let reconcile = |queue: &mut WorkQueue| {
+            queue.request(one.clone(), Class::Normal);
+            assert_eq!(started(queue).len(), 1);
+            assert!(!queue.finished(&one, Class::Normal, Some(later)));
+        };
+        reconcile(&mut queue);
+        assert_eq!(
+            (queue.depth(), queue.next_timer(), queue.due(now)),
+            (0, Some(later), None)
+        );
+        reconcile(&mut queue);
+        assert_eq!(queue.timers.len(), 1);
+        assert_eq!(queue.due(later), Some(one.clone()));
+        assert_eq!(queue.due(later), None);
+    }
+
+    #[test]
+    fn a_new_operation_of_a_suspect_does_not_wait_behind_the_other_suspects_of_its_account() {
+        let mut queue = WorkQueue::new(32);
+        for number in 0..200 {
+            queue.request(key("ns", &format!("hanging-{number}")), Class::Suspect);
+        }
+        assert_eq!(started(&mut queue).len(), 4);
+        let last = key("ns", "hanging-199");
+        queue.request(last.clone(), Class::Normal);
+        assert_eq!(queue.next(), Some((last.clone(), Class::Normal)));
+        // It asks the provider again, and is a suspect again. Its first place is void.
+        assert!(!queue.finished(&last, Class::Normal, None));
+        queue.request(last.clone(), Class::Suspect);
+        for number in 0..4 {
+            assert!(!queue.finished(&key("ns", &format!("hanging-{number}")), Class::Suspect, None));
+        }
+        let mut order = Vec::new();
+        while let Some((key, class)) = queue.next() {
+            order.push(key.clone());
+            assert!(!queue.finished(&key, class, None));
+        }
+        assert_eq!((order.len(), order.last()), (196, Some(&last)));
+        assert!(queue.instances.is_empty());
+    }
+
+    /// Generous, because debug builds are slow and machines are shared; quadratic code takes hours here.
+    #[test]
+    fn the_time_for_a_reconcile_does_not_depend_on_how_many_others_wait() {
+        let began = std::time::Instant::now();
+        let mut queue = WorkQueue::new(256);
+        for number in 0..100_000 {
+            let key = key(&format!("ns-{}", number % 500), &format!("i-{number}"));
+            queue.request(key, Class::Normal);
+        }
+        let mut finished = 0;
+        loop {
+            let running = started(&mut queue);
+            if running.is_empty() {
+                break;
+            }
+            for (key, class) in running {
+                assert!(!queue.finished(&key, class, None));
+                finished += 1;
+            }
+        }
+        assert_eq!(finished, 100_000);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+    }
+}

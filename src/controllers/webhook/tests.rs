@@ -1,0 +1,258 @@
+//! What happens under the lock of the state does not grow with the number of webhooks, deliveries or instances.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use clap::Parser;
+use kube::{Client, Config, runtime::reflector};
+use serde_json::json;
+
+use super::{
+    Deps, Listeners, Stores, WebhookController,
+    shared::{AT_ONCE, Listed, Shared},
+};
+use crate::{
+    controllers::account::AccountDirectory,
+    delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings, dispatch::key},
+    mail::{MailSettings, Mailer},
+    resources::{Delivery, Instance, Webhook},
+    runtime::{Metrics, ReconcileQueue, SystemClock, lease::Tenure, watch::Change},
+};
+
+const MANY: usize = 1000;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    delivery: DeliverySettings,
+    #[command(flatten)]
+    mail: MailSettings,
+}
+
+/// A controller that has not opened yet, its listeners, and its metrics.
+fn controller() -> (Arc<Shared>, Listeners, Metrics) {
+    let Flags { delivery, mail } = Flags::parse_from(["test"]);
+    let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
+    let metrics = Metrics::new();
+    let deps = Deps {
+        client: Client::try_from(nowhere).unwrap(),
+        receivers: ReceiverClient::new(ClientSettings::default(), TargetRules::default()).unwrap(),
+        rules: TargetRules::default(),
+        mailer: Mailer::new(&mail).unwrap(),
+        mail_limits: mail.limits(),
+        directory: AccountDirectory::default(),
+        settings: delivery,
+        write_concurrency: 8,
+        metrics: metrics.clone(),
+        clock: Arc::new(SystemClock),
+    };
+    let controller = WebhookController::new(deps, ReconcileQueue::default());
+    (controller.shared.clone(), controller.listeners(), metrics)
+}
+
+fn webhook(number: usize) -> Webhook {
+    serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook",
+        "metadata": {
+            "namespace": "ns", "name": format!("hook-{number:04}"), "uid": format!("hook-{number}"),
+            "resourceVersion": "10", "generation": 1,
+        },
+        "spec": {
+            "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },
+        },
+    }))
+    .unwrap()
+}
+
+fn instance(number: usize, revision: u64) -> Arc<Instance> {
+    let event = json!({
+        "id": format!("evt_{number}"), "type": "instance.started", "sequence": 1,
+        "createdAt": "2026-11-22T10:00:00Z", "body": "{}",
+    });
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance",
+        "metadata": {
+            "namespace": "ns", "name": format!("i-{number}"), "uid": format!("i-{number}"),
+            "resourceVersion": revision.to_string(),
+        },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        "status": { "outbox": [event] },
+    });
+    Arc::new(serde_json::from_value(instance).unwrap())
+}
+
+fn delivery(number: usize) -> Arc<Delivery> {
+    let delivery = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+        "metadata": { "namespace": "ns", "name": format!("orphan-{number}"), "resourceVersion": "20" },
+        "spec": {
+            "webhook": "nowhere", "eventId": format!("evt_{number}"), "eventType": "instance.stopped",
+            "eventCreatedAt": "2026-11-22T10:00:00Z", "sequence": 1, "body": "{}",
+        },
+        "status": { "phase": "Pending" },
+    });
+    Arc::new(serde_json::from_value(delivery).unwrap())
+}
+
+/// How often the lock has been taken.
+fn locked(metrics: &Metrics) -> u64 {
+    let page = metrics.render().unwrap();
+    let counts = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("stellage_webhook_lock_hold_seconds_count "));
+    counts.map(|count| count.parse::<u64>().unwrap()).sum()
+}
+
+/// Fails unless the lock is taken at least once for every [`AT_ONCE`] of `many`.
+fn in_steps(metrics: &Metrics, many: usize, what: &str, act: impl FnOnce()) {
+    let before = locked(metrics);
+    act();
+    let times = locked(metrics) - before;
+    assert!(times >= (many / AT_ONCE) as u64, "{what}: locked {times} times");
+}
+
+struct Caches {
+    webhooks: reflector::store::Writer<Webhook>,
+    instances: reflector::store::Writer<Instance>,
+    stores: Stores,
+}
+
+fn caches() -> Caches {
+    let (webhooks, for_webhooks) = reflector::store();
+    let (deliveries, _) = reflector::store();
+    let (instances, for_instances) = reflector::store();
+    Caches {
+        stores: Stores {
+            webhooks,
+            deliveries,
+            instances,
+        },
+        webhooks: for_webhooks,
+        instances: for_instances,
+    }
+}
+
+fn opening<'a>(
+    shared: &'a Shared,
+    stores: &'a Stores,
+    webhooks: std::ops::Range<usize>,
+) -> impl Future<Output = ()> + 'a {
+    shared.prepare(stores);
+    let listed = Listed {
+        webhooks: webhooks.map(webhook).collect(),
+        deliveries: (0..MANY).map(delivery).collect(),
+        revision: 20,
+    };
+    let tenure = Tenure::until(tokio::time::Instant::now() + Duration::from_secs(600));
+    shared.open(stores, listed, tenure)
+}
+
+#[tokio::test]
+async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances() {
+    let (shared, mut listeners, metrics) = controller();
+    let mut caches = caches();
+    for number in 0..MANY {
+        let event = kube::runtime::watcher::Event::Apply((*instance(number, 15)).clone());
+        caches.instances.apply_watcher_event(&event);
+    }
+    let before = locked(&metrics);
+    opening(&shared, &caches.stores, 0..MANY).await;
+    assert!(locked(&metrics) - before >= 3 * (MANY / AT_ONCE) as u64);
+    assert_eq!(shared.state.lock().webhooks.len(), MANY);
+
+    let unverified = || super::lookup::unverified(&shared);
+    in_steps(&metrics, MANY, "events to verify", || {
+        assert_eq!(unverified()["ns"].len(), MANY);
+    });
+    in_steps(&metrics, MANY, "secrets", || {
+        super::secrets::forget_deleted(&shared);
+    });
+    in_steps(&metrics, MANY, "secrets", || {
+        super::secrets::old(&shared);
+    });
+    let newer: Vec<_> = (0..MANY).map(|number| instance(number + MANY, 30)).collect();
+    in_steps(&metrics, 2 * MANY, "a list of instances", || {
+        listeners.instances.changed(&Change::Replaced(newer));
+    });
+    assert_eq!(shared.state.lock().dispatcher.objects_after(None, 1).len(), 0);
+    in_steps(&metrics, 2 * MANY, "a list of webhooks", || {
+        let all = (0..MANY).map(|number| Arc::new(webhook(number))).collect();
+        listeners.webhooks.changed(&Change::Replaced(all));
+    });
+    in_steps(&metrics, MANY, "a list of deliveries", || {
+        listeners.deliveries.changed(&Change::Replaced(Vec::new()));
+    });
+    assert_eq!(shared.state.lock().dispatcher.orphans_after(None, 1).len(), 0);
+
+    // Two seconds later, the entries that nobody has claimed are taken over, some at a time.
+    let mut now = shared.now();
+    now.mono += Duration::from_secs(10);
+    let mut state = shared.state.lock();
+    let before = state.unclaimed.len();
+    assert!(before >= MANY);
+    let next = shared.claim(&mut state, now);
+    assert!(before - state.unclaimed.len() <= AT_ONCE);
+    assert!(next.is_some_and(|at| at <= now.mono), "there are more");
+}
+
+#[tokio::test]
+async fn what_the_watches_show_while_the_initial_state_is_loaded_is_neither_lost_nor_overtaken() {
+    let (shared, mut listeners, _) = controller();
+    let mut caches = caches();
+    for number in 0..MANY {
+        let event = kube::runtime::watcher::Event::Apply(webhook(number));
+        caches.webhooks.apply_watcher_event(&event);
+    }
+    let mut open = Box::pin(opening(&shared, &caches.stores, 0..MANY));
+    assert!(futures::poll!(&mut open).is_pending());
+    let loaded = shared.state.lock().webhooks.len();
+    assert!((1..=AT_ONCE).contains(&loaded), "{loaded}");
+    // Others get the lock meanwhile. The last webhook, which has not been loaded yet, is deleted, another changes, and a new
+    // one and an event appear.
+    assert!(!shared.leads());
+    let mut newer = webhook(MANY - 2);
+    newer.metadata.resource_version = Some("40".to_owned());
+    newer.metadata.generation = Some(2);
+    let changes = [
+        Change::Deleted(Arc::new(webhook(MANY - 1))),
+        Change::Applied(Arc::new(newer)),
+        Change::Applied(Arc::new(webhook(MANY))),
+    ];
+    for change in &changes {
+        listeners.webhooks.changed(change);
+    }
+    // A new list, and a webhook that is created after it.
+    let listed = (0..MANY - 1).map(|number| Arc::new(webhook(number))).collect();
+    listeners.webhooks.changed(&Change::Replaced(listed));
+    for webhook in [webhook(MANY), webhook(MANY + 1)] {
+        let event = kube::runtime::watcher::Event::Apply(webhook.clone());
+        caches.webhooks.apply_watcher_event(&event);
+        listeners.webhooks.changed(&Change::Applied(Arc::new(webhook)));
+    }
+    let event = kube::runtime::watcher::Event::Delete(webhook(MANY - 1));
+    caches.webhooks.apply_watcher_event(&event);
+    listeners.instances.changed(&Change::Applied(instance(1, 41)));
+    listeners.deliveries.changed(&Change::Deleted({
+        let mut gone = (*delivery(7)).clone();
+        gone.metadata.resource_version = Some("42".to_owned());
+        Arc::new(gone)
+    }));
+    open.await;
+    assert!(shared.leads());
+    let state = shared.state.lock();
+    let generation = |number: usize| {
+        let known = state.webhooks.get(&key("ns", &format!("hook-{number:04}")))?;
+        known.webhook.metadata.generation
+    };
+    assert_eq!([generation(0), generation(MANY - 2)], [Some(1), Some(2)]);
+    assert_eq!([generation(MANY - 1), generation(MANY)], [None, Some(1)]);
+    assert_eq!(generation(MANY + 1), Some(1));
+    assert_eq!(state.dispatcher.webhooks_in("ns").len(), state.webhooks.len());
+    assert_eq!(state.unclaimed.len(), 1);
+    let orphans = state.dispatcher.orphans_after(None, MANY);
+    assert_eq!(orphans.len(), MANY - 1);
+    assert!(!orphans.contains(&key("ns", "orphan-7")));
+    drop(state);
+    // From now on, changes are handled at once.
+    listeners.webhooks.changed(&Change::Deleted(Arc::new(webhook(0))));
+    assert_eq!(shared.state.lock().webhooks.len(), MANY);
+}
