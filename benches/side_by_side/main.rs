@@ -179,7 +179,7 @@ async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> R
 
     // (c) is last, because no other part can use its objects.
     creates::measure(table, &cluster, &account, sizes).await?;
-    cluster.stop().await;
+    cluster.stop().await?;
 
     convergence::report(table, &converged, &[bare_before, bare_after]);
     let (small, large) = ([small_fresh, small_after], [large_fresh, large_after]);
@@ -195,7 +195,7 @@ async fn measure_reads(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes
     convergence::converge(&cluster, &product, &account, "all", sizes.large).await?;
     product.stop().await?;
     measure_facades(table, &cluster, baseline, &account, sizes).await?;
-    cluster.stop().await;
+    cluster.stop().await?;
     Ok(())
 }
 

@@ -380,11 +380,48 @@ pub async fn expected(tenant: &Tenant, done: &Done) -> Expected {
     all
 }
 
+/// A kill, and when what was killed was back.
+#[derive(Clone, Copy, Debug)]
+pub struct Kill {
+    /// Just before it.
+    pub at: Instant,
+    /// Just before the next process was started. Until then, what was sent before the kill may arrive.
+    pub followed: Instant,
+    /// When the next process was at work.
+    pub risen: Instant,
+}
+
+/// What was sent before a kill, and what was repeated after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Repetition {
+    /// Requests in the [`REPEATABLE`] before the kill.
+    sent: usize,
+    /// Requests between this kill and the next one, for events that the receiver had already accepted.
+    repeated: usize,
+}
+
+/// A kill may lead to the repetition of what was sent in this time before it; time without an operator does not count.
+const REPEATABLE: Duration = Duration::from_secs(2);
+
+/// When the time that may be repeated after one of the kills begins.
+fn repeatable_since(kills: &[Kill], kill: usize) -> Instant {
+    let (mut end, mut left) = (kills[kill].at, REPEATABLE);
+    for earlier in kills[..kill].iter().rev() {
+        let alive = end.saturating_duration_since(earlier.risen);
+        if alive >= left {
+            break;
+        }
+        (end, left) = (earlier.at, left - alive);
+    }
+    end.checked_sub(left).unwrap()
+}
+
 /// The results.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Balance {
     events: usize,
     requests: usize,
+    repetitions: Vec<Repetition>,
     /// Requests for an event that the receiver had already accepted.
     duplicates: usize,
     /// Events that first arrived before an earlier one of the same instance.
@@ -396,24 +433,29 @@ impl std::fmt::Display for Balance {
         let Self {
             events,
             requests,
+            repetitions,
             duplicates,
             early,
         } = self;
+        let worst = repetitions.iter().max_by_key(|kill| kill.repeated).unwrap();
         write!(
             f,
-            "{events} events in {requests} requests, {duplicates} of them duplicates, {early} out of order"
+            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, of {} sent in the {REPEATABLE:?} before it), {early} out of order",
+            worst.repeated, worst.sent
         )
     }
 }
 
 /// Waits until all expected events are accepted and logged, and checks that no others arrived, and none after it was logged as
-/// delivered. Events out of order are counted and printed with their details, but do not fail the test.
+/// delivered, and that each kill led to no more repeated requests than were sent in the [`REPEATABLE`] before it. Events out of
+/// order are counted and printed with their details, but do not fail the test.
 pub async fn balance(
     tenant: &Tenant,
     book: &Book,
     expected: &Expected,
     webhook: &str,
     logged: &Logged,
+    kills: &[Kill],
 ) -> Balance {
     let what = format!("every event to arrive at {webhook}, and to be logged");
     let missing = async || book.missing(expected, webhook, logged);
@@ -426,7 +468,7 @@ pub async fn balance(
     }
     Balance {
         early: early.len() / 2,
-        ..book.check(expected, webhook, logged)
+        ..book.check(expected, webhook, logged, kills)
     }
 }
 
@@ -449,11 +491,12 @@ impl Book {
             .collect()
     }
 
-    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Balance {
+    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged, kills: &[Kill]) -> Balance {
         let (pages, log) = (self.0.lock(), logged.seen.lock());
         let mut balance = Balance {
             events: pages.events.len(),
             requests: pages.requests,
+            repetitions: pages.repetitions(kills),
             duplicates: 0,
             early: 0,
         };
@@ -470,9 +513,45 @@ impl Book {
                 "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
                 page.arrivals
             );
-            let accepted = page.arrivals.iter().position(|(_, accepted)| *accepted);
-            balance.duplicates += page.arrivals.len() - accepted.unwrap() - 1;
+            balance.duplicates += page.repeated().count();
         }
+        for (kill, repetition) in balance.repetitions.iter().enumerate() {
+            let Repetition { sent, repeated } = repetition;
+            assert!(
+                repeated <= sent,
+                "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {REPEATABLE:?} before it: {:#?}",
+                balance.repetitions
+            );
+        }
+        let after_kills: usize = balance.repetitions.iter().map(|kill| kill.repeated).sum();
+        assert_eq!(after_kills, balance.duplicates, "{webhook}: repeated without a kill");
         balance
+    }
+}
+
+impl Page {
+    /// The requests for this event after the first that was answered with success.
+    fn repeated(&self) -> impl Iterator<Item = Instant> {
+        let accepted = self.arrivals.iter().skip_while(|(_, accepted)| !accepted);
+        accepted.skip(1).map(|(at, _)| *at)
+    }
+}
+
+impl Pages {
+    fn repetitions(&self, kills: &[Kill]) -> Vec<Repetition> {
+        let count = |of: &mut dyn Iterator<Item = Instant>, from: Instant, to: Option<Instant>| {
+            of.filter(|at| *at >= from && to.is_none_or(|to| *at < to)).count()
+        };
+        let each = kills.iter().enumerate().map(|(number, kill)| {
+            let since = repeatable_since(kills, number);
+            let next = kills.get(number + 1).map(|next| next.followed);
+            let mut requests = self.events.values().flat_map(|page| &page.arrivals).map(|(at, _)| *at);
+            let mut repeated = self.events.values().flat_map(Page::repeated);
+            Repetition {
+                sent: count(&mut requests, since, Some(kill.followed)),
+                repeated: count(&mut repeated, kill.followed, next),
+            }
+        });
+        each.collect()
     }
 }
