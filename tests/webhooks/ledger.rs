@@ -398,20 +398,25 @@ struct Repetition {
     sent: usize,
     /// Requests between this kill and the next one, for events that the receiver had already accepted.
     repeated: usize,
+    /// How long before the kill the earliest of those had been sent last.
+    oldest: Duration,
 }
 
-/// A kill may lead to the repetition of what was sent in this time before it; time without an operator does not count.
+/// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts, not
+/// that in which nothing runs, or the next process has not begun to send.
 const REPEATABLE: Duration = Duration::from_secs(2);
 
-/// When the time that may be repeated after one of the kills begins.
-fn repeatable_since(kills: &[Kill], kill: usize) -> Instant {
-    let (mut end, mut left) = (kills[kill].at, REPEATABLE);
-    for earlier in kills[..kill].iter().rev() {
-        let alive = end.saturating_duration_since(earlier.risen);
-        if alive >= left {
+/// When the time that may be repeated after the last of these kills begins. `arrivals` are sorted.
+fn repeatable_since(kills: &[Kill], arrivals: &[Instant]) -> Instant {
+    let (last, earlier) = kills.split_last().unwrap();
+    let (mut end, mut left) = (last.at, REPEATABLE);
+    for kill in earlier.iter().rev() {
+        let first = arrivals[arrivals.partition_point(|at| *at < kill.followed)..].first();
+        let sending = first.map_or(Duration::ZERO, |first| end.saturating_duration_since(*first));
+        if sending >= left {
             break;
         }
-        (end, left) = (earlier.at, left - alive);
+        (end, left) = (kill.at, left - sending);
     }
     end.checked_sub(left).unwrap()
 }
@@ -440,8 +445,8 @@ impl std::fmt::Display for Balance {
         let worst = repetitions.iter().max_by_key(|kill| kill.repeated).unwrap();
         write!(
             f,
-            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, of {} sent in the {REPEATABLE:?} before it), {early} out of order",
-            worst.repeated, worst.sent
+            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, sent up to {:.1?} before it, where {} were sent in {REPEATABLE:?}), {early} out of order",
+            worst.repeated, worst.oldest, worst.sent
         )
     }
 }
@@ -516,7 +521,7 @@ impl Book {
             balance.duplicates += page.repeated().count();
         }
         for (kill, repetition) in balance.repetitions.iter().enumerate() {
-            let Repetition { sent, repeated } = repetition;
+            let Repetition { sent, repeated, .. } = repetition;
             assert!(
                 repeated <= sent,
                 "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {REPEATABLE:?} before it: {:#?}",
@@ -531,25 +536,31 @@ impl Book {
 
 impl Page {
     /// The requests for this event after the first that was answered with success.
-    fn repeated(&self) -> impl Iterator<Item = Instant> {
+    /// Each with the one before it.
+    fn repeated(&self) -> impl Iterator<Item = (Instant, Instant)> {
         let accepted = self.arrivals.iter().skip_while(|(_, accepted)| !accepted);
-        accepted.skip(1).map(|(at, _)| *at)
+        let times = accepted.map(|(at, _)| *at);
+        times.clone().zip(times.skip(1))
     }
 }
 
 impl Pages {
     fn repetitions(&self, kills: &[Kill]) -> Vec<Repetition> {
-        let count = |of: &mut dyn Iterator<Item = Instant>, from: Instant, to: Option<Instant>| {
-            of.filter(|at| *at >= from && to.is_none_or(|to| *at < to)).count()
-        };
+        let arrivals = self.events.values().flat_map(|page| &page.arrivals);
+        let mut arrivals: Vec<_> = arrivals.map(|(at, _)| *at).collect();
+        arrivals.sort_unstable();
         let each = kills.iter().enumerate().map(|(number, kill)| {
-            let since = repeatable_since(kills, number);
-            let next = kills.get(number + 1).map(|next| next.followed);
-            let mut requests = self.events.values().flat_map(|page| &page.arrivals).map(|(at, _)| *at);
-            let mut repeated = self.events.values().flat_map(Page::repeated);
+            let since = repeatable_since(&kills[..=number], &arrivals);
+            let until = kills.get(number + 1).map(|next| next.followed);
+            let sent = arrivals.iter().filter(|at| **at >= since && **at < kill.followed);
+            let repeated = self.events.values().flat_map(Page::repeated);
+            let is_its = |at: Instant| at >= kill.followed && until.is_none_or(|until| at < until);
+            let repeated: Vec<_> = repeated.filter(|(_, at)| is_its(*at)).collect();
+            let ages = repeated.iter().map(|(before, _)| kill.at.saturating_duration_since(*before));
             Repetition {
-                sent: count(&mut requests, since, Some(kill.followed)),
-                repeated: count(&mut repeated, kill.followed, next),
+                sent: sent.count(),
+                repeated: repeated.len(),
+                oldest: ages.max().unwrap_or_default(),
             }
         });
         each.collect()
