@@ -197,6 +197,13 @@ impl Operator {
         format!("the end of its log:\n{}", self.daemon.lock().log_tail())
     }
 
+    /// A size from `/proc/PID/status`, such as `VmRSS` (resident memory) or `VmHWM` (its peak), in kB.
+    pub fn memory_kb(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.unwrap().split_whitespace().next().unwrap().parse().unwrap()
+    }
+
     /// The value of a metric, summed over the label sets that contain `labels`.
     pub async fn metric(&self, name: &str, labels: &str) -> f64 {
         let page = reqwest::get(format!("{}/metrics", self.metrics_url))

@@ -394,22 +394,27 @@ pub struct Kill {
 /// What was sent before a kill, and what was repeated after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Repetition {
-    /// Requests in the [`REPEATABLE`] before the kill.
+    /// Requests in the time before the kill that may be repeated.
     sent: usize,
-    /// Requests between this kill and the next one, for events that the receiver had already accepted.
+    /// Requests between this kill and the next one that follow one for the same event that was answered with success.
     repeated: usize,
     /// How long before the kill the earliest of those had been sent last.
     oldest: Duration,
 }
 
-/// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts, not
-/// that in which nothing runs, or the next process has not begun to send.
-const REPEATABLE: Duration = Duration::from_secs(2);
+/// The kills of a test, and how much they may cost.
+#[derive(Clone, Debug)]
+pub struct Kills {
+    pub all: Vec<Kill>,
+    /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts,
+    /// not that in which nothing runs, or the next process has not begun to send.
+    pub repeatable: Duration,
+}
 
 /// When the time that may be repeated after the last of these kills begins. `arrivals` are sorted.
-fn repeatable_since(kills: &[Kill], arrivals: &[Instant]) -> Instant {
+fn repeatable_since(kills: &[Kill], repeatable: Duration, arrivals: &[Instant]) -> Instant {
     let (last, earlier) = kills.split_last().unwrap();
-    let (mut end, mut left) = (last.at, REPEATABLE);
+    let (mut end, mut left) = (last.at, repeatable);
     for kill in earlier.iter().rev() {
         let first = arrivals[arrivals.partition_point(|at| *at < kill.followed)..].first();
         let sending = first.map_or(Duration::ZERO, |first| end.saturating_duration_since(*first));
@@ -427,7 +432,7 @@ pub struct Balance {
     events: usize,
     requests: usize,
     repetitions: Vec<Repetition>,
-    /// Requests for an event that the receiver had already accepted.
+    /// Requests that follow one for the same event that was answered with success.
     duplicates: usize,
     /// Events that first arrived before an earlier one of the same instance.
     early: usize,
@@ -445,22 +450,22 @@ impl std::fmt::Display for Balance {
         let worst = repetitions.iter().max_by_key(|kill| kill.repeated).unwrap();
         write!(
             f,
-            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, sent up to {:.1?} before it, where {} were sent in {REPEATABLE:?}), {early} out of order",
+            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, sent up to {:.1?} before it; {} might have been), {early} out of order",
             worst.repeated, worst.oldest, worst.sent
         )
     }
 }
 
 /// Waits until all expected events are accepted and logged, and checks that no others arrived, and none after it was logged as
-/// delivered, and that each kill led to no more repeated requests than were sent in the [`REPEATABLE`] before it. Events out of
-/// order are counted and printed with their details, but do not fail the test.
+/// delivered, and that each kill led to no more repeated requests than it may. Events out of order are counted and printed with
+/// their details, but do not fail the test.
 pub async fn balance(
     tenant: &Tenant,
     book: &Book,
     expected: &Expected,
     webhook: &str,
     logged: &Logged,
-    kills: &[Kill],
+    kills: &Kills,
 ) -> Balance {
     let what = format!("every event to arrive at {webhook}, and to be logged");
     let missing = async || book.missing(expected, webhook, logged);
@@ -496,7 +501,7 @@ impl Book {
             .collect()
     }
 
-    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged, kills: &[Kill]) -> Balance {
+    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged, kills: &Kills) -> Balance {
         let (pages, log) = (self.0.lock(), logged.seen.lock());
         let mut balance = Balance {
             events: pages.events.len(),
@@ -524,8 +529,8 @@ impl Book {
             let Repetition { sent, repeated, .. } = repetition;
             assert!(
                 repeated <= sent,
-                "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {REPEATABLE:?} before it: {:#?}",
-                balance.repetitions
+                "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {:?} before it: {:#?}",
+                kills.repeatable, balance.repetitions
             );
         }
         let after_kills: usize = balance.repetitions.iter().map(|kill| kill.repeated).sum();
@@ -535,23 +540,22 @@ impl Book {
 }
 
 impl Page {
-    /// The requests for this event after the first that was answered with success.
-    /// Each with the one before it.
+    /// The requests for this event that follow one that was answered with success: the times of both.
     fn repeated(&self) -> impl Iterator<Item = (Instant, Instant)> {
-        let accepted = self.arrivals.iter().skip_while(|(_, accepted)| !accepted);
-        let times = accepted.map(|(at, _)| *at);
-        times.clone().zip(times.skip(1))
+        let pairs = self.arrivals.windows(2).filter(|pair| pair[0].1);
+        pairs.map(|pair| (pair[0].0, pair[1].0))
     }
 }
 
 impl Pages {
-    fn repetitions(&self, kills: &[Kill]) -> Vec<Repetition> {
+    fn repetitions(&self, kills: &Kills) -> Vec<Repetition> {
+        let Kills { all, repeatable } = kills;
         let arrivals = self.events.values().flat_map(|page| &page.arrivals);
         let mut arrivals: Vec<_> = arrivals.map(|(at, _)| *at).collect();
         arrivals.sort_unstable();
-        let each = kills.iter().enumerate().map(|(number, kill)| {
-            let since = repeatable_since(&kills[..=number], &arrivals);
-            let until = kills.get(number + 1).map(|next| next.followed);
+        let each = all.iter().enumerate().map(|(number, kill)| {
+            let since = repeatable_since(&all[..=number], *repeatable, &arrivals);
+            let until = all.get(number + 1).map(|next| next.followed);
             let sent = arrivals.iter().filter(|at| **at >= since && **at < kill.followed);
             let repeated = self.events.values().flat_map(Page::repeated);
             let is_its = |at: Instant| at >= kill.followed && until.is_none_or(|until| at < until);
