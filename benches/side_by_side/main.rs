@@ -7,6 +7,7 @@
 //! - (a), (b) reads through the facade (`reads`), compared with the API server's answer to the same question, and with an
 //!   axum handler that just sends the same bytes;
 //! - (c) creates through REST (`creates`), compared with posting the same objects to the API server;
+//! - creates with a native quota (`quota`), compared with creates without one;
 //! - (d) the time until 5,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
 //! - (e) memory and CPU time of `stellage run` (`footprint`);
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
@@ -21,7 +22,7 @@
 //! makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to stderr, the table to stdout. `--quick` tests the bench itself; its numbers are meaningless. Parts can be
-//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `webhooks`, or one of `webhooks-sender`,
+//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `quota`, `webhooks`, or one of `webhooks-sender`,
 //! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
 //! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
@@ -37,6 +38,7 @@ mod load;
 mod objects;
 mod processes;
 mod product;
+mod quota;
 mod reads;
 mod sizes;
 mod table;
@@ -79,6 +81,7 @@ struct Wanted {
     instances: bool,
     reads: bool,
     connections: bool,
+    quota: bool,
     /// Another build of `stellage` to compare reads with.
     baseline: Option<PathBuf>,
     webhooks: Vec<Part>,
@@ -91,6 +94,7 @@ impl Wanted {
             instances: false,
             reads: false,
             connections: false,
+            quota: false,
             baseline: None,
             webhooks: Vec::new(),
         };
@@ -108,22 +112,31 @@ impl Wanted {
                 "instances" => wanted.instances = true,
                 "reads" => wanted.reads = true,
                 "connections" => wanted.connections = true,
+                "quota" => wanted.quota = true,
                 "webhooks" => wanted.webhooks.extend(Part::ALL),
                 name => {
                     let part = Part::ALL.into_iter().find(|part| part.name() == name);
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, webhooks, {names})"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, quota, webhooks, {names})"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
                 }
             }
         }
-        if !wanted.instances && !wanted.reads && !wanted.connections && wanted.webhooks.is_empty() {
+        let Self {
+            instances,
+            reads,
+            connections,
+            quota,
+            ..
+        } = wanted;
+        if !(instances || reads || connections || quota) && wanted.webhooks.is_empty() {
             wanted.instances = true;
             wanted.connections = true;
+            wanted.quota = true;
             wanted.webhooks.extend(Part::ALL);
         }
         Ok(wanted)
@@ -138,6 +151,9 @@ impl Wanted {
         }
         if self.connections {
             attack::measure(&mut table, &self.sizes).await?;
+        }
+        if self.quota {
+            quota::measure(&mut table, &self.sizes).await?;
         }
         for part in self.webhooks {
             part.measure(&mut table, &self.sizes).await?;

@@ -80,7 +80,11 @@ async fn probes_are_answered_while_more_connect_to_the_api_than_it_takes() {
         .unwrap();
     let mut hostile = Vec::new();
     let mut slowest = Duration::ZERO;
-    for attack in ["", "GET /v1/plans HTTP/1.1\r\n", "GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n"] {
+    for attack in [
+        "",
+        "GET /v1/plans HTTP/1.1\r\n",
+        "GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n",
+    ] {
         for _ in 0..AT_ONCE {
             let mut stream = TcpStream::connect(&address).await.unwrap();
             let _ = stream.write_all(attack.as_bytes()).await;

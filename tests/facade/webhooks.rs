@@ -596,7 +596,11 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
     }
     // Once the last request has ended, the number of webhooks stays as it is.
     let running = async || {
-        let all = webhooks(&tenant).list(&ListParams::default()).await.unwrap().items;
+        let all = webhooks(&tenant)
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items;
         let mut whole = 0;
         for webhook in &all {
             let name = &webhook.spec.secret_ref.name;
@@ -604,7 +608,10 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
         }
         (all.len(), whole)
     };
-    let (webhooks, _) = eventually("every webhook to have its Secret", running, |(all, whole)| all == whole).await;
+    let (webhooks, _) = eventually("every webhook to have its Secret", running, |(all, whole)| {
+        all == whole
+    })
+    .await;
     let (all, whole) = running().await;
     assert_eq!((all, whole), (webhooks, webhooks), "some are still being created");
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
@@ -614,5 +621,8 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
         owners.into_iter().any(|owner| owner.kind == "Webhook")
     });
     assert_eq!(owned.count(), whole, "a Secret without a webhook");
-    println!("{CREATES} creates were cut off after up to 1.2 times {usual:.1?}; they made {} webhooks", all - 1);
+    println!(
+        "{CREATES} creates were cut off after up to 1.2 times {usual:.1?}; they made {} webhooks",
+        all - 1
+    );
 }

@@ -200,7 +200,9 @@ impl Operator {
     /// A size from `/proc/PID/status`, such as `VmRSS` (resident memory) or `VmHWM` (its peak), in kB.
     pub fn memory_kb(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let value = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     }
 

@@ -186,7 +186,11 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
         operator,
         kills: Kills {
             all: Vec::new(),
-            repeatable: if log == "all" { LOGGED_WITHIN } else { CLEARED_WITHIN },
+            repeatable: if log == "all" {
+                LOGGED_WITHIN
+            } else {
+                CLEARED_WITHIN
+            },
         },
     };
     let begun = Instant::now();

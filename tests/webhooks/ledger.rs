@@ -530,11 +530,15 @@ impl Book {
             assert!(
                 repeated <= sent,
                 "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {:?} before it: {:#?}",
-                kills.repeatable, balance.repetitions
+                kills.repeatable,
+                balance.repetitions
             );
         }
         let after_kills: usize = balance.repetitions.iter().map(|kill| kill.repeated).sum();
-        assert_eq!(after_kills, balance.duplicates, "{webhook}: repeated without a kill");
+        assert_eq!(
+            after_kills, balance.duplicates,
+            "{webhook}: repeated without a kill"
+        );
         balance
     }
 }
@@ -560,7 +564,9 @@ impl Pages {
             let repeated = self.events.values().flat_map(Page::repeated);
             let is_its = |at: Instant| at >= kill.followed && until.is_none_or(|until| at < until);
             let repeated: Vec<_> = repeated.filter(|(_, at)| is_its(*at)).collect();
-            let ages = repeated.iter().map(|(before, _)| kill.at.saturating_duration_since(*before));
+            let ages = repeated
+                .iter()
+                .map(|(before, _)| kill.at.saturating_duration_since(*before));
             Repetition {
                 sent: sent.count(),
                 repeated: repeated.len(),

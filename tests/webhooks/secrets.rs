@@ -230,7 +230,10 @@ async fn what_was_held_goes_out_signed_with_the_secret_of_the_request_that_enabl
     })
     .await;
     let order = json!({ "url": receiver.url("/"), "events": ["instance.created"] });
-    let created = tenant.call(Method::POST, "/v1/webhooks", Some(&order)).await.json();
+    let created = tenant
+        .call(Method::POST, "/v1/webhooks", Some(&order))
+        .await
+        .json();
     let id = created["data"]["id"].as_str().unwrap();
     let (path, name) = (format!("/v1/webhooks/{id}"), id.replace('_', "-"));
     for round in 0..ROUNDS {
@@ -246,7 +249,9 @@ async fn what_was_held_goes_out_signed_with_the_secret_of_the_request_that_enabl
         }
         tenant
             .wait_for_deliveries(&name, "them to be held", |all| {
-                let held = all.iter().filter(|one| phase_of(one) == Some(DeliveryPhase::Held));
+                let held = all
+                    .iter()
+                    .filter(|one| phase_of(one) == Some(DeliveryPhase::Held));
                 held.count() == HELD
             })
             .await;
