@@ -76,6 +76,10 @@ async fn main() -> Result<()> {
 }
 
 /// The command line.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each part that can be asked for"
+)]
 struct Wanted {
     sizes: Sizes,
     instances: bool,

@@ -138,8 +138,7 @@ async fn churn(tenant: &Tenant, instances: usize, round: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_harms_neither_etcd_nor_memory_nor_others()
- {
+async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_harms_nobody() {
     let Scale {
         instances,
         per_webhook,

@@ -421,7 +421,7 @@ fn repeatable_since(kills: &[Kill], repeatable: Duration, arrivals: &[Instant]) 
         if sending >= left {
             break;
         }
-        (end, left) = (kill.at, left - sending);
+        (end, left) = (kill.at, left.saturating_sub(sending));
     }
     end.checked_sub(left).unwrap()
 }

@@ -262,8 +262,8 @@ async fn what_was_held_goes_out_signed_with_the_secret_of_the_request_that_enabl
         assert_eq!(changed.status, 200, "{changed:?}");
         let verifier = Verifier::from_bytes(secret.into_bytes()).unwrap();
         for request in &receiver.wait_for(before + HELD).await[before..] {
-            let verified = verifier.verify(&request.body, &request.headers);
-            assert!(verified.is_ok(), "round {round}: {request:?}");
+            let outcome = verifier.verify(&request.body, &request.headers);
+            assert!(outcome.is_ok(), "round {round}: {request:?}");
         }
         tenant
             .wait_for_webhook(&name, "it to be enabled", |webhook| webhook.disabled().is_none())
