@@ -365,7 +365,7 @@ async fn listen_shows_every_event_that_is_recorded_once_and_passes_it_on_signed_
     stopped.interrupt();
 
     // Events recorded just before and after an outage of the API server are not missed.
-    plane.kill_apiserver();
+    plane.kill_apiserver().unwrap();
     plane.start_apiserver().await.unwrap();
     record(&instances, "b", &["evt_later"]).await;
     assert!(listen.line().contains("evt_later"));

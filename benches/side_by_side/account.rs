@@ -29,8 +29,13 @@ impl Account {
     /// Creates the account; `product` sets up its namespace. Rate limit and webhook quota are enforced, but too high to be
     /// reached.
     pub async fn create(cluster: &Cluster, product: &Product) -> Result<Self> {
+        Self::create_as(cluster, product, ACCOUNT).await
+    }
+
+    /// As [`Self::create`], under another name.
+    pub async fn create_as(cluster: &Cluster, product: &Product, name: &str) -> Result<Self> {
         let object = json!({
-            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": ACCOUNT },
+            "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
             "spec": { "email": "bench@example.com", "rateLimitPerHour": 1_000_000_000, "webhookQuota": 1_000 },
         });
         let body = object.to_string();
@@ -42,7 +47,7 @@ impl Account {
             .until(PATIENCE, "the account's namespace", async || {
                 let account = cluster
                     .admin
-                    .call("GET", &format!("{ACCOUNTS}/{ACCOUNT}"), None)
+                    .call("GET", &format!("{ACCOUNTS}/{name}"), None)
                     .await?;
                 let account: Value = account.json()?;
                 let conditions = account["status"]["conditions"].as_array();
@@ -58,7 +63,7 @@ impl Account {
             "key",
             "create",
             "--account",
-            ACCOUNT,
+            name,
             "--scope",
             "write",
             "--output",

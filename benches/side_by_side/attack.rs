@@ -72,7 +72,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         ));
     }
     product.stop().await?;
-    cluster.stop().await;
+    cluster.stop().await?;
     let p99 = |turns: &[Measured]| median(turns.iter().map(|turn| turn.millis(0.99)).collect());
     let (quiet, attacked) = (p99(&quiet), p99(&attacked));
     table.ratio(

@@ -60,8 +60,8 @@ impl Cluster {
     }
 
     /// Stops it, and removes its data.
-    pub async fn stop(self) {
-        self.plane.stop().await;
+    pub async fn stop(self) -> Result<()> {
+        Ok(self.plane.stop().await?)
     }
 }
 

@@ -7,6 +7,7 @@
 //! - (a), (b) reads through the facade (`reads`), compared with the API server's answer to the same question, and with an
 //!   axum handler that just sends the same bytes;
 //! - (c) creates through REST (`creates`), compared with posting the same objects to the API server;
+//! - creates with a native quota (`quota`), compared with creates without one;
 //! - (d) the time until 5,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
 //! - (e) memory and CPU time of `stellage run` (`footprint`);
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
@@ -22,7 +23,7 @@
 //! makes the API server faster and so the comparisons harder.
 //!
 //! Progress goes to stderr, the table to stdout. `--quick` tests the bench itself; its numbers are meaningless. Parts can be
-//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `scale`, `webhooks`, or one of `webhooks-sender`,
+//! selected by name: `instances`, `reads` (only (a) and (b) of them), `connections` (the attack), `quota`, `scale`, `webhooks`, or one of `webhooks-sender`,
 //! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
 //! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
@@ -38,6 +39,7 @@ mod load;
 mod objects;
 mod processes;
 mod product;
+mod quota;
 mod reads;
 mod scale;
 mod sizes;
@@ -83,6 +85,7 @@ struct Wanted {
     instances: bool,
     reads: bool,
     connections: bool,
+    quota: bool,
     scale: bool,
     /// Another build of `stellage` to compare reads with.
     baseline: Option<PathBuf>,
@@ -96,6 +99,7 @@ impl Wanted {
             instances: false,
             reads: false,
             connections: false,
+            quota: false,
             scale: false,
             baseline: None,
             webhooks: Vec::new(),
@@ -114,6 +118,7 @@ impl Wanted {
                 "instances" => wanted.instances = true,
                 "reads" => wanted.reads = true,
                 "connections" => wanted.connections = true,
+                "quota" => wanted.quota = true,
                 "scale" => wanted.scale = true,
                 "webhooks" => wanted.webhooks.extend(Part::ALL),
                 name => {
@@ -121,17 +126,25 @@ impl Wanted {
                     let names = Part::ALL.map(Part::name).join(", ");
                     let complaint = || {
                         format!(
-                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, scale, webhooks, {names})"
+                            "{name} is neither an option (--quick, --baseline PATH) nor a part (instances, reads, connections, quota, scale, webhooks, {names})"
                         )
                     };
                     wanted.webhooks.push(part.ok_or_else(complaint)?);
                 }
             }
         }
-        let is_any = wanted.instances || wanted.reads || wanted.connections || wanted.scale;
-        if !is_any && wanted.webhooks.is_empty() {
+        let Self {
+            instances,
+            reads,
+            connections,
+            quota,
+            scale,
+            ..
+        } = wanted;
+        if !(instances || reads || connections || quota || scale) && wanted.webhooks.is_empty() {
             wanted.instances = true;
             wanted.connections = true;
+            wanted.quota = true;
             wanted.scale = true;
             wanted.webhooks.extend(Part::ALL);
         }
@@ -147,6 +160,9 @@ impl Wanted {
         }
         if self.connections {
             attack::measure(&mut table, &self.sizes).await?;
+        }
+        if self.quota {
+            quota::measure(&mut table, &self.sizes).await?;
         }
         if self.scale {
             scale::measure(&mut table, &self.sizes).await?;
@@ -191,7 +207,7 @@ async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> R
 
     // (c) is last, because no other part can use its objects.
     creates::measure(table, &cluster, &account, sizes).await?;
-    cluster.stop().await;
+    cluster.stop().await?;
 
     convergence::report(table, &converged, &[bare_before, bare_after]);
     let (small, large) = ([small_fresh, small_after], [large_fresh, large_after]);
@@ -207,7 +223,7 @@ async fn measure_reads(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes
     convergence::converge(&cluster, &product, &account, "all", sizes.large).await?;
     product.stop().await?;
     measure_facades(table, &cluster, baseline, &account, sizes).await?;
-    cluster.stop().await;
+    cluster.stop().await?;
     Ok(())
 }
 

@@ -14,6 +14,8 @@ pub struct Sizes {
     pub converging: u64,
     /// Turns of each side in (a), (b) and (c).
     pub rounds: usize,
+    /// Creates of each turn with and without a quota.
+    pub creates: u64,
     /// Warm-up of each turn.
     pub warm_up: Duration,
     /// Measured time of each turn.
@@ -45,6 +47,7 @@ impl Sizes {
         large: 10_000,
         converging: 5_000,
         rounds: 3,
+        creates: 2_000,
         warm_up: Duration::from_secs(1),
         measured: Duration::from_secs(4),
         settling: Duration::from_secs(5),
@@ -68,6 +71,7 @@ impl Sizes {
         large: 500,
         converging: 250,
         rounds: 1,
+        creates: 200,
         warm_up: Duration::from_millis(300),
         measured: Duration::from_secs(1),
         settling: Duration::from_secs(1),

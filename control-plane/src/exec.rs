@@ -45,8 +45,10 @@ pub(crate) fn exec(arguments: &Arguments) -> Result<ExitCode, Failure> {
             _ = stop.requested() => return Ok(ExitCode::FAILURE),
         };
         let result = within(&plane, &arguments.command, &mut stop).await;
-        plane.stop().await;
-        result.map(exit_code)
+        let stopped = plane.stop().await;
+        let status = result?;
+        stopped?;
+        Ok(exit_code(status))
     })
 }
 

@@ -8,7 +8,7 @@
 //!
 //! let control_plane = ControlPlane::start().await?;
 //! let version = control_plane.client(Identity::Admin).await?.apiserver_version().await;
-//! control_plane.stop().await;
+//! control_plane.stop().await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -10,8 +10,10 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use rustix::process::Signal;
 use std::{
     fs,
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -26,6 +28,8 @@ const POLL_EVERY: Duration = Duration::from_millis(50);
 /// How long a server may take to stop before it is killed; its data is removed in any case.
 const GRACE: Duration = Duration::from_secs(2);
 const PORT_ATTEMPTS: u32 = 5;
+const SIGKILL: i32 = Signal::KILL.as_raw();
+const SIGTERM: i32 = Signal::TERM.as_raw();
 
 /// A running etcd, kube-apiserver and kube-controller-manager. Dropping it kills them and removes their data.
 #[derive(Debug)]
@@ -60,10 +64,13 @@ impl Slot {
         self.lock().as_ref().map(Daemon::pid)
     }
 
-    fn kill(&self) {
+    /// An error if the server had exited by itself.
+    fn kill(&self) -> Result<(), Error> {
+        let ended = self.check();
         if let Some(mut daemon) = self.lock().take() {
             daemon.kill();
         }
+        ended
     }
 
     /// An error if the server has exited by itself.
@@ -90,10 +97,15 @@ impl Slot {
         Ok(ended)
     }
 
-    async fn stop(&self) {
+    /// An error if the server had exited by itself, or ends otherwise than as it was told.
+    async fn stop(&self) -> Result<(), Error> {
+        self.check()?;
         let daemon = self.lock().take();
-        if let Some(mut daemon) = daemon {
-            daemon.stop(GRACE).await;
+        let Some(mut daemon) = daemon else { return Ok(()) };
+        match daemon.stop(GRACE).await {
+            // etcd ends with the signal that it got, and who is too slow gets another one.
+            Some(status) if status.success() || matches!(status.signal(), Some(SIGTERM | SIGKILL)) => Ok(()),
+            status => Err(daemon.error(format!("did not end well after SIGTERM: {status:?}"))),
         }
     }
 }
@@ -202,7 +214,8 @@ impl ControlPlane {
     /// Removes a server that did not get its port, with its log, which would mislead the next attempt, and with the files that
     /// contain the port.
     fn forget(&self, slot: &Slot, name: &str) {
-        slot.kill();
+        // That it has ended is why it is forgotten.
+        let _ = slot.kill();
         for path in [
             self.layout.log(name),
             self.kubeconfig(Identity::Admin),
@@ -267,21 +280,29 @@ impl ControlPlane {
         ))
     }
 
-    /// Sends SIGKILL to the API server.
-    pub fn kill_apiserver(&self) {
-        self.apiserver.kill();
+    /// Sends SIGKILL to the API server. An error, with the end of its log, if it had exited by itself.
+    pub fn kill_apiserver(&self) -> Result<(), Error> {
+        self.apiserver.kill()
     }
 
-    /// Sends SIGKILL to etcd.
-    pub fn kill_etcd(&self) {
-        self.etcd.kill();
+    /// Sends SIGKILL to etcd. An error, with the end of its log, if it had exited by itself.
+    pub fn kill_etcd(&self) -> Result<(), Error> {
+        self.etcd.kill()
     }
 
-    /// Stops everything in order, within seconds, and removes the data.
-    pub async fn stop(self) {
-        self.controller_manager.stop().await;
-        self.apiserver.stop().await;
-        self.etcd.stop().await;
+    /// An error, with the end of its log, if a server has exited without having been killed through this value.
+    pub fn check(&self) -> Result<(), Error> {
+        let servers = [&self.controller_manager, &self.apiserver, &self.etcd];
+        servers.into_iter().try_for_each(Slot::check)
+    }
+
+    /// Stops everything in order, within seconds, and removes the data. An error if a server had exited by itself, or ended
+    /// otherwise than as it was told.
+    pub async fn stop(self) -> Result<(), Error> {
+        let controller_manager = self.controller_manager.stop().await;
+        let apiserver = self.apiserver.stop().await;
+        let etcd = self.etcd.stop().await;
+        controller_manager.and(apiserver).and(etcd)
     }
 
     /// Restarts the servers that have exited without having been killed through this value, as the kubelet does, and returns

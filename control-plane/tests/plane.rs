@@ -10,6 +10,7 @@ use kube::{
 use std::{
     os::unix::fs::PermissionsExt as _,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -118,12 +119,12 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
     .await;
 
     // Both servers come back where they were, with what they knew, and the old client works.
-    plane.kill_apiserver();
+    plane.kill_apiserver().unwrap();
     assert_eq!(plane.pids().len(), 2);
     assert!(config_maps.get("kept").await.is_err());
     plane.start_apiserver().await.unwrap();
     assert_eq!(config_maps.get("kept").await.unwrap().name_any(), "kept");
-    plane.kill_etcd();
+    plane.kill_etcd().unwrap();
     plane.start_etcd().await.unwrap();
     eventually("the API server to find etcd again", async || {
         config_maps.get("kept").await.is_ok()
@@ -142,12 +143,35 @@ async fn a_control_plane_serves_restarts_and_leaves_nothing() {
 
     let pids: Vec<_> = pids.into_iter().chain(plane.pids()).collect();
     let stopping = Instant::now();
-    plane.stop().await;
+    plane.check().unwrap();
+    plane.stop().await.unwrap();
     eprintln!("stopped after {:?}", stopping.elapsed());
     for (name, pid) in pids {
         assert!(!is_alive(pid), "{name} still runs");
     }
     assert!(!folder.exists());
+}
+
+#[tokio::test]
+async fn a_server_that_ended_by_itself_is_reported_to_whoever_checks_kills_or_stops() {
+    let plane = ControlPlane::start().await.unwrap();
+    plane.check().unwrap();
+    let end = async |name: &str| {
+        let (_, pid) = plane.pids().into_iter().find(|(one, _)| *one == name).unwrap();
+        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        assert!(killed.unwrap().success());
+        eventually("it to end", async || plane.check().is_err()).await;
+        let error = plane.check().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name} exited (signal: 9")), "{error}");
+    };
+    end("kube-apiserver").await;
+    let error = plane.kill_apiserver().unwrap_err().to_string();
+    assert!(error.starts_with("kube-apiserver exited"), "{error}");
+    // From now on it counts as killed on purpose.
+    plane.check().unwrap();
+    end("kube-controller-manager").await;
+    let error = plane.stop().await.unwrap_err().to_string();
+    assert!(error.starts_with("kube-controller-manager exited"), "{error}");
 }
 
 #[tokio::test]

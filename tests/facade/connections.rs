@@ -1,6 +1,9 @@
 //! What clients see below HTTP: unreadable requests, TLS, and addresses that the operator finds out itself.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -44,6 +47,12 @@ async fn a_request_that_cannot_be_read_is_answered_in_the_format_of_all_errors()
         ("GET /v1/plans HTTP/9.9\r\n\r\n", "400 bad request", "bad_request"),
         ("what is this\r\n\r\n", "400 bad request", "bad_request"),
         (&large, "431 request header fields too large", "headers_too_large"),
+        // Its end never comes.
+        (
+            "GET /v1/plans HTTP/1.1\r\nhost: a\r\n",
+            "408 request timeout",
+            "request_timeout",
+        ),
     ] {
         let (head, body) = answer_to(url, text).await;
         assert!(head.starts_with(&format!("http/1.1 {status}\r\n")), "{head}");
@@ -52,6 +61,50 @@ async fn a_request_that_cannot_be_read_is_answered_in_the_format_of_all_errors()
         assert!(head.contains(&format!("x-request-id: {id}")), "{head}");
         assert!(head.contains("content-type: application/json") && head.contains("cache-control: no-store"));
     }
+}
+
+#[tokio::test]
+async fn probes_are_answered_while_more_connect_to_the_api_than_it_takes() {
+    const AT_ONCE: usize = 100;
+    let mut operator = Operator::start(
+        shared().await.plane,
+        &["api", &format!("--max-connections={AT_ONCE}")],
+    )
+    .await;
+    let address = operator.url.strip_prefix("http://").unwrap().to_owned();
+    // Each probe has a connection of its own, as the kubelet's do.
+    let probe = Client::builder()
+        .pool_max_idle_per_host(0)
+        .timeout(Duration::from_secs(5))
+        .build()
+        .unwrap();
+    let mut hostile = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for attack in [
+        "",
+        "GET /v1/plans HTTP/1.1\r\n",
+        "GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n",
+    ] {
+        for _ in 0..AT_ONCE {
+            let mut stream = TcpStream::connect(&address).await.unwrap();
+            let _ = stream.write_all(attack.as_bytes()).await;
+            hostile.push(stream);
+            if hostile.len() % 10 == 0 {
+                let begun = Instant::now();
+                for path in ["healthz", "readyz"] {
+                    let answer = probe.get(format!("{}/{path}", operator.metrics_url)).send().await;
+                    assert_eq!(answer.unwrap().status(), 200, "{path} during {attack:?}");
+                }
+                slowest = slowest.max(begun.elapsed());
+            }
+        }
+    }
+    println!(
+        "two probes took at most {slowest:.1?} while {} connections were opened",
+        hostile.len()
+    );
+    drop(hostile);
+    operator.stop().await;
 }
 
 #[tokio::test]

@@ -1,17 +1,22 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
+use std::time::Instant;
+
 use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
+use rand::RngExt as _;
 use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::{
     resources::{Account, Webhook},
     service::idempotency::IdempotentRequest,
 };
+
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::contract::{call, code, expect, fields};
 use crate::support::{Answer, Tenant, eventually, shared};
@@ -563,4 +568,61 @@ async fn a_webhook_shows_its_health_and_what_blocks_it() {
     let blocked = eventually("it to be blocked", look, |shown| shown["health"] == "blocked").await;
     let message = blocked["health_message"].as_str().unwrap();
     assert!(message.contains("the signing secret is missing"), "{message}");
+}
+
+#[tokio::test]
+async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
+    const CREATES: u64 = 30;
+    let cluster = shared().await;
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "hook-cut", |spec| {
+        spec.webhook_quota = Some(100);
+    })
+    .await;
+    let body = hook().to_string();
+    let request = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        tenant.key,
+        body.len()
+    );
+    let address = tenant.url.strip_prefix("http://").unwrap();
+    // How long one takes that is answered.
+    let begun = Instant::now();
+    create(&tenant).await;
+    let usual = begun.elapsed();
+    for _ in 0..CREATES {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        tokio::time::sleep(usual.mul_f64(rand::rng().random_range(0.0..1.2))).await;
+    }
+    // Once the last request has ended, the number of webhooks stays as it is.
+    let running = async || {
+        let all = webhooks(&tenant)
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items;
+        let mut whole = 0;
+        for webhook in &all {
+            let name = &webhook.spec.secret_ref.name;
+            whole += usize::from(stored(&tenant, name, "secret").await.is_some());
+        }
+        (all.len(), whole)
+    };
+    let (webhooks, _) = eventually("every webhook to have its Secret", running, |(all, whole)| {
+        all == whole
+    })
+    .await;
+    let (all, whole) = running().await;
+    assert_eq!((all, whole), (webhooks, webhooks), "some are still being created");
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let secrets = secrets.list(&ListParams::default()).await.unwrap().items;
+    let owned = secrets.iter().filter(|secret| {
+        let owners = secret.metadata.owner_references.iter().flatten();
+        owners.into_iter().any(|owner| owner.kind == "Webhook")
+    });
+    assert_eq!(owned.count(), whole, "a Secret without a webhook");
+    println!(
+        "{CREATES} creates were cut off after up to 1.2 times {usual:.1?}; they made {} webhooks",
+        all - 1
+    );
 }

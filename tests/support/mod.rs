@@ -9,7 +9,7 @@ pub mod smtp;
 use std::{
     num::NonZero,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
@@ -24,6 +24,7 @@ use kube::{
     api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::{Condition, await_condition},
 };
+use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use stellage::{
@@ -70,7 +71,7 @@ pub const USUAL_LEASE: &str = "--lease-duration-seconds=15";
 
 /// A running `stellage`. Prints the end of its log when a failing test drops it.
 pub struct Operator {
-    daemon: Daemon,
+    daemon: Mutex<Daemon>,
     log: PathBuf,
     pub url: String,
     pub metrics_url: String,
@@ -110,7 +111,7 @@ impl Operator {
         .unwrap();
         let text = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
         Self {
-            daemon,
+            daemon: Mutex::new(daemon),
             log,
             url: text("url"),
             metrics_url: text("metrics_url"),
@@ -119,14 +120,14 @@ impl Operator {
 
     /// The process.
     pub fn pid(&self) -> u32 {
-        self.daemon.pid()
+        self.daemon.lock().pid()
     }
 
     /// Sends SIGKILL, then releases its Lease; otherwise the next leader would wait until it expires. Fails the test if it has
-    /// ended by itself before.
+    /// ended by itself before, or a part of it panicked.
     pub async fn die(&mut self, plane: &ControlPlane) {
-        self.assert_alive();
-        self.daemon.kill();
+        self.assert_well();
+        self.daemon.get_mut().kill();
         self.assert_no_panic();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
@@ -143,47 +144,66 @@ impl Operator {
 
     /// Sends SIGSTOP.
     pub fn halt(&self) {
-        self.daemon.halt();
+        self.daemon.lock().halt();
     }
 
     /// Sends SIGCONT.
     pub fn resume(&self) {
-        self.daemon.resume();
+        self.daemon.lock().resume();
     }
 
-    /// Whether it has exited by itself.
-    pub fn has_ended(&mut self) -> bool {
-        self.daemon.exited().is_some()
+    /// How it has ended by itself, if it has.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.daemon.lock().exited()
     }
 
     /// Sends SIGTERM. Fails the test if it has ended by itself before, does not exit with 0 in time, or a part of it panicked.
     pub async fn stop(&mut self) {
-        self.assert_alive();
-        let status = self.daemon.stop(Duration::from_secs(30)).await;
+        self.assert_well();
+        let status = self.daemon.get_mut().stop(Duration::from_secs(30)).await;
         assert!(
             status.is_some_and(|status| status.success()),
-            "{} ended with {status:?}; the end of its log:\n{}",
-            self.daemon.name(),
-            self.daemon.log_tail()
+            "{} ended with {status:?}; {}",
+            self.name(),
+            self.end_of_log()
         );
         self.assert_no_panic();
     }
 
-    fn assert_alive(&mut self) {
-        let ended = self.daemon.exited();
+    /// Fails the test if it has ended by itself, or a part of it panicked.
+    fn assert_well(&self) {
+        let ended = self.ended();
         assert!(
             ended.is_none(),
-            "{} ended by itself with {ended:?}; the end of its log:\n{}",
-            self.daemon.name(),
-            self.daemon.log_tail()
+            "{} ended by itself with {ended:?}; {}",
+            self.name(),
+            self.end_of_log()
         );
+        self.assert_no_panic();
     }
 
     /// A panic in a background task does not end the process, so it shows in the log alone.
     fn assert_no_panic(&self) {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
-        assert!(panics.is_empty(), "{} panicked: {panics:#?}", self.daemon.name());
+        assert!(panics.is_empty(), "{} panicked: {panics:#?}", self.name());
+    }
+
+    fn name(&self) -> String {
+        self.daemon.lock().name().to_owned()
+    }
+
+    fn end_of_log(&self) -> String {
+        format!("the end of its log:\n{}", self.daemon.lock().log_tail())
+    }
+
+    /// A size from `/proc/PID/status`, such as `VmRSS` (resident memory) or `VmHWM` (its peak), in kB.
+    pub fn memory_kb(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let value = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     }
 
     /// The value of a metric, summed over the label sets that contain `labels`.
@@ -204,16 +224,13 @@ impl Operator {
 impl Drop for Operator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let state = if self.has_ended() {
-                "had ended"
-            } else {
-                "was running"
-            };
-            eprintln!(
-                "{} {state}; the end of its log:\n{}",
-                self.daemon.name(),
-                self.daemon.log_tail()
+            let ended = self.ended().map_or_else(
+                || "was running".to_owned(),
+                |status| format!("had ended ({status})"),
             );
+            eprintln!("{} {ended}; {}", self.name(), self.end_of_log());
+        } else {
+            self.assert_no_panic();
         }
     }
 }
@@ -271,10 +288,11 @@ impl Supervised {
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let mut restarts = 0;
             while !stopped.is_cancelled() {
-                if operator.has_ended() {
+                if let Some(status) = operator.ended() {
                     operator.assert_no_panic();
+                    assert!(status.code().is_some(), "{} ended with {status}", operator.name());
                     let next = spawn_operator(&plane, &arguments, &plane.kubeconfig(Identity::Operator));
-                    (operator.daemon, operator.log) = (next.daemon, next.log);
+                    (operator.daemon, operator.log) = (Mutex::new(next.daemon), next.log);
                     restarts += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -405,9 +423,10 @@ pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
     plane.folder().join("mail")
 }
 
+static SHARED: OnceCell<Cluster> = OnceCell::const_new();
+
 /// The cluster shared by all tests that neither kill processes nor count writes.
 pub async fn shared() -> &'static Cluster {
-    static SHARED: OnceCell<Cluster> = OnceCell::const_new();
     SHARED
         .get_or_init(|| async {
             let plane = control_plane::shared().await.unwrap();
@@ -427,6 +446,15 @@ pub async fn shared() -> &'static Cluster {
 pub struct OwnPlane {
     plane: ControlPlane,
     _permit: SemaphorePermit<'static>,
+}
+
+/// Fails the test if a server has ended that the test has not killed.
+impl Drop for OwnPlane {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.plane.check().unwrap();
+        }
+    }
 }
 
 impl std::ops::Deref for OwnPlane {
@@ -489,6 +517,18 @@ impl Answer {
             .get(name)
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default()
+    }
+}
+
+/// Fails the test if anything that tests share has ended or panicked. Nothing stops it at the end, so each test looks after it.
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        if let Some(shared) = SHARED.get()
+            && !std::thread::panicking()
+        {
+            shared.plane.check().unwrap();
+            shared.operator.assert_well();
+        }
     }
 }
 

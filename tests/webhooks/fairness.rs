@@ -31,12 +31,6 @@ fn events(receiver: &Receiver) -> BTreeSet<String> {
     ids.map(ToOwned::to_owned).collect()
 }
 
-fn memory_kb(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_one_and_take_little_memory() {
     let plane = own_plane().await;
@@ -100,7 +94,7 @@ async fn fifty_of_every_hostile_receiver_at_once_keep_no_event_from_a_healthy_on
             .iter()
             .all(|event_type| event_type == "instance.created")
     );
-    let memory = memory_kb(operator.pid());
+    let memory = operator.memory_kb("VmHWM");
     let accepted: usize = hostile.iter().map(HostileReceiver::accepted).sum();
     println!(
         "{} hostile webhooks, {accepted} connections; {rounds} events of the healthy one, the slowest in {slowest:?}; {memory} kB",

@@ -57,11 +57,8 @@ async fn etcd(plane: &ControlPlane, path: &str, body: &Value) -> Value {
     answer.error_for_status().unwrap().json().await.unwrap()
 }
 
-/// Frees space, as the administrator of a full etcd does.
-async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
-    maps.delete_collection(&DeleteParams::default(), &ListParams::default())
-        .await
-        .unwrap();
+/// Removes old versions of objects from etcd. Returns its status before.
+pub(super) async fn compact(plane: &ControlPlane) -> Value {
     let status = etcd(plane, "/v3/maintenance/status", &json!({})).await;
     let revision = &status["header"]["revision"];
     etcd(
@@ -70,6 +67,15 @@ async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
         &json!({ "revision": revision, "physical": true }),
     )
     .await;
+    status
+}
+
+/// Frees space, as the administrator of a full etcd does.
+async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
+    maps.delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await
+        .unwrap();
+    let status = compact(plane).await;
     etcd(plane, "/v3/maintenance/defragment", &json!({})).await;
     let member = &status["header"]["member_id"];
     let alarm = json!({ "action": "DEACTIVATE", "memberID": member, "alarm": "NOSPACE" });

@@ -380,12 +380,59 @@ pub async fn expected(tenant: &Tenant, done: &Done) -> Expected {
     all
 }
 
+/// A kill, and when what was killed was back.
+#[derive(Clone, Copy, Debug)]
+pub struct Kill {
+    /// Just before it.
+    pub at: Instant,
+    /// Just before the next process was started. Until then, what was sent before the kill may arrive.
+    pub followed: Instant,
+    /// When the next process was at work.
+    pub risen: Instant,
+}
+
+/// What was sent before a kill, and what was repeated after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Repetition {
+    /// Requests in the time before the kill that may be repeated.
+    sent: usize,
+    /// Requests between this kill and the next one that follow one for the same event that was answered with success.
+    repeated: usize,
+    /// How long before the kill the earliest of those had been sent last.
+    oldest: Duration,
+}
+
+/// The kills of a test, and how much they may cost.
+#[derive(Clone, Debug)]
+pub struct Kills {
+    pub all: Vec<Kill>,
+    /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts,
+    /// not that in which nothing runs, or the next process has not begun to send.
+    pub repeatable: Duration,
+}
+
+/// When the time that may be repeated after the last of these kills begins. `arrivals` are sorted.
+fn repeatable_since(kills: &[Kill], repeatable: Duration, arrivals: &[Instant]) -> Instant {
+    let (last, earlier) = kills.split_last().unwrap();
+    let (mut end, mut left) = (last.at, repeatable);
+    for kill in earlier.iter().rev() {
+        let first = arrivals[arrivals.partition_point(|at| *at < kill.followed)..].first();
+        let sending = first.map_or(Duration::ZERO, |first| end.saturating_duration_since(*first));
+        if sending >= left {
+            break;
+        }
+        (end, left) = (kill.at, left.saturating_sub(sending));
+    }
+    end.checked_sub(left).unwrap()
+}
+
 /// The results.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Balance {
     events: usize,
     requests: usize,
-    /// Requests for an event that the receiver had already accepted.
+    repetitions: Vec<Repetition>,
+    /// Requests that follow one for the same event that was answered with success.
     duplicates: usize,
     /// Events that first arrived before an earlier one of the same instance.
     early: usize,
@@ -396,24 +443,29 @@ impl std::fmt::Display for Balance {
         let Self {
             events,
             requests,
+            repetitions,
             duplicates,
             early,
         } = self;
+        let worst = repetitions.iter().max_by_key(|kill| kill.repeated).unwrap();
         write!(
             f,
-            "{events} events in {requests} requests, {duplicates} of them duplicates, {early} out of order"
+            "{events} events in {requests} requests, {duplicates} of them duplicates (at most {} after one kill, sent up to {:.1?} before it; {} might have been), {early} out of order",
+            worst.repeated, worst.oldest, worst.sent
         )
     }
 }
 
 /// Waits until all expected events are accepted and logged, and checks that no others arrived, and none after it was logged as
-/// delivered. Events out of order are counted and printed with their details, but do not fail the test.
+/// delivered, and that each kill led to no more repeated requests than it may. Events out of order are counted and printed with
+/// their details, but do not fail the test.
 pub async fn balance(
     tenant: &Tenant,
     book: &Book,
     expected: &Expected,
     webhook: &str,
     logged: &Logged,
+    kills: &Kills,
 ) -> Balance {
     let what = format!("every event to arrive at {webhook}, and to be logged");
     let missing = async || book.missing(expected, webhook, logged);
@@ -426,7 +478,7 @@ pub async fn balance(
     }
     Balance {
         early: early.len() / 2,
-        ..book.check(expected, webhook, logged)
+        ..book.check(expected, webhook, logged, kills)
     }
 }
 
@@ -449,11 +501,12 @@ impl Book {
             .collect()
     }
 
-    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged) -> Balance {
+    fn check(&self, expected: &Expected, webhook: &str, logged: &Logged, kills: &Kills) -> Balance {
         let (pages, log) = (self.0.lock(), logged.seen.lock());
         let mut balance = Balance {
             events: pages.events.len(),
             requests: pages.requests,
+            repetitions: pages.repetitions(kills),
             duplicates: 0,
             early: 0,
         };
@@ -470,9 +523,56 @@ impl Book {
                 "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
                 page.arrivals
             );
-            let accepted = page.arrivals.iter().position(|(_, accepted)| *accepted);
-            balance.duplicates += page.arrivals.len() - accepted.unwrap() - 1;
+            balance.duplicates += page.repeated().count();
         }
+        for (kill, repetition) in balance.repetitions.iter().enumerate() {
+            let Repetition { sent, repeated, .. } = repetition;
+            assert!(
+                repeated <= sent,
+                "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {:?} before it: {:#?}",
+                kills.repeatable,
+                balance.repetitions
+            );
+        }
+        let after_kills: usize = balance.repetitions.iter().map(|kill| kill.repeated).sum();
+        assert_eq!(
+            after_kills, balance.duplicates,
+            "{webhook}: repeated without a kill"
+        );
         balance
+    }
+}
+
+impl Page {
+    /// The requests for this event that follow one that was answered with success: the times of both.
+    fn repeated(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        let pairs = self.arrivals.windows(2).filter(|pair| pair[0].1);
+        pairs.map(|pair| (pair[0].0, pair[1].0))
+    }
+}
+
+impl Pages {
+    fn repetitions(&self, kills: &Kills) -> Vec<Repetition> {
+        let Kills { all, repeatable } = kills;
+        let arrivals = self.events.values().flat_map(|page| &page.arrivals);
+        let mut arrivals: Vec<_> = arrivals.map(|(at, _)| *at).collect();
+        arrivals.sort_unstable();
+        let each = all.iter().enumerate().map(|(number, kill)| {
+            let since = repeatable_since(&all[..=number], *repeatable, &arrivals);
+            let until = all.get(number + 1).map(|next| next.followed);
+            let sent = arrivals.iter().filter(|at| **at >= since && **at < kill.followed);
+            let repeated = self.events.values().flat_map(Page::repeated);
+            let is_its = |at: Instant| at >= kill.followed && until.is_none_or(|until| at < until);
+            let repeated: Vec<_> = repeated.filter(|(_, at)| is_its(*at)).collect();
+            let ages = repeated
+                .iter()
+                .map(|(before, _)| kill.at.saturating_duration_since(*before));
+            Repetition {
+                sent: sent.count(),
+                repeated: repeated.len(),
+                oldest: ages.max().unwrap_or_default(),
+            }
+        });
+        each.collect()
     }
 }

@@ -30,7 +30,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     ];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
-    let mut first = Operator::start(&plane, &arguments).await;
+    let first = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &first, "halted").await;
     // The second one waits as long as the Lease of the first says. Its own lasts longer, so that it keeps it on a busy machine.
     arguments.retain(|argument| *argument != USUAL_LEASE);
@@ -84,7 +84,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     first.resume();
     eventually(
         "the first one to see that it has lost the Lease",
-        async || first.has_ended(),
+        async || first.ended().is_some(),
         |ended| *ended,
     )
     .await;

@@ -1,5 +1,10 @@
 //! Signing secrets: missing, changed and rotated.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
@@ -8,7 +13,7 @@ use serde_json::json;
 use standardwebhooks::Webhook as Verifier;
 use stellage::resources::{DeliveryPhase, InstanceState, Webhook, conditions};
 
-use super::{SECRET, all_in};
+use super::{SECRET, all_in, phase_of};
 use crate::support::{
     Tenant, eventually,
     receivers::{Answer, Receiver},
@@ -206,6 +211,63 @@ async fn a_secret_rotated_through_rest_signs_what_is_sent_from_then_on() {
             .unwrap()
             .verify(&got.body, &got.headers)
             .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_was_held_goes_out_signed_with_the_secret_of_the_request_that_enables_the_webhook() {
+    const ROUNDS: usize = 4;
+    const HELD: usize = 3;
+    let tenant = Tenant::new("hooks-enabled").await;
+    let gone = Arc::new(AtomicBool::new(false));
+    let is_gone = gone.clone();
+    let receiver = Receiver::start(move |_| {
+        if is_gone.load(Ordering::Relaxed) {
+            Answer::status(410)
+        } else {
+            Answer::ok()
+        }
+    })
+    .await;
+    let order = json!({ "url": receiver.url("/"), "events": ["instance.created"] });
+    let created = tenant
+        .call(Method::POST, "/v1/webhooks", Some(&order))
+        .await
+        .json();
+    let id = created["data"]["id"].as_str().unwrap();
+    let (path, name) = (format!("/v1/webhooks/{id}"), id.replace('_', "-"));
+    for round in 0..ROUNDS {
+        gone.store(true, Ordering::Relaxed);
+        tenant.apply(&format!("web-{round}-gone"), |_| {}).await;
+        tenant
+            .wait_for_webhook(&name, "it to be disabled", |webhook| webhook.disabled().is_some())
+            .await;
+        gone.store(false, Ordering::Relaxed);
+        let before = receiver.count();
+        for number in 0..HELD {
+            tenant.apply(&format!("web-{round}-{number}"), |_| {}).await;
+        }
+        tenant
+            .wait_for_deliveries(&name, "them to be held", |all| {
+                let held = all
+                    .iter()
+                    .filter(|one| phase_of(one) == Some(DeliveryPhase::Held));
+                held.count() == HELD
+            })
+            .await;
+        assert_eq!(receiver.count(), before);
+        let secret = format!("the secret of round {round}");
+        let change = json!({ "secret": secret, "active": true });
+        let changed = tenant.call(Method::PATCH, &path, Some(&change)).await;
+        assert_eq!(changed.status, 200, "{changed:?}");
+        let verifier = Verifier::from_bytes(secret.into_bytes()).unwrap();
+        for request in &receiver.wait_for(before + HELD).await[before..] {
+            let outcome = verifier.verify(&request.body, &request.headers);
+            assert!(outcome.is_ok(), "round {round}: {request:?}");
+        }
+        tenant
+            .wait_for_webhook(&name, "it to be enabled", |webhook| webhook.disabled().is_none())
+            .await;
     }
 }
 

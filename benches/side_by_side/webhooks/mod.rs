@@ -133,8 +133,7 @@ impl Stage {
 
     async fn stop(mut self) -> Result<()> {
         self.product.stop().await?;
-        self.cluster.stop().await;
-        Ok(())
+        self.cluster.stop().await
     }
 }
 

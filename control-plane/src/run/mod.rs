@@ -60,8 +60,10 @@ pub(crate) fn run(settings: &Settings) -> Result<ExitCode, Failure> {
                 Ok(ExitCode::SUCCESS)
             }
         };
-        session.stop().await;
-        outcome
+        let stopped = session.stop().await;
+        let code = outcome?;
+        stopped?;
+        Ok(code)
     })
 }
 
@@ -182,9 +184,9 @@ impl Session {
     }
 
     /// Stops `stellage` first, because its shutdown needs the API server.
-    async fn stop(mut self) {
+    async fn stop(mut self) -> Result<(), Failure> {
         self.stellage.stop(GRACE).await;
-        self.plane.stop().await;
+        Ok(self.plane.stop().await?)
     }
 }
 
