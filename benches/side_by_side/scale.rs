@@ -78,7 +78,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let small = stage.measure(tenth, sizes).await?;
     stage.fill(&template, tenth, full.accounts).await?;
     let large = stage.measure(full.accounts, sizes).await?;
-    stage.cluster.stop().await;
+    stage.cluster.stop().await?;
     report(table, full, &small, &large);
     Ok(())
 }
