@@ -1,6 +1,6 @@
 //! Webhooks through REST: their life, their secrets, their limits.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
@@ -585,10 +585,10 @@ async fn a_create_whose_client_hangs_up_leaves_a_whole_webhook_or_nothing() {
         body.len()
     );
     let address = tenant.url.strip_prefix("http://").unwrap();
-    // How long one takes that is answered.
+    // How long one takes that is answered, unless the machine is busy.
     let begun = Instant::now();
     create(&tenant).await;
-    let usual = begun.elapsed();
+    let usual = begun.elapsed().min(Duration::from_millis(150));
     for _ in 0..CREATES {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
