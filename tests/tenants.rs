@@ -147,19 +147,19 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
         .await
         .unwrap();
     let secrets: Api<Secret> = Api::namespaced(admin.clone(), "left-by-others");
-    for (name, label) in [("known", "true"), ("other", "false")] {
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": { "name": name, "labels": { "stellage.dev/webhook-secret": label } },
-        });
-        let secret: Secret = serde_json::from_value(secret).unwrap();
-        secrets.create(&PostParams::default(), &secret).await.unwrap();
-    }
+    let secret = |name: &str, label: &str| -> Secret {
+        let labels = json!({ "stellage.dev/webhook-secret": label });
+        serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap()
+    };
+    secrets
+        .create(&PostParams::default(), &secret("other", "false"))
+        .await
+        .unwrap();
     // More than one page of a list, and more than are counted.
-    stream::iter(0..500)
+    stream::iter(0..=500)
         .map(|number| {
-            let (keys, key) = (&keys, by_hand(&format!("a-{number:03}"), text));
-            async move { keys.create(&PostParams::default(), &key).await.unwrap() }
+            let (secrets, secret) = (&secrets, secret(&format!("known-{number:03}"), "true"));
+            async move { secrets.create(&PostParams::default(), &secret).await.unwrap() }
         })
         .buffer_unordered(16)
         .collect::<Vec<_>>()
@@ -200,7 +200,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     .unwrap();
     assert_eq!(
         found.message,
-        "a former owner of the namespace has left more than 500 API keys: a-000, a-001, a-002, a-003, a-004, …; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has 1 signing Secret: known from before this account, which none of its webhooks uses; delete what a former owner may know"
+        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account, which none of its webhooks uses; delete what a former owner may know"
     );
     eventually(
         "the webhook to be dead",

@@ -23,7 +23,7 @@ use crate::{
     objects,
     product::Product,
     say,
-    sizes::Sizes,
+    sizes::{Scale, Sizes},
     table::{Aim, Table},
     webhooks::{
         kit::Authority,
@@ -41,17 +41,6 @@ const STEP: u64 = 10_000;
 const PATIENCE: Duration = Duration::from_mins(10);
 /// The lock's histogram.
 const HOLDS: &str = "stellage_webhook_lock_hold_seconds_bucket";
-
-/// What is in the cluster.
-#[derive(Clone, Copy)]
-pub struct Scale {
-    /// Accounts, each with as many webhooks and instances as the others.
-    pub accounts: u64,
-    /// Webhooks of an account.
-    pub webhooks: u64,
-    /// Instances of an account.
-    pub instances: u64,
-}
 
 struct Measured {
     ready: Duration,

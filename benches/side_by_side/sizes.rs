@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::scale::Scale;
-
 /// Sizes and durations of the measurements.
 pub struct Sizes {
     /// Instances of the first footprint.
@@ -38,6 +36,17 @@ pub struct Sizes {
     pub hostile: Duration,
     /// What is in the cluster when many webhooks and instances are measured.
     pub scale: Scale,
+}
+
+/// What is in the cluster.
+#[derive(Clone, Copy)]
+pub struct Scale {
+    /// Accounts, each with as many webhooks and instances as the others.
+    pub accounts: u64,
+    /// Webhooks of an account.
+    pub webhooks: u64,
+    /// Instances of an account.
+    pub instances: u64,
 }
 
 impl Sizes {

@@ -15,7 +15,10 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::shared::{AT_ONCE, Listed, Shared};
+use super::{
+    initial_state::Listed,
+    shared::{AT_ONCE, Shared},
+};
 use crate::{
     resources::{Delivery, delivery::FINISHED_LABEL},
     runtime::{

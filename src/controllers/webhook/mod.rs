@@ -3,6 +3,7 @@
 //! The dispatcher ([`crate::delivery::dispatch`]) decides what to do; this module does the I/O.
 //!
 //! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
+//! - `initial_state`: loads what a new leader begins with;
 //! - `listeners`: passes changes from the watches to the dispatcher;
 //! - `worker`: carries out the dispatcher's commands;
 //! - `send`: makes one attempt;
@@ -13,6 +14,7 @@
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
+mod initial_state;
 mod listeners;
 mod lookup;
 mod mail_limiter;
@@ -128,9 +130,9 @@ impl WebhookController {
 
     /// Loads the initial state, retrying until that succeeds. From then on this replica is the leader, while `tenure` holds.
     pub async fn open(&self, stores: &Stores, tenure: Tenure) {
-        self.shared.prepare(stores);
+        initial_state::prepare(&self.shared, stores);
         let listed = lookup::list_all(&self.shared, &stores.deliveries).await;
-        self.shared.open(stores, listed, tenure).await;
+        initial_state::open(&self.shared, stores, listed, tenure).await;
     }
 
     /// Delivers events until shutdown, then waits up to `grace` for attempts and writes in flight.

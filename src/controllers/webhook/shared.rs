@@ -12,7 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::Notify;
 
 use super::{
-    Deps, Stores, listeners,
+    Deps,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     secret_cache::{Problem, SecretCache},
@@ -20,9 +20,7 @@ use super::{
 use crate::{
     delivery::{
         ReceiverUrl,
-        dispatch::{
-            Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, sort_for_adoption,
-        },
+        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key},
     },
     events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
@@ -63,7 +61,7 @@ pub(super) struct State {
     /// `inbox`.
     pub(super) tenure: Option<Tenure>,
     /// While the initial state is loaded: what the watches have shown since then, to be handled afterwards.
-    inbox: Option<VecDeque<Shown>>,
+    pub(super) inbox: Option<VecDeque<Shown>>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// Webhooks whose status may have to be written.
@@ -79,7 +77,7 @@ pub(super) struct State {
     pub(super) unread: BTreeSet<WebhookKey>,
     /// Instances with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
-    instances: Option<Store<Instance>>,
+    pub(super) instances: Option<Store<Instance>>,
     /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
     pub(super) floor: u64,
     /// Deleted instances whose last event is still pending, by UID.
@@ -222,13 +220,6 @@ impl Shared {
         self.state.lock().tenure.as_ref().is_some_and(Tenure::holds)
     }
 
-    /// Keeps what the watches show from now on until [`Self::open`] has loaded the initial state.
-    pub(super) fn prepare(&self, stores: &Stores) {
-        let mut state = self.state.lock();
-        state.inbox = Some(VecDeque::new());
-        state.instances = Some(stores.instances.clone());
-    }
-
     /// Whether a change is to be handled now. If not, it is kept until the initial state has been loaded, or it needs no
     /// handling because that state is loaded later.
     pub(super) fn admits(&self, shown: impl FnOnce() -> Shown) -> bool {
@@ -238,68 +229,6 @@ impl Shared {
             return false;
         }
         state.tenure.is_some()
-    }
-
-    /// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
-    /// the watches may lag behind the previous leader's writes. What the watches have shown since [`Self::prepare`] follows
-    /// in its order, so that nothing is lost or overtaken.
-    pub(super) async fn open(&self, stores: &Stores, listed: Listed, tenure: Tenure) {
-        self.state.lock().floor = listed.revision;
-        // The list first: counting continues from the first status that is seen, and the watch may lag behind.
-        self.load(listed.webhooks, |state, webhook, now| {
-            self.webhook_seen(state, Arc::new(webhook), now);
-        })
-        .await;
-        self.load(stores.webhooks.state(), |state, webhook, now| {
-            self.webhook_shown(state, &webhook, now);
-        })
-        .await;
-        let mut deliveries = listed.deliveries;
-        sort_for_adoption(&mut deliveries);
-        self.load(deliveries, |state, delivery, now| {
-            state.dispatcher.delivery_seen(delivery, true, now);
-        })
-        .await;
-        let mut instances = stores.instances.state();
-        instances.retain(|instance| !outbox(instance).is_empty());
-        self.load(instances, |state, instance, now| {
-            see_outbox(state, &instance, Origin::Found, now);
-        })
-        .await;
-        loop {
-            let next = {
-                let mut state = self.state.lock();
-                let next = state.inbox.as_mut().and_then(VecDeque::pop_front);
-                if next.is_none() {
-                    state.inbox = None;
-                    state.tenure = Some(tenure);
-                    break;
-                }
-                next
-            };
-            match next {
-                // What the watch has shown since then has been loaded from its store already, and is not gone.
-                Some(Shown::Webhook(Change::Replaced(_))) => {
-                    let all = Change::Replaced(stores.webhooks.state());
-                    listeners::handle(self, &Shown::Webhook(all));
-                }
-                Some(shown) => listeners::handle(self, &shown),
-                None => {}
-            }
-            tokio::task::yield_now().await;
-        }
-        self.wake.notify_one();
-        self.unverified.notify_one();
-    }
-
-    /// Does something with each item, without keeping the lock or the thread for all of them.
-    async fn load<T>(&self, all: Vec<T>, mut each: impl FnMut(&mut State, T, Now)) {
-        for (number, item) in all.into_iter().enumerate() {
-            each(&mut self.state.lock(), item, self.now());
-            if number % AT_ONCE == 0 {
-                tokio::task::yield_now().await;
-            }
-        }
     }
 
     /// Records a webhook from a watch, a list or a write. Ignores versions older than the known one.
@@ -536,15 +465,7 @@ impl Outbox for Shared {
     }
 }
 
-/// The initial lists of a new leader.
-pub(super) struct Listed {
-    pub(super) webhooks: Vec<Webhook>,
-    pub(super) deliveries: Vec<Arc<Delivery>>,
-    /// resourceVersion of the list of Deliveries.
-    pub(super) revision: u64,
-}
-
-fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) {
+pub(super) fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) {
     let metadata = &instance.metadata;
     if instance.is_deleting()
         && let Some(uid) = metadata.uid.clone()

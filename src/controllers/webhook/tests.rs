@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::{
     Deps, Listeners, Stores, WebhookController,
-    shared::{AT_ONCE, Listed, Shared},
+    initial_state::{self, Listed},
+    shared::{AT_ONCE, Shared},
 };
 use crate::{
     controllers::account::AccountDirectory,
@@ -136,14 +137,14 @@ fn opening<'a>(
     stores: &'a Stores,
     webhooks: std::ops::Range<usize>,
 ) -> impl Future<Output = ()> + 'a {
-    shared.prepare(stores);
+    initial_state::prepare(shared, stores);
     let listed = Listed {
         webhooks: webhooks.map(webhook).collect(),
         deliveries: (0..MANY).map(delivery).collect(),
         revision: 20,
     };
     let tenure = Tenure::until(tokio::time::Instant::now() + Duration::from_secs(600));
-    shared.open(stores, listed, tenure)
+    initial_state::open(shared, stores, listed, tenure)
 }
 
 #[tokio::test]

@@ -1,0 +1,90 @@
+//! Loads the state that a new leader begins with, in steps, so that the watches wait for none of it.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    Stores, listeners,
+    shared::{AT_ONCE, Shared, Shown, State, outbox, see_outbox},
+};
+use crate::{
+    delivery::dispatch::{Now, Origin, sort_for_adoption},
+    resources::{Delivery, Webhook},
+    runtime::{lease::Tenure, watch::Change},
+};
+
+/// The initial lists of a new leader.
+pub(super) struct Listed {
+    pub(super) webhooks: Vec<Webhook>,
+    pub(super) deliveries: Vec<Arc<Delivery>>,
+    /// resourceVersion of the list of Deliveries.
+    pub(super) revision: u64,
+}
+
+/// Keeps what the watches show from now on until [`open`] has loaded the initial state.
+pub(super) fn prepare(shared: &Shared, stores: &Stores) {
+    let mut state = shared.state.lock();
+    state.inbox = Some(VecDeque::new());
+    state.instances = Some(stores.instances.clone());
+}
+
+/// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
+/// the watches may lag behind the previous leader's writes. What the watches have shown since [`prepare`] follows
+/// in its order, so that nothing is lost or overtaken.
+pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenure: Tenure) {
+    shared.state.lock().floor = listed.revision;
+    // The list first: counting continues from the first status that is seen, and the watch may lag behind.
+    load(shared, listed.webhooks, |state, webhook, now| {
+        shared.webhook_seen(state, Arc::new(webhook), now);
+    })
+    .await;
+    load(shared, stores.webhooks.state(), |state, webhook, now| {
+        shared.webhook_shown(state, &webhook, now);
+    })
+    .await;
+    let mut deliveries = listed.deliveries;
+    sort_for_adoption(&mut deliveries);
+    load(shared, deliveries, |state, delivery, now| {
+        state.dispatcher.delivery_seen(delivery, true, now);
+    })
+    .await;
+    let mut instances = stores.instances.state();
+    instances.retain(|instance| !outbox(instance).is_empty());
+    load(shared, instances, |state, instance, now| {
+        see_outbox(state, &instance, Origin::Found, now);
+    })
+    .await;
+    loop {
+        let next = {
+            let mut state = shared.state.lock();
+            let next = state.inbox.as_mut().and_then(VecDeque::pop_front);
+            if next.is_none() {
+                state.inbox = None;
+                state.tenure = Some(tenure);
+                break;
+            }
+            next
+        };
+        match next {
+            // What the watch has shown since then has been loaded from its store already, and is not gone.
+            Some(Shown::Webhook(Change::Replaced(_))) => {
+                let all = Change::Replaced(stores.webhooks.state());
+                listeners::handle(shared, &Shown::Webhook(all));
+            }
+            Some(shown) => listeners::handle(shared, &shown),
+            None => {}
+        }
+        tokio::task::yield_now().await;
+    }
+    shared.wake.notify_one();
+    shared.unverified.notify_one();
+}
+
+/// Does something with each item, without keeping the lock or the thread for all of them.
+async fn load<T>(shared: &Shared, all: Vec<T>, mut each: impl FnMut(&mut State, T, Now)) {
+    for (number, item) in all.into_iter().enumerate() {
+        each(&mut shared.state.lock(), item, shared.now());
+        if number % AT_ONCE == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
