@@ -193,8 +193,7 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-/// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been asked for
-/// once.
+/// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been read.
 fn rules(
     common: &CommonSettings,
     watches: &Watches,
@@ -213,9 +212,11 @@ fn rules(
         rules.own.replace(addresses.known_at_once());
         let own = rules.own.clone();
         let told = read.clone();
-        let learned = move |ranges| {
+        let learned = move |ranges, is_complete| {
             own.replace(ranges);
-            let _ = told.set(());
+            if is_complete {
+                let _ = told.set(());
+            }
         };
         tokio::spawn(addresses.follow(learned, watches.shutdown.clone()));
     }

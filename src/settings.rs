@@ -170,7 +170,8 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_LEASE_DURATION_SECONDS", default_value_t = LeaseTimes::DEFAULT_SECONDS, value_parser = clap::value_parser!(u16).range(LEASE_SECONDS))]
     pub lease_duration_seconds: u16,
 
-    /// Instances reconciled at the same time; accounts take turns, and one gets at most half of the slots
+    /// Instances reconciled at the same time; accounts take turns, and one gets at most half of them, and half of the quarter
+    /// that is for instances whose last provider call failed
     #[arg(long, env = "STELLAGE_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub concurrency: u16,
 

@@ -200,7 +200,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
     .unwrap();
     assert_eq!(
         found.message,
-        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account, which none of its webhooks uses; delete what a former owner may know"
+        "a former owner of the namespace has left 1 API key: old; 1 webhook: wh-abcdefgh01234567; they do not work for this account and can be deleted; the namespace has more than 500 signing Secrets: known-000, known-001, known-002, known-003, known-004, … from before this account that none of its webhooks uses; delete those that a former owner may know"
     );
     eventually(
         "the webhook to be dead",
@@ -428,6 +428,12 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
         let patch = Patch::Merge(json!({ "metadata": metadata }));
         api.patch("web", &PatchParams::default(), &patch).await
     };
+    let is_back = async |when: &str| {
+        let has_it = |instance: Option<&Instance>| instance.is_some_and(Instance::has_finalizer);
+        tenant
+            .wait("web", &format!("the finalizer to be back {when}"), has_it)
+            .await;
+    };
     // `kubectl replace` removes it, too, and the operator adds it again; in between the instance is not deleted.
     let without = patch(&theirs, json!({ "finalizers": null })).await.unwrap();
     let version = Preconditions {
@@ -443,13 +449,32 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
             || refused.contains("Precondition failed"),
         "{refused}"
     );
-    tenant
-        .wait(
-            "web",
-            "the finalizer to be back",
-            |instance: Option<&Instance>| instance.is_some_and(Instance::has_finalizer),
-        )
+    is_back("after that").await;
+    // Also while its spec is refused, and from those who are exempt otherwise.
+    let refused_image =
+        Patch::Merge(json!({ "metadata": { "finalizers": null }, "spec": { "image": "debian-99" } }));
+    theirs
+        .patch("web", &PatchParams::default(), &refused_image)
+        .await
+        .unwrap();
+    is_back("again").await;
+    let operator = support::shared()
+        .await
+        .plane
+        .client(Identity::Operator)
+        .await
+        .unwrap();
+    let operators: Api<Instance> = Api::namespaced(operator, &tenant.namespace);
+    let without = patch(&theirs, json!({ "finalizers": null })).await.unwrap();
+    let version = Preconditions {
+        resource_version: without.metadata.resource_version,
+        uid: None,
+    };
+    let refused = operators
+        .delete("web", &DeleteParams::default().preconditions(version))
         .await;
+    assert!(refused.is_err(), "{refused:?}");
+    is_back("once more").await;
     patch(
         &theirs,
         json!({ "annotations": { "simulator.stellage.dev/fault": "unreachable" } }),

@@ -19,6 +19,7 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection, HttpConnector},
     rt::TokioIo,
 };
+use parking_lot::Mutex;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -37,6 +38,8 @@ use super::{
 
 /// The part of the time for a connection that a proxy may take to make it.
 const PROXY_SHARE: f64 = 0.9;
+/// How long a connection that the proxy has made shows that it works.
+const WORKED_LATELY: Duration = Duration::from_secs(60);
 /// The kernel's receive buffer of a connection, in bytes; larger than any single read.
 const RECEIVE_BUFFER: usize = 64 * 1024;
 /// Bytes that a receiver may send on a new connection: enough for the longest handshake and the first response.
@@ -61,7 +64,27 @@ enum Dialer {
     /// To the addresses that the resolver allows.
     Direct(HttpConnector<GuardedResolver>),
     /// Through a proxy, to the host of the URL.
-    Proxy(HttpConnector, ProxyUrl),
+    Proxy(HttpConnector, ProxyUrl, ProxyRecord),
+}
+
+/// When the proxy last made a connection for anybody. While it works for others, a receiver that it makes none to has failed
+/// itself: else a receiver could pass its own silence off as the proxy's, and would never be disabled. Clones share it.
+#[derive(Clone, Default)]
+struct ProxyRecord(Arc<Mutex<Option<Instant>>>);
+
+impl ProxyRecord {
+    fn connected(&self) {
+        *self.0.lock() = Some(Instant::now());
+    }
+
+    /// What a failure of the proxy means for the receiver.
+    fn judge(&self, error: ConnectError) -> ConnectError {
+        let works = self.0.lock().is_some_and(|at| at.elapsed() < WORKED_LATELY);
+        match error {
+            ConnectError::BrokenProxy(why) if works => ConnectError::Proxy(why),
+            error => error,
+        }
+    }
 }
 
 impl Connector {
@@ -79,7 +102,7 @@ impl Connector {
         // Half of the time, so that a proxy that cannot be reached is not taken for one that does not answer.
         let tcp = dialer(HttpConnector::new(), timeout / 2);
         Self {
-            tcp: Dialer::Proxy(tcp, proxy.clone()),
+            tcp: Dialer::Proxy(tcp, proxy.clone(), ProxyRecord::default()),
             tls: tls.into(),
             timeout,
         }
@@ -88,19 +111,26 @@ impl Connector {
     async fn dial(&mut self, uri: Uri) -> Result<TokioIo<TcpStream>, ConnectError> {
         match &mut self.tcp {
             Dialer::Direct(tcp) => tcp.call(uri).await.map_err(|error| self.of_tcp(&error)),
-            Dialer::Proxy(tcp, proxy) => {
+            Dialer::Proxy(tcp, proxy, record) => {
                 // Less than the whole time, so that a silent proxy is not taken for a silent receiver.
-                let within = self.timeout.mul_f64(PROXY_SHARE);
-                let connecting = async {
-                    let tcp = tcp.call(proxy.uri().clone()).await.map_err(|error| {
-                        tracing::debug!(%error, "cannot connect to the proxy");
-                        ConnectError::BrokenProxy("the proxy cannot be reached")
-                    })?;
-                    tunnel::open(tcp, &uri, proxy.authorization()).await
-                };
-                tokio::time::timeout(within, connecting)
-                    .await
-                    .unwrap_or(Err(ConnectError::BrokenProxy("the proxy does not answer")))
+                let until = Instant::now() + self.timeout.mul_f64(PROXY_SHARE);
+                let tcp = tcp.call(proxy.uri().clone()).await.map_err(|error| {
+                    tracing::debug!(%error, "cannot connect to the proxy");
+                    ConnectError::BrokenProxy("the proxy cannot be reached")
+                })?;
+                let opened =
+                    tokio::time::timeout_at(until, tunnel::open(tcp, &uri, proxy.authorization())).await;
+                match opened {
+                    Ok(Ok(stream)) => {
+                        record.connected();
+                        Ok(stream)
+                    }
+                    Ok(Err(ConnectError::BrokenProxy(tunnel::CREDENTIALS))) => {
+                        Err(ConnectError::BrokenProxy(tunnel::CREDENTIALS))
+                    }
+                    Ok(Err(error)) => Err(record.judge(error)),
+                    Err(_) => Err(record.judge(ConnectError::BrokenProxy("the proxy does not answer"))),
+                }
             }
         }
     }

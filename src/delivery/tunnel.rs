@@ -18,6 +18,8 @@ use super::connect_error::ConnectError;
 
 /// Largest head of the proxy's answer, in bytes.
 const MAX_HEAD: usize = 16 * 1024;
+/// The proxy wants other credentials, which no receiver can bring about.
+pub(super) const CREDENTIALS: &str = "the proxy does not take this service's credentials";
 const NOT_HTTP: &str = "the proxy does not speak HTTP";
 /// Port of a URL without one.
 const HTTPS: u16 = 443;
@@ -51,8 +53,9 @@ pub(super) async fn open(
     };
     match upgraded.downcast::<TokioIo<TcpStream>>() {
         Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-        // A TLS server does not speak first.
-        _ => Err(ConnectError::BrokenProxy(NOT_HTTP)),
+        // These bytes are the receiver's, and a TLS server does not speak first.
+        Ok(_) => Err(ConnectError::Closed),
+        Err(_) => Err(ConnectError::BrokenProxy(NOT_HTTP)),
     }
 }
 
@@ -76,9 +79,7 @@ fn refusal(response: &Response<Incoming>) -> Option<ConnectError> {
             Some(ConnectError::Proxy("the proxy could not reach it"))
         }
         StatusCode::PROXY_AUTHENTICATION_REQUIRED if response.headers().contains_key(PROXY_AUTHENTICATE) => {
-            Some(ConnectError::BrokenProxy(
-                "the proxy does not take this service's credentials",
-            ))
+            Some(ConnectError::BrokenProxy(CREDENTIALS))
         }
         // A 407 without a challenge is how Smokescreen refuses an address.
         StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {

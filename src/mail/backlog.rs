@@ -68,8 +68,8 @@ impl BackloggedWebhook {
         paragraph(
             &mut text,
             &format!(
-                "More deliveries wait for the receiver of a webhook of the account {} than may wait at a time. Further ones \
-                 are held until there is room; if too many are held, the oldest are dropped.",
+                "There are more deliveries for a webhook of the account {} than its limits, or the quota of its namespace, \
+                 allow. Any more are held until there is room; if too many are held, the oldest are dropped.",
                 name(&self.account_name)
             ),
         );
@@ -92,8 +92,8 @@ impl BackloggedWebhook {
         text.push('\n');
         paragraph(
             &mut text,
-            "Held deliveries are sent, in order, as soon as there is room. Dropped ones are never sent. This is the only \
-             e-mail about this backlog, however long it lasts.",
+            "Held deliveries are sent, in order, as soon as there is room and the webhook is not disabled. Dropped ones are \
+             never sent. This is the only e-mail about this backlog, however long it lasts.",
         );
         text.push_str("What to do\n\n");
         what_to_do(&mut text, &id);
@@ -102,18 +102,18 @@ impl BackloggedWebhook {
 }
 
 fn what_to_do(text: &mut String, id: &str) {
-    step(text, "1. See what its receiver answers:");
+    step(text, "1. See what is wrong (health and health_message):");
     let _ = writeln!(
         text,
         "\n   \
          curl \\\n     \
-           \"$STELLAGE_URL/v1/webhooks/{id}/deliveries?status=pending\" \\\n     \
+           \"$STELLAGE_URL/v1/webhooks/{id}\" \\\n     \
            -H \"Authorization: Bearer $STELLAGE_API_KEY\"\n",
     );
     step(
         text,
         "2. Fix the receiver. It must answer each POST with a 2xx status, and soon: it should only store the event, and \
-         process it afterwards.",
+         process it afterwards. If the webhook is disabled, enable it then: PATCH it with {\"active\": true}.",
     );
     step(text, "3. Send what waits for its next attempt at once:");
     let _ = writeln!(
@@ -154,13 +154,13 @@ pub(super) mod tests {
             "Webhook wh_0123456789abcdef has too many deliveries: 1000 held, 37 dropped"
         );
         for expected in [
-            "account demo than may wait",
+            "account demo than its limits",
             "  Webhook     wh_0123456789abcdef (orders in namespace demo)\n",
             "  URL         https://hooks.example.com/stellage\n",
             "  Since       2026-11-21 10:00:00 UTC\n",
             "  Held        1000\n",
             "  Dropped     37\n",
-            "curl \\\n     \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries?status=pending\"",
+            "curl \\\n     \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef\" \\\n",
             "curl -X POST \\\n     \"$STELLAGE_URL/v1/webhooks/wh_0123456789abcdef/deliveries/retry\"",
         ] {
             let body = mail.body.replace('\n', " ");

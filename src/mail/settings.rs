@@ -33,7 +33,7 @@ pub struct MailSettings {
     #[arg(long, env = "STELLAGE_MAIL_INTERVAL_MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=1440))]
     pub mail_interval_minutes: u16,
 
-    /// Mails to one account holder within 24 hours; what happens after them goes into one when the next is allowed
+    /// Mails to one account holder within 24 hours; what happens after that goes into the next one that is allowed
     #[arg(long, env = "STELLAGE_MAILS_PER_DAY", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub mails_per_day: u16,
 }

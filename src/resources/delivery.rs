@@ -39,7 +39,7 @@ pub const MAX_RESPONSE_BYTES: usize = 1024;
 pub enum DeliveryPhase {
     /// Waiting for its next attempt.
     Pending,
-    /// Kept until its webhook can receive deliveries again.
+    /// Kept until its webhook can receive deliveries again and there is room for it.
     Held,
     /// The receiver responded with 2xx.
     Delivered,
@@ -74,7 +74,7 @@ pub struct Attempt {
     /// When it began.
     #[schemars(schema_with = "times::time")]
     pub at: Timestamp,
-    /// How long it took, in milliseconds.
+    /// Time until the status line or the failure, in milliseconds.
     #[schemars(extend("format" = "int64"))]
     pub duration_ms: i64,
     /// Status code of the response, if there was one.

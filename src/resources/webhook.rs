@@ -278,7 +278,7 @@ pub struct WebhookStatus {
     #[schemars(extend("format" = "int64"))]
     pub pending: i64,
 
-    /// Number of deliveries held until the webhook can receive deliveries again.
+    /// Number of deliveries held until the webhook can receive deliveries again and there is room for them.
     #[serde(default)]
     #[schemars(extend("format" = "int64"))]
     pub held: i64,

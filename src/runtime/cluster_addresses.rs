@@ -57,8 +57,8 @@ impl ClusterAddresses {
             .collect()
     }
 
-    /// Passes all ranges to `learned`, now and every ten minutes, until `shutdown`.
-    pub async fn follow(self, learned: impl Fn(Vec<IpNet>), shutdown: CancellationToken) {
+    /// Passes all ranges to `learned`, now and every ten minutes, until `shutdown`, and whether all could be read.
+    pub async fn follow(self, learned: impl Fn(Vec<IpNet>, bool), shutdown: CancellationToken) {
         let (mut services, mut nodes) = (Listed::default(), Listed::default());
         loop {
             let reading = async {
@@ -77,6 +77,7 @@ impl ClusterAddresses {
                 all.chain(services.ranges.clone())
                     .chain(nodes.ranges.clone())
                     .collect(),
+                is_complete,
             );
             let pause = tokio::time::sleep(if is_complete { READ_EVERY } else { RETRY_AFTER });
             if shutdown.run_until_cancelled(pause).await.is_none() {

@@ -206,6 +206,10 @@ fn refused(status: &Status) -> Error {
             "the account is being deleted; nothing can be created in it",
         ),
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
+        // Somebody took the finalizer away, and the operator has not put it back yet.
+        403 | 422 if status.message.contains("server-finalizer-kept.stellage.dev") => {
+            Error::unavailable("the instance cannot be deleted at the moment; try again")
+        }
         400..=499 if is_denial(status) => Error::new(
             ErrorKind::Forbidden,
             format!("a policy of the cluster refuses this: {}", status.message),
@@ -317,6 +321,13 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_too_long_for_a_turn_is_told_to_try_again() {
+        let busy = Error::from(CallError::Busy);
+        assert_eq!(busy.kind, ErrorKind::Unavailable);
+        assert!(busy.message.contains("busy"), "{}", busy.message);
+    }
+
+    #[test]
     fn answers_of_the_api_server_are_translated() {
         let none = json!({});
         let table = [
@@ -344,6 +355,11 @@ mod tests {
                 422,
                 "ValidatingAdmissionPolicy 'deletion-protection.stellage.dev' with binding 'x' denied request: no",
                 ErrorKind::Protected,
+            ),
+            (
+                403,
+                "ValidatingAdmissionPolicy 'server-finalizer-kept.stellage.dev' with binding 'x' denied request: no",
+                ErrorKind::Unavailable,
             ),
             (
                 403,

@@ -75,6 +75,21 @@ async fn a_proxy_that_fails_itself_is_no_failure_of_the_receiver() {
 }
 
 #[tokio::test]
+async fn while_the_proxy_works_for_others_its_failure_is_that_of_the_receiver() {
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let proxy = ConnectProxy::start(Proxying::ConnectsOrAnswers("503 Service Unavailable")).await;
+    let sender = through(&proxy, "");
+    let dead = receiver.url_by("dead.receiver.test");
+    let before = sender.post(&dead).await;
+    assert!(before.error.as_ref().unwrap().is_local(), "{before:?}");
+    let alive = sender.post(&receiver.url_by("hooks.receiver.test")).await;
+    assert!(alive.is_success(), "{alive:?}");
+    let after = sender.post(&dead).await;
+    assert_eq!(after.label(), "proxy");
+    assert!(!after.error.as_ref().unwrap().is_local(), "{after:?}");
+}
+
+#[tokio::test]
 async fn a_receiver_that_the_proxy_cannot_reach_or_does_not_allow_has_failed() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let url = receiver.url_by("hooks.receiver.test");

@@ -247,7 +247,7 @@ fn progress(delivery: &Delivery) -> Progress {
         )),
         DeliveryPhase::Held if delivery.is_attempt_requested() => Progress::Pending("being sent".to_owned()),
         DeliveryPhase::Held => Progress::Failed(format!(
-            "is held: nothing can be sent to webhook {} at the moment",
+            "is held until webhook {} can be sent to and there is room",
             delivery.spec.webhook
         )),
         DeliveryPhase::Pending => Progress::Pending(match next_attempt(delivery) {

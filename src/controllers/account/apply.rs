@@ -285,8 +285,8 @@ impl Work<'_> {
                 }
             }
             match some.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) if !left.has_more => page = page.continue_token(&token),
-                _ => return Ok((left, used)),
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok((left, used)),
             }
         }
     }

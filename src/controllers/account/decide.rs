@@ -227,7 +227,7 @@ pub(super) fn leftovers(dead: &[Contents], secrets: Contents) -> Option<String> 
     });
     let secrets = enumerated(&[secrets]).map(|what| {
         format!(
-            "the namespace has {what} from before this account, which none of its webhooks uses; delete what a former owner may know"
+            "the namespace has {what} from before this account that none of its webhooks uses; delete those that a former owner may know"
         )
     });
     let messages: Vec<String> = dead.into_iter().chain(secrets).collect();
@@ -687,7 +687,7 @@ pub(super) mod tests {
         );
         assert_eq!(
             leftovers(&keys(0), secrets(2)).unwrap(),
-            "the namespace has 2 signing Secrets: it-0, it-1 from before this account, which none of its webhooks uses; delete what a former owner may know"
+            "the namespace has 2 signing Secrets: it-0, it-1 from before this account that none of its webhooks uses; delete those that a former owner may know"
         );
         for (count, said) in [
             (500, " left 500 API keys: "),

@@ -98,6 +98,13 @@ pub(super) async fn reconcile<P: Provider>(
     result.unwrap_or_else(|error| reconciler.after(&instance, &error))
 }
 
+fn is_accepted(instance: &Instance) -> bool {
+    instance
+        .status
+        .as_ref()
+        .is_some_and(|status| status.state.is_some())
+}
+
 fn uid(instance: &Instance) -> &str {
     instance.metadata.uid.as_deref().unwrap_or_default()
 }
@@ -146,7 +153,8 @@ impl<P: Provider> Reconciler<P> {
             }
             let holder = self.holder_of(&instance);
             let gate = self.gate(&instance, holder.as_ref());
-            if gate == Gate::Open && !instance.has_finalizer() {
+            // Of an accepted instance whatever the gate: it may have a server, and is not deleted without the finalizer.
+            if (gate == Gate::Open || is_accepted(&instance)) && !instance.has_finalizer() {
                 instance = self.add_finalizer(&instance).await?;
             }
             let Some(asked) = self.ask(&instance, &gate, class).await else {
@@ -222,11 +230,7 @@ impl<P: Provider> Reconciler<P> {
                 "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
             ));
         }
-        let accepted = instance
-            .status
-            .as_ref()
-            .is_some_and(|status| status.state.is_some());
-        match self.complaint(instance, accepted) {
+        match self.complaint(instance, is_accepted(instance)) {
             Some(complaint) => Gate::InvalidSpec(complaint),
             None => Gate::Open,
         }

@@ -70,6 +70,10 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
                 let all = Change::Replaced(stores.webhooks.state());
                 listeners::handle(shared, &Shown::Webhook(all));
             }
+            Some(Shown::Delivery(Change::Replaced(_))) => {
+                let all = Change::Replaced(stores.deliveries.state());
+                listeners::handle(shared, &Shown::Delivery(all));
+            }
             Some(shown) => listeners::handle(shared, &shown),
             None => {}
         }

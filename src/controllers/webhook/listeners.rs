@@ -127,7 +127,7 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
         |state, last| state.dispatcher.orphans_after(last, AT_ONCE),
         |state, key| {
             if !listed.contains(key) {
-                state.dispatcher.forget_orphan(key);
+                state.dispatcher.forget_orphan(key, as_of);
             }
         },
     );

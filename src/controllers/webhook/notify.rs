@@ -30,19 +30,20 @@ pub(super) fn due(shared: &Shared) -> Vec<Arc<str>> {
     due.take(AT_ONCE).collect()
 }
 
-/// Tells the account holder all that is untold and may be told now, in one mail, and retries until that succeeds. What is
-/// untold by the next attempt goes with it. A disablement is told even if the webhook is enabled in the meantime, since the event
+/// Tells the account holder all that is untold and may be told now, in one mail, and retries that mail until it succeeds: it may
+/// have arrived although its sending failed, so it stays the same, with the same Message-ID. A disablement is told even if the webhook is enabled in the meantime, since the event
 /// was still not delivered, unless there is a later one by then.
 pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut pause = FIRST_PAUSE;
-    let mut is_counted = false;
+    let mut collected = None;
     while let Some(account) = shared.deps.directory.account_of(namespace) {
         let uid = account.metadata.uid.clone().unwrap_or_default();
-        if !is_counted && let Err(later) = check_limit(shared, namespace, &uid) {
+        let is_first = collected.is_none();
+        if is_first && let Err(later) = check_limit(shared, namespace, &uid) {
             wait(shared, namespace, Some(later));
             return;
         }
-        let found = untold(shared, namespace, &uid);
+        let found = collected.get_or_insert_with(|| untold(shared, namespace, &uid));
         let Some(mail) = problems(namespace, &account, &found.webhooks) else {
             wait(shared, namespace, found.next);
             return;
@@ -50,12 +51,14 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         if !shared.leads() {
             return;
         }
-        if !is_counted {
+        if is_first {
             let now = shared.now().wall;
             shared.state.lock().mail_limiter.count(&uid, now);
-            is_counted = true;
         }
-        let result = shared.deps.mailer.send(&mail.notification()).await;
+        let result = {
+            let _permit = shared.mailing.acquire().await;
+            shared.deps.mailer.send(&mail.notification()).await
+        };
         let outcome = result.as_ref().map_or_else(MailError::label, |()| "ok");
         let labels = OutcomeLabels { outcome };
         shared.deps.metrics.mails.get_or_create(&labels).inc();

@@ -9,7 +9,7 @@ use std::{
 
 use jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::{
     Deps,
@@ -53,6 +53,8 @@ pub(super) struct Shared {
     /// Wakes the poll of secrets: there is one that has never been read.
     pub(super) unread: Notify,
     pub(super) secrets: SecretCache,
+    /// Limits the mails sent at the same time.
+    pub(super) mailing: Semaphore,
 }
 
 /// The mutable state, under one lock that is never held across an await.
@@ -89,6 +91,9 @@ pub(super) struct State {
 pub(super) const AT_ONCE: usize = 64;
 /// Outboxes taken over while the lock is held once. Each may have dozens of events, and each of them as many jobs.
 const CLAIMS_AT_ONCE: usize = 8;
+
+/// Mails sent at the same time, each on a connection of its own.
+const MAILS_AT_ONCE: usize = 8;
 
 /// A change that a watch has shown.
 pub(super) enum Shown {
@@ -179,6 +184,7 @@ impl Shared {
         );
         Self {
             secrets: SecretCache::default(),
+            mailing: Semaphore::new(MAILS_AT_ONCE),
             instances,
             state: TimedMutex::new(
                 State {

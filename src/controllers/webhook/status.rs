@@ -15,6 +15,8 @@ use crate::{
 
 /// Reason of the condition Backlog while a quota refuses deliveries.
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+/// Reason of the condition Backlog: held deliveries have been dropped.
+const DROPPED: &str = "Dropped";
 
 /// What is known about a webhook besides the Webhook itself.
 pub(super) struct Facts<'a> {
@@ -172,7 +174,7 @@ fn backlog(
         )),
         Some(Backlog::Dropped) => Some((
             true,
-            "Dropped",
+            DROPPED,
             "too many deliveries are held, so the oldest are dropped; status.dropped is their number",
         )),
         Some(Backlog::Refused) => Some((
@@ -182,14 +184,25 @@ fn backlog(
         )),
         // An earlier process was refused, and this one has not tried yet.
         None if is_refused(conditions) && !facts.tally.has_stored => None,
-        // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway.
-        None if conditions::is_true(conditions, BACKLOG) && facts.held > 0 && !is_disabled => None,
+        // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway, so that only what
+        // was dropped is worth telling.
+        None if conditions::is_true(conditions, BACKLOG)
+            && facts.held > 0
+            && (!is_disabled || has_dropped(conditions)) =>
+        {
+            None
+        }
         None => (is_known || dropped > 0).then_some((
             false,
             "None",
             "no deliveries are held or dropped for their number; status.dropped is the number of those dropped earlier",
         )),
     }
+}
+
+/// Whether the condition says that held deliveries have been dropped.
+fn has_dropped(conditions: &[Condition]) -> bool {
+    conditions::find(conditions, BACKLOG).is_some_and(|backlog| backlog.reason == DROPPED)
 }
 
 /// Whether the condition says that a quota refuses deliveries.
@@ -419,9 +432,20 @@ mod tests {
         assert!(!is_urgent(&quiet, &status), "it is written with the counters");
         let (_, backlog) = told(&Tally::default(), &status);
         assert_eq!(backlog, Some(("False".to_owned(), "None".to_owned())));
-        // What a disabled webhook holds is no backlog.
-        for (is_disabled, expected) in [(false, "True"), (true, "False")] {
-            let mut before = serde_json::to_value(&status).unwrap();
+        // What a disabled webhook holds is no backlog, but what was dropped stays one, whichever process looks.
+        for (is_disabled, reason, expected) in [
+            (false, "Held", "True"),
+            (true, "Held", "False"),
+            (true, DROPPED, "True"),
+        ] {
+            let mut before = status.clone();
+            let known = before
+                .conditions
+                .iter_mut()
+                .find(|it| it.type_ == BACKLOG)
+                .unwrap();
+            reason.clone_into(&mut known.reason);
+            let mut before = serde_json::to_value(&before).unwrap();
             if is_disabled {
                 before["disabled"] = disabled(1)["disabled"].clone();
             }
@@ -441,7 +465,7 @@ mod tests {
             };
             let after = decide(&webhook, &facts, AT.parse().unwrap());
             let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();
-            assert_eq!(backlog.status, expected);
+            assert_eq!(backlog.status, expected, "{is_disabled} {reason}");
         }
     }
 

@@ -250,7 +250,7 @@ impl Dispatcher {
         };
         queue.tally.dropped += 1;
         queue.tally.backlog = Some(Backlog::Dropped);
-        self.totals.dropped += 1;
+        self.totals.count_dropped(&key);
         self.withdraw(&key);
         if let Some(job) = self.jobs.get_mut(&key) {
             job.state = State::Over;

@@ -289,6 +289,17 @@ struct Totals {
     pending: usize,
     /// Number of those dropped.
     dropped: u64,
+    #[cfg(test)]
+    dropped_jobs: Vec<JobKey>,
+}
+
+impl Totals {
+    /// Counts a delivery that is dropped.
+    fn count_dropped(&mut self, _job: &JobKey) {
+        self.dropped += 1;
+        #[cfg(test)]
+        self.dropped_jobs.push(_job.clone());
+    }
 }
 
 /// `namespace/name`.
@@ -321,6 +332,8 @@ impl Dispatcher {
                 held: Counts::new(limits.held),
                 pending: 0,
                 dropped: 0,
+                #[cfg(test)]
+                dropped_jobs: Vec::new(),
             },
             limits,
             schedule,

@@ -35,18 +35,37 @@ pub(super) struct Orphans {
     webhooks: BTreeMap<JobKey, WebhookKey>,
 }
 
-/// Records by name, and whether they existed at the start.
-type OrphansOfWebhook = BTreeMap<JobKey, (Arc<Delivery>, bool)>;
+type OrphansOfWebhook = BTreeMap<JobKey, Orphan>;
+
+/// A Delivery whose webhook is not known.
+#[derive(Debug)]
+struct Orphan {
+    record: Arc<Delivery>,
+    /// Whether it existed at the start.
+    at_start: bool,
+    /// Whether the latest list lacks it.
+    is_missed: bool,
+}
 
 impl Orphans {
     fn insert(&mut self, job_key: JobKey, webhook: WebhookKey, record: Arc<Delivery>, at_start: bool) {
         self.webhooks.insert(job_key.clone(), webhook.clone());
         let of_webhook = self.by_webhook.entry(webhook).or_default();
-        of_webhook.insert(job_key, (record, at_start));
+        let orphan = Orphan {
+            record,
+            at_start,
+            is_missed: false,
+        };
+        of_webhook.insert(job_key, orphan);
     }
 
     fn contains(&self, job_key: &JobKey) -> bool {
         self.webhooks.contains_key(job_key)
+    }
+
+    fn get_mut(&mut self, job_key: &JobKey) -> Option<&mut Orphan> {
+        let webhook = self.webhooks.get(job_key)?;
+        self.by_webhook.get_mut(webhook)?.get_mut(job_key)
     }
 
     fn remove(&mut self, job_key: &JobKey) {
@@ -214,9 +233,9 @@ impl Dispatcher {
     /// Adopts the records that were seen before their webhook.
     pub(super) fn adopt_orphans(&mut self, webhook: &WebhookKey, now: Now) {
         let mut orphans: Vec<_> = self.orphans.take(webhook).into_iter().collect();
-        orphans.sort_by_cached_key(|(_, (record, _))| adoption_order(record));
-        for (job_key, (record, at_start)) in orphans {
-            self.adopt(job_key, record, at_start, now);
+        orphans.sort_by_cached_key(|(_, orphan)| adoption_order(&orphan.record));
+        for (job_key, orphan) in orphans {
+            self.adopt(job_key, orphan.record, orphan.at_start, now);
         }
     }
 
@@ -289,9 +308,12 @@ impl Dispatcher {
         keys_after(&self.orphans.webhooks, last, limit)
     }
 
-    /// Forgets a Delivery without a known webhook that is not in a new list.
-    pub fn forget_orphan(&mut self, key: &JobKey) {
-        self.orphans.remove(key);
+    /// Forgets a Delivery without a known webhook that is not in a new list, as [`Self::forget_unlisted`] does.
+    pub fn forget_orphan(&mut self, key: &JobKey, as_of: u64) {
+        let orphan = self.orphans.get_mut(key);
+        if orphan.is_some_and(|it| is_lost(revision(&*it.record), as_of, &mut it.is_missed)) {
+            self.orphans.remove(key);
+        }
     }
 
     /// Some Deliveries that are finished or deleted, in the order of their keys: those after `last`, at most `limit`.

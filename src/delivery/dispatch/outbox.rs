@@ -274,11 +274,11 @@ impl Dispatcher {
             else {
                 continue;
             };
-            if entry.jobs.contains(&job_key) {
+            // A job belongs to one event, so the set of all events' jobs tells whether it is among this one's.
+            if !self.entries.jobs.insert(job_key.clone()) {
                 continue;
             }
             entry.jobs.push(job_key.clone());
-            self.entries.jobs.insert(job_key.clone());
             if let Some(job) = self.jobs.get(&job_key) {
                 // The job exists already, from a record or from an earlier version of this outbox.
                 entry.open += usize::from(job.settles_entry);

@@ -155,7 +155,7 @@ impl Dispatcher {
                 if is_lost && let Some(queue) = self.queues.get_mut(&job.webhook) {
                     queue.tally.dropped += 1;
                     queue.tally.backlog = Some(Backlog::Refused);
-                    self.totals.dropped += 1;
+                    self.totals.count_dropped(key);
                 }
                 self.forget(key);
             }

@@ -32,7 +32,7 @@ pub struct DeliveryView<'a> {
     event_id: &'a str,
     /// Type of the event.
     event_type: EventType,
-    /// `pending`: waiting for its next attempt. `held`: waiting until the webhook works again. `delivered`: answered with 2xx.
+    /// `pending`: waiting for its next attempt. `held`: waiting until the webhook works again and there is room. `delivered`: answered with 2xx.
     /// `exhausted`: all retries failed, the receiver answered 410, or it is a test event that failed.
     #[schema(schema_with = delivery_status)]
     status: &'static str,

@@ -403,7 +403,7 @@ fn parameters() -> Value {
             "schema": schema_reference("DeliveryId"), "example": examples::DELIVERY_ID,
         },
         "Page": {
-            "name": "page", "in": "query", "description": "Number of the page, counted from 1. A page past the end is empty. Pages of deliveries lead to the newest 10,000 that match; beyond them the answer is 422.",
+            "name": "page", "in": "query", "description": "Number of the page, counted from 1. A page past the end is empty. Only the newest 10,000 matching deliveries can be paged through; a page beyond them is answered with 422.",
             "schema": { "type": "integer", "format": "int64", "minimum": 1, "maximum": 9_007_199_254_740_991_u64, "default": 1 },
         },
         "Limit": {
@@ -436,13 +436,13 @@ fn headers() -> Value {
         "X-Request-Id": text("Identifier of the request; quote it in support requests.", true, examples::REQUEST_ID),
         "Cache-Control": text("`no-store`: the answer belongs to one account, and may contain secrets. Only this document may be cached.", true, "no-store"),
         "RateLimit-Limit": integer("Requests that the key may make per hour.", 3600),
-        "RateLimit-Remaining": integer("Requests that the key has left at the moment. The allowance refills evenly over the hour. All keys of the account together have ten times as many: a 429 can come although the key has some left.", 3599),
+        "RateLimit-Remaining": integer("Requests that the key has left at the moment. The allowance refills evenly over the hour. All keys of the account together have ten times as many: a 429 is possible even if the key has requests left.", 3599),
         "RateLimit-Reset": integer("Seconds until the full allowance is available again.", 1),
         "Retry-After": integer("Seconds to wait before trying again.", 1),
         "ETag": text("Version of the resource. It changes with every change of the settings, not with the status.", true, examples::ETAG),
         "Location": text("Path of the created resource.", true, &format!("/v1/instances/{}", examples::ID)),
         "Idempotency-Replayed": text("`true` if an earlier request with the same `Idempotency-Key` was already carried out.", false, "true"),
-        "Idempotency-Retention": text("How long the request's `Idempotency-Key` is remembered: `resource`, as long as the created resource exists, or `actions=16`, until 16 later actions of the same resource have had a key. Sent with every answer to a request that has a key.", false, "actions=16"),
+        "Idempotency-Retention": text("How long the request's `Idempotency-Key` is remembered: `resource`, as long as the created resource exists, or `actions=16`, until 16 later actions of the same resource have had a key. Sent with every successful answer to a request that has a key.", false, "actions=16"),
         "WWW-Authenticate": text("How to authenticate.", true, "Bearer"),
     })
 }

@@ -57,10 +57,10 @@ pub struct WebhookView<'a> {
     /// Number of deliveries waiting for an attempt. This and the other counters can be about ten seconds old.
     #[schema(minimum = 0, example = 2)]
     pending: i64,
-    /// Number of deliveries held until the webhook works again.
+    /// Number of deliveries held until the webhook works again and there is room for them.
     #[schema(minimum = 0, example = 0)]
     held: i64,
-    /// Number of held deliveries dropped since the webhook was created, because too many were held.
+    /// Number of deliveries dropped since the webhook was created, because too many were held or a quota allowed no more.
     #[schema(minimum = 0, example = 0)]
     dropped: i64,
     /// When it was created.

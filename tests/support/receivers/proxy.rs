@@ -22,6 +22,8 @@ pub enum Proxying {
     ConnectsFor(&'static str, &'static str),
     /// Answers with this status.
     Answers(&'static str),
+    /// Connects, but answers with this status if the name of the receiver begins with `dead`.
+    ConnectsOrAnswers(&'static str),
     /// Says nothing.
     IsSilent,
     /// Closes the connection.
@@ -98,7 +100,8 @@ async fn serve(client: TcpStream, proxying: Proxying, targets: Arc<Mutex<Vec<Str
                 "407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"proxy\""
             }
         }
-        Proxying::Connects => "200 Connection established",
+        Proxying::ConnectsOrAnswers(status) if target.starts_with("dead") => status,
+        Proxying::Connects | Proxying::ConnectsOrAnswers(_) => "200 Connection established",
         Proxying::Answers(status) => status,
         Proxying::IsSilent | Proxying::Drops => "",
     };
