@@ -1,6 +1,6 @@
 //! The account for the measurements.
 
-use std::{process::Command, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use control_plane::Identity;
 use serde_json::{Value, json};
@@ -59,22 +59,31 @@ impl Account {
                 Ok(namespace.map(str::to_owned))
             })
             .await?;
-        let create = [
-            "key",
-            "create",
-            "--account",
-            name,
-            "--scope",
-            "write",
-            "--output",
-            "json",
-        ];
-        let admin = cluster.plane.kubeconfig(Identity::Admin);
-        let printed = run(Command::new(STELLAGE).args(create).env("KUBECONFIG", admin), "")?;
-        let printed: Value = serde_json::from_str(&printed)?;
         Ok(Self {
             namespace,
-            key: printed["key"].as_str().ok_or("no key was printed")?.to_owned(),
+            key: new_key(cluster, Path::new(STELLAGE), name)?,
         })
     }
+
+    /// A key that another build of `stellage` makes, so that it knows its digest.
+    pub fn key_of(cluster: &Cluster, program: &Path) -> Result<String> {
+        new_key(cluster, program, ACCOUNT)
+    }
+}
+
+fn new_key(cluster: &Cluster, program: &Path, account: &str) -> Result<String> {
+    let create = [
+        "key",
+        "create",
+        "--account",
+        account,
+        "--scope",
+        "write",
+        "--output",
+        "json",
+    ];
+    let admin = cluster.plane.kubeconfig(Identity::Admin);
+    let printed = run(Command::new(program).args(create).env("KUBECONFIG", admin), "")?;
+    let printed: Value = serde_json::from_str(&printed)?;
+    Ok(printed["key"].as_str().ok_or("no key was printed")?.to_owned())
 }

@@ -237,11 +237,14 @@ async fn measure_facades(
 ) -> Result<()> {
     let mut product = Product::api(cluster).await?;
     let mut before = match baseline {
-        Some(program) => Some(Product::api_of(cluster, program).await?),
+        Some(program) => {
+            let key = Account::key_of(cluster, program)?;
+            Some((Product::api_of(cluster, program).await?, key))
+        }
         None => None,
     };
     reads::measure(table, cluster, &product, before.as_ref(), account, sizes).await?;
-    if let Some(before) = &mut before {
+    if let Some((before, _)) = &mut before {
         before.stop().await?;
     }
     product.stop().await

@@ -105,12 +105,12 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Measures (a) and (b).
+/// Measures (a) and (b). With a `baseline`: another build, and a key that it knows.
 pub async fn measure(
     table: &mut Table,
     cluster: &Cluster,
     product: &Product,
-    baseline: Option<&Product>,
+    baseline: Option<&(Product, String)>,
     account: &Account,
     sizes: &Sizes,
 ) -> Result<()> {
@@ -155,8 +155,8 @@ pub async fn measure(
             Side::new("API server", &cluster.admin, raw, cluster.api_server_pids()),
             Side::new("bare handler", &handler, path, vec![bare.pid()]),
         ];
-        if let Some(baseline) = baseline {
-            let before = baseline.facade(&account.key)?;
+        if let Some((baseline, key)) = baseline {
+            let before = baseline.facade(key)?;
             rivals.push(Side::new("baseline", &before, path, vec![baseline.pid]));
         }
         for _ in 0..sizes.rounds {

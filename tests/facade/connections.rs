@@ -108,6 +108,29 @@ async fn probes_are_answered_while_more_connect_to_the_api_than_it_takes() {
 }
 
 #[tokio::test]
+async fn probes_are_answered_while_one_address_holds_many_connections_to_their_port() {
+    let mut operator = Operator::start(shared().await.plane, &["api"]).await;
+    let address = operator.metrics_url.strip_prefix("http://").unwrap().to_owned();
+    let mut hostile = Vec::new();
+    for _ in 0..300 {
+        hostile.push(TcpStream::connect(&address).await.unwrap());
+    }
+    // The oldest give way, long before the deadline for a first request.
+    let closed = timeout(Duration::from_secs(5), hostile[0].read(&mut [0])).await;
+    assert!(
+        matches!(closed, Ok(Ok(0) | Err(_))),
+        "one address keeps 300 connections: {closed:?}"
+    );
+    let probe = Client::builder().timeout(Duration::from_secs(5)).build().unwrap();
+    for path in ["healthz", "readyz", "metrics"] {
+        let answer = probe.get(format!("{}/{path}", operator.metrics_url)).send().await;
+        assert_eq!(answer.unwrap().status(), 200, "{path}");
+    }
+    drop(hostile);
+    operator.stop().await;
+}
+
+#[tokio::test]
 async fn only_the_openapi_document_may_be_cached() {
     let tenant = Tenant::new("no-store").await;
     for path in ["/v1/keys", "/v1/plans", "/v1/nothing", "/v1/instances/x"] {
