@@ -18,9 +18,12 @@ use super::{
     output::{self, Output},
     program::program,
 };
-use crate::resources::{
-    Account, AccountSpec,
-    conditions::{READY, STALLED, find},
+use crate::{
+    resources::{
+        Account, AccountSpec,
+        conditions::{READY, STALLED, find},
+    },
+    runtime::client::next_page,
 };
 
 /// Interval between reads of an Account.
@@ -243,9 +246,8 @@ pub(super) async fn all(cluster: &Cluster) -> Result<Vec<Account>, CliError> {
     loop {
         let list = cluster.call("list accounts", api.list(&page)).await?;
         accounts.extend(list.items);
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(accounts),
+        if !next_page(&mut page, &list.metadata) {
+            return Ok(accounts);
         }
     }
 }

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, ids},
+    runtime::client::next_page,
     service::keys::new_key,
 };
 
@@ -283,9 +284,8 @@ async fn list_in(cluster: &Cluster, api: Api<DeserializeGuard<ApiKey>>) -> Resul
                 )),
             }
         }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(keys),
+        if !next_page(&mut page, &list.metadata) {
+            return Ok(keys);
         }
     }
 }

@@ -17,7 +17,10 @@ use super::{
     output,
     program::program,
 };
-use crate::resources::{Delivery, Instance, Webhook, ids};
+use crate::{
+    resources::{Delivery, Instance, Webhook, ids},
+    runtime::client::next_page,
+};
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
@@ -197,9 +200,8 @@ pub(super) async fn list<K: Named>(
                 )),
             }
         }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => break,
+        if !next_page(&mut page, &list.metadata) {
+            break;
         }
     }
     if let Some(namespace) = namespace

@@ -77,11 +77,11 @@ impl ProxyRecord {
         *self.0.lock() = Some(Instant::now());
     }
 
-    /// What a failure of the proxy means for the receiver.
+    /// What a failure of the proxy means for the receiver, which has no part in the credentials.
     fn judge(&self, error: ConnectError) -> ConnectError {
         let works = self.0.lock().is_some_and(|at| at.elapsed() < WORKED_LATELY);
         match error {
-            ConnectError::BrokenProxy(why) if works => ConnectError::Proxy(why),
+            ConnectError::BrokenProxy(why) if works && why != tunnel::CREDENTIALS => ConnectError::Proxy(why),
             error => error,
         }
     }
@@ -120,17 +120,10 @@ impl Connector {
                 })?;
                 let opened =
                     tokio::time::timeout_at(until, tunnel::open(tcp, &uri, proxy.authorization())).await;
-                match opened {
-                    Ok(Ok(stream)) => {
-                        record.connected();
-                        Ok(stream)
-                    }
-                    Ok(Err(ConnectError::BrokenProxy(tunnel::CREDENTIALS))) => {
-                        Err(ConnectError::BrokenProxy(tunnel::CREDENTIALS))
-                    }
-                    Ok(Err(error)) => Err(record.judge(error)),
-                    Err(_) => Err(record.judge(ConnectError::BrokenProxy("the proxy does not answer"))),
-                }
+                opened
+                    .unwrap_or(Err(ConnectError::BrokenProxy("the proxy does not answer")))
+                    .inspect(|_| record.connected())
+                    .map_err(|error| record.judge(error))
             }
         }
     }

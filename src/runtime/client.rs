@@ -9,9 +9,10 @@ use std::{
 };
 
 use http::{Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Client, Config,
-    api::ObjectMeta,
+    api::{ListParams, ObjectMeta},
     client::{Body, ClientBuilder},
 };
 use thiserror::Error;
@@ -69,6 +70,12 @@ impl CallError {
     pub fn is_conflict(&self) -> bool {
         self.status().is_some_and(|status| status.code == 409)
     }
+}
+
+/// Has the parameters of a list call name its next page. Returns whether there is one.
+pub fn next_page(parameters: &mut ListParams, page: &ListMeta) -> bool {
+    parameters.continue_token = page.continue_.clone().filter(|token| !token.is_empty());
+    parameters.continue_token.is_some()
 }
 
 /// Runs an API call with a timeout of [`CALL_TIMEOUT`].

@@ -9,7 +9,7 @@ use kube::{Api, Client, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{CallError, bounded};
+use super::client::{CallError, bounded, next_page};
 
 /// The variable that Kubernetes sets in each pod.
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
@@ -157,9 +157,8 @@ where
     loop {
         let page = bounded(api.list(&parameters)).await?;
         ranges.extend(page.items.iter().flat_map(ranges_of));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(ranges),
+        if !next_page(&mut parameters, &page.metadata) {
+            return Ok(ranges);
         }
     }
 }

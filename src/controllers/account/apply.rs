@@ -30,7 +30,7 @@ use crate::{
         conditions,
         webhook::WEBHOOK_SECRET_LABEL,
     },
-    runtime::client::{CallError, bounded},
+    runtime::client::{CallError, bounded, next_page},
 };
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
@@ -258,9 +258,8 @@ impl Work<'_> {
             for object in some.items.iter().filter(|object| is_one(&object.metadata)) {
                 found.add(object.name_any());
             }
-            match some.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) if !found.has_more => page = page.continue_token(&token),
-                _ => return Ok(found),
+            if found.has_more || !next_page(&mut page, &some.metadata) {
+                return Ok(found);
             }
         }
     }
@@ -284,9 +283,8 @@ impl Work<'_> {
                     used.insert(webhook.spec.secret_ref.name);
                 }
             }
-            match some.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => return Ok((left, used)),
+            if !next_page(&mut page, &some.metadata) {
+                return Ok((left, used));
             }
         }
     }
@@ -613,9 +611,8 @@ impl Work<'_> {
             for object in &some.items {
                 self.delete(&api, &object.name_any(), deleting).await?;
             }
-            match some.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => return Ok(()),
+            if !next_page(&mut page, &some.metadata) {
+                return Ok(());
             }
         }
     }

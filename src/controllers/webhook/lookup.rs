@@ -22,7 +22,7 @@ use super::{
 use crate::{
     resources::{Delivery, delivery::FINISHED_LABEL},
     runtime::{
-        client::{CallError, bounded},
+        client::{CallError, bounded, next_page},
         watch::revision,
     },
 };
@@ -174,7 +174,7 @@ where
     let mut all = Vec::new();
     loop {
         let page = bounded(api.list(&params)).await?;
-        let next = page.metadata.continue_.filter(|token| !token.is_empty());
+        let has_more = next_page(&mut params, &page.metadata);
         all.extend(
             page.items
                 .into_iter()
@@ -184,10 +184,9 @@ where
                     keep(object)
                 }),
         );
-        let Some(token) = next else {
+        if !has_more {
             let version = page.metadata.resource_version.as_deref();
             return Ok((all, version.and_then(|version| version.parse().ok()).unwrap_or(0)));
-        };
-        params = params.continue_token(&token);
+        }
     }
 }

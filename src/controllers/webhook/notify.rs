@@ -31,8 +31,8 @@ pub(super) fn due(shared: &Shared) -> Vec<Arc<str>> {
 }
 
 /// Tells the account holder all that is untold and may be told now, in one mail, and retries that mail until it succeeds: it may
-/// have arrived although its sending failed, so it stays the same, with the same Message-ID. A disablement is told even if the webhook is enabled in the meantime, since the event
-/// was still not delivered, unless there is a later one by then.
+/// have arrived although its sending failed, so it stays the same, with the same Message-ID. A disablement is told even if the
+/// webhook is enabled in the meantime, since the event was still not delivered.
 pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut pause = FIRST_PAUSE;
     let mut collected = None;

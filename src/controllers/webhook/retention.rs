@@ -19,7 +19,7 @@ use crate::{
         Delivery,
         delivery::{self, FINISHED_LABEL, WEBHOOK_LABEL},
     },
-    runtime::client::{CallError, bounded},
+    runtime::client::{CallError, bounded, next_page},
 };
 
 /// How often to check for webhooks with too many finished deliveries.
@@ -111,7 +111,7 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     let mut finished: Vec<(Timestamp, Preconditions, String)> = Vec::new();
     loop {
         let page = bounded(api.list_metadata(&params)).await?;
-        let next = page.metadata.continue_.filter(|token| !token.is_empty());
+        let has_more = next_page(&mut params, &page.metadata);
         finished.extend(page.items.into_iter().filter_map(|meta| {
             // Delete only the listed version: the delivery may have been sent again since.
             let exactly = Preconditions {
@@ -120,9 +120,8 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
             };
             Some((finished_at(&meta), exactly, meta.metadata.name?))
         }));
-        match next {
-            Some(token) => params = params.continue_token(&token),
-            None => break,
+        if !has_more {
+            break;
         }
     }
     let settings = &shared.deps.settings;

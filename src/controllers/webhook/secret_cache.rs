@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,7 +12,10 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::{
-    delivery::{dispatch::WebhookKey, signature::SigningKeys},
+    delivery::{
+        dispatch::{WebhookKey, keys_after},
+        signature::SigningKeys,
+    },
     resources::{
         SecretReference, Webhook,
         webhook::{MAX_SECRET_CHARACTERS, SECRET_CHANGED_ANNOTATION, WEBHOOK_SECRET_LABEL},
@@ -144,10 +146,7 @@ impl SecretCache {
 
     /// The webhooks of some secrets, in their order: those after `last`, at most `limit`.
     pub(super) fn keys_after(&self, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let all = self.secrets.lock();
-        let secrets = all.range::<WebhookKey, _>((after, Bound::Unbounded));
-        secrets.map(|(key, _)| key).take(limit).cloned().collect()
+        keys_after(&self.secrets.lock(), last, limit)
     }
 
     /// The entry for this webhook and its reference. Starts a new one if the webhook, its reference or its Secret has changed.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,7 +19,7 @@ use super::{
 use crate::{
     delivery::{
         ReceiverUrl,
-        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key},
+        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry},
     resources::{Delivery, Instance, Webhook, WebhookStatus},
@@ -105,10 +104,7 @@ pub(super) enum Shown {
 impl State {
     /// Some webhooks, in the order of their keys: those after this one.
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let webhooks = self.webhooks.range::<WebhookKey, _>((after, Bound::Unbounded));
-        let keys = webhooks.map(|(key, _)| key);
-        keys.take(AT_ONCE).cloned().collect()
+        keys_after(&self.webhooks, last, AT_ONCE)
     }
 
     /// Removes and returns the deleted instance with this UID.

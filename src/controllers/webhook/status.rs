@@ -183,12 +183,12 @@ fn backlog(
             "the namespace's quota allows no more deliveries, so some are dropped; status.dropped is their number",
         )),
         // An earlier process was refused, and this one has not tried yet.
-        None if is_refused(conditions) && !facts.tally.has_stored => None,
+        None if is_backlogged(conditions, QUOTA_EXCEEDED) && !facts.tally.has_stored => None,
         // An earlier process said so; what it held is still held. A disabled webhook holds everything anyway, so that only what
         // was dropped is worth telling.
         None if conditions::is_true(conditions, BACKLOG)
             && facts.held > 0
-            && (!is_disabled || has_dropped(conditions)) =>
+            && (!is_disabled || is_backlogged(conditions, DROPPED)) =>
         {
             None
         }
@@ -200,15 +200,10 @@ fn backlog(
     }
 }
 
-/// Whether the condition says that held deliveries have been dropped.
-fn has_dropped(conditions: &[Condition]) -> bool {
-    conditions::find(conditions, BACKLOG).is_some_and(|backlog| backlog.reason == DROPPED)
-}
-
-/// Whether the condition says that a quota refuses deliveries.
-fn is_refused(conditions: &[Condition]) -> bool {
+/// Whether the condition Backlog is True for this reason.
+fn is_backlogged(conditions: &[Condition], reason: &str) -> bool {
     let backlog = conditions::find(conditions, BACKLOG);
-    backlog.is_some_and(|backlog| backlog.status == "True" && backlog.reason == QUOTA_EXCEEDED)
+    backlog.is_some_and(|backlog| backlog.status == "True" && backlog.reason == reason)
 }
 
 /// The backlog to tell the account holder of, or that they were told of and that lasts. One that begins before an earlier one

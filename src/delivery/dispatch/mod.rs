@@ -309,7 +309,7 @@ pub fn key(namespace: &str, name: &str) -> Arc<str> {
 }
 
 /// Some keys of a map, in their order: those after `last`, at most `limit`.
-fn keys_after<V>(map: &BTreeMap<Arc<str>, V>, last: Option<&Arc<str>>, limit: usize) -> Vec<Arc<str>> {
+pub fn keys_after<V>(map: &BTreeMap<Arc<str>, V>, last: Option<&Arc<str>>, limit: usize) -> Vec<Arc<str>> {
     let after = last.map_or(ops::Bound::Unbounded, ops::Bound::Excluded);
     let keys = map
         .range::<Arc<str>, _>((after, ops::Bound::Unbounded))

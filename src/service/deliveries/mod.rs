@@ -10,7 +10,6 @@ use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Api,
     api::ListParams,
@@ -41,7 +40,7 @@ use crate::{
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         instance::IDEMPOTENCY_ANNOTATION,
     },
-    runtime::client::bounded,
+    runtime::client::{bounded, next_page},
 };
 
 /// Deliveries per page of a list call.
@@ -296,7 +295,7 @@ impl Service {
             metadata
                 .filter(|metadata| selection.has_key(metadata, webhook))
                 .for_each(&mut see);
-            if !advance(&mut parameters, page.metadata) {
+            if !next_page(&mut parameters, &page.metadata) {
                 return Ok(());
             }
         }
@@ -322,7 +321,7 @@ impl Service {
             let selected =
                 readable.filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook));
             see(selected.map(without_body).collect());
-            if !advance(&mut parameters, page.metadata) {
+            if !next_page(&mut parameters, &page.metadata) {
                 return Ok(());
             }
         }
@@ -334,12 +333,6 @@ fn first_page(webhook: &Webhook, selection: Selection) -> ListParams {
     ListParams::default()
         .labels(&selection.labels(webhook))
         .limit(PAGE)
-}
-
-/// Goes on to the next page, if there is one.
-fn advance(parameters: &mut ListParams, page: ListMeta) -> bool {
-    parameters.continue_token = page.continue_.filter(|token| !token.is_empty());
-    parameters.continue_token.is_some()
 }
 
 /// The newest of the deliveries that were added.
