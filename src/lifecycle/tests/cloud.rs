@@ -61,6 +61,8 @@ pub struct Cloud {
     pub boots: usize,
     pub power_cuts: usize,
     pub rebuilds: usize,
+    /// Whether the guest was the last to turn the server off. Still true of one made in place of a lost server, and left off.
+    pub shut_itself_down: bool,
 }
 
 impl Cloud {
@@ -78,6 +80,7 @@ impl Cloud {
         for server in self.servers.iter_mut().filter(|server| server.on) {
             server.on = false;
             server.exit = Some(cause);
+            self.shut_itself_down = cause == OffCause::GuestShutdown;
         }
     }
 
@@ -176,6 +179,7 @@ impl Cloud {
             server.on = operation.ends_in == PowerState::Running;
             if server.on || off {
                 server.exit = None;
+                self.shut_itself_down = false;
             }
             self.boots += usize::from(server.on);
         }

@@ -151,7 +151,7 @@ proptest! {
         }
         let (spec, status) = (world.instance.spec.clone(), world.status());
         let power = if world.cloud.is_on() { PowerState::Running } else { PowerState::Stopped };
-        let shut_itself_down = world.cloud.server().is_some_and(|server| server.exit == Some(OffCause::GuestShutdown));
+        let shut_itself_down = world.cloud.shut_itself_down;
         prop_assert!(power == spec.power_state || shut_itself_down, "{power:?} {:#?}", world.instance);
         prop_assert_eq!(status.power, Some(power));
         prop_assert_eq!(status.image.as_ref(), Some(&spec.image));

@@ -260,6 +260,8 @@ impl World {
         };
         let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
         if crash {
+            // The next process lists what is stored.
+            self.stale = self.instance.clone();
             self.outage(Duration::ZERO);
             return;
         }
