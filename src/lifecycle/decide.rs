@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Timings,
     decision::{Audience, Decision, Gate, Seen, Trouble},
-    requests::{accept, begin, state_during, take_on},
+    requests::{accept, begin, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
@@ -47,6 +47,7 @@ pub fn decide(
         trouble: None,
         off_cause: None,
         started: false,
+        ended: None,
         retry: false,
     };
     let mut recheck_after = None;
@@ -75,6 +76,8 @@ pub fn decide(
     if *gate == Gate::Open || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
     }
+    let next = machine.status.operation.take();
+    machine.status.operation = next.map(|next| told_apart(next, machine.ended.as_ref()));
     let Machine {
         mut status,
         trouble,
@@ -184,6 +187,8 @@ struct Machine<'a> {
     off_cause: Option<OffCause>,
     /// The server is running after it was stopped or power-cycled.
     started: bool,
+    /// The operation that has finished.
+    ended: Option<Operation>,
     retry: bool,
 }
 
@@ -347,6 +352,7 @@ impl Machine<'_> {
     }
 
     fn complete(&mut self, operation: &Operation) {
+        self.ended = Some(operation.clone());
         let status = &mut self.status;
         status.operation = None;
         status.power = Some(operation.ends_in);

@@ -178,16 +178,9 @@ pub(super) fn begin(
         // The power state before the error is unknown, so this operation determines the one to converge to.
         status.power_state = Some(ends_in);
     }
-    let mut started_at = milliseconds(now);
-    if let Some(old) = &status.operation
-        && (old.kind, old.started_at) == (kind, started_at)
-    {
-        // Another operation, and no repetition of the one that it replaces within the same millisecond.
-        started_at += SignedDuration::from_millis(1);
-    }
-    status.operation = Some(Operation {
+    let begun = Operation {
         kind,
-        started_at,
+        started_at: milliseconds(now),
         counted_from: None,
         ends_in,
         plan: if boots {
@@ -201,8 +194,18 @@ pub(super) fn begin(
             status.image.clone().unwrap_or_else(|| spec.image.clone())
         },
         forced: false,
-    });
+    };
+    status.operation = Some(told_apart(begun, status.operation.as_ref()));
     status.state = Some(state_during(kind));
+}
+
+/// The operation as another one than the last, even if both begin in the same millisecond: one of the same kind and beginning is
+/// taken for a repetition.
+pub(super) fn told_apart(mut operation: Operation, last: Option<&Operation>) -> Operation {
+    if last.is_some_and(|last| (last.kind, last.started_at) == (operation.kind, operation.started_at)) {
+        operation.started_at += SignedDuration::from_millis(1);
+    }
+    operation
 }
 
 fn begin_power_off(status: &mut InstanceStatus, spec: &InstanceSpec, now: Timestamp) {

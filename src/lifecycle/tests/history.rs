@@ -124,7 +124,10 @@ proptest! {
                 Happening::Reconcile { stale, crash } => world.reconcile(stale, crash),
                 Happening::Wait(seconds) => world.wait(Duration::from_secs(seconds)),
                 Happening::Outage(seconds) => world.outage(Duration::from_secs(seconds)),
-                Happening::SetClock(seconds) => world.set_clock(SignedDuration::from_secs(seconds)),
+                // Never back to the very millisecond in which an operation began.
+                Happening::SetClock(seconds) => {
+                    world.set_clock(SignedDuration::new(seconds, i32::try_from(step).unwrap() * 1_000_000));
+                }
             }
             prop_assert!(world.cloud.servers.len() <= 1, "a second server was made");
         }

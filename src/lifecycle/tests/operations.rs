@@ -177,3 +177,16 @@ fn a_settled_world_is_never_written_again() {
         assert!(!conditions::is_true(&world.status().conditions, RECONCILING));
     }
 }
+
+#[test]
+fn an_operation_that_begins_in_the_millisecond_of_the_one_before_is_not_taken_for_it() {
+    let mut world = World::running();
+    world.act(Action::Rebuild);
+    world.pass();
+    // The clock goes back by as much as the rebuild takes.
+    world.set_clock(-SignedDuration::from_secs(60));
+    world.edit(|spec| spec.image = "debian-12".into());
+    world.settle();
+    assert_eq!((world.cloud.rebuilds, world.state()), (2, Some(Running)));
+    assert_eq!(world.status().image.as_deref(), Some("debian-12"));
+}

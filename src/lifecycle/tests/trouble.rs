@@ -45,6 +45,21 @@ fn a_guest_that_shuts_itself_down_stays_off_until_a_start_is_requested() {
 }
 
 #[test]
+fn a_server_that_its_guest_shut_down_and_that_is_lost_while_it_is_rebuilt_is_made_again_and_stays_off() {
+    let mut world = World::running();
+    world.exit(OffCause::GuestShutdown);
+    world.settle();
+    world.act(Action::Rebuild);
+    world.lose_server();
+    world.settle();
+    assert_eq!((world.state(), world.cloud.servers.len()), (Some(Stopped), 1));
+    assert!(conditions::is_true(&world.status().conditions, STALLED));
+    world.act(Action::Start);
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+}
+
+#[test]
 fn a_server_that_crashes_is_started_again() {
     let mut world = World::running();
     world.exit(OffCause::Crashed);
