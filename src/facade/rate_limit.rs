@@ -1,12 +1,7 @@
 //! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own, and
 //! they are full after a restart. They even out load; what an account may have is limited by quotas.
 
-use std::{
-    collections::HashSet,
-    num::NonZeroU32,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
 
 use foldhash::HashMap;
 use governor::{
@@ -16,7 +11,7 @@ use governor::{
     state::{InMemoryState, NotKeyed},
 };
 use kube::Resource;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::{
     resources::{Account, ApiKey},
@@ -51,47 +46,50 @@ pub struct Exceeded {
     pub retry_after: u64,
 }
 
-/// Time in which any bucket is full again.
-const REFILL: Duration = Duration::from_secs(3600);
 /// Number of buckets from which on full ones are looked for.
 const FEW: usize = 64;
 
 /// Buckets by the UID of a key or account.
 #[derive(Default)]
-struct Buckets(RwLock<ByUid>);
+struct Buckets<C: Clock = DefaultClock> {
+    clock: C,
+    by_uid: RwLock<ByUid<C>>,
+}
 
 #[derive(Default)]
-struct ByUid {
-    buckets: HashMap<Box<str>, Arc<Mutex<Bucket>>>,
+struct ByUid<C: Clock> {
+    buckets: HashMap<Box<str>, Bucket<C>>,
     /// Number of buckets after full ones were last dropped.
     left: usize,
 }
 
-impl ByUid {
-    /// The bucket of a UID, created full if there is none. Drops full ones, which are worth nothing, each time their number
-    /// has doubled: so those of keys that were deleted while they were in use do not pile up either.
-    fn of(&mut self, uid: &str, limit: u32, now: Instant) -> Arc<Mutex<Bucket>> {
+impl<C: Clock + Clone> ByUid<C> {
+    /// The bucket of a UID; a full one if there is none with this limit. Drops full ones, which are worth nothing, each time
+    /// their number has doubled: so those of keys that were deleted while they were in use do not pile up either.
+    fn of(&mut self, uid: &str, limit: NonZeroU32, clock: &C) -> &Bucket<C> {
         if self.buckets.len() >= FEW.max(2 * self.left) {
-            self.buckets.retain(|_, bucket| !bucket.lock().is_full(now));
+            self.buckets.retain(|_, bucket| !bucket.is_worthless());
             self.left = self.buckets.len();
         }
-        let fresh = || Arc::new(Mutex::new(Bucket::new(limit, DefaultClock::default())));
-        self.buckets.entry(uid.into()).or_insert_with(fresh).clone()
+        let full = || Bucket::new(limit, clock.clone());
+        let bucket = self.buckets.entry(uid.into()).or_insert_with(full);
+        if bucket.limit != limit {
+            *bucket = full();
+        }
+        bucket
     }
 }
 
-impl Buckets {
-    /// Takes one request out of a bucket, which is created if there is none with this limit.
+impl<C: Clock + Clone> Buckets<C> {
+    /// Takes one request out of a bucket of `limit` requests per hour; 0 counts as 1.
     fn take(&self, uid: &str, limit: u32) -> Taken {
-        let now = Instant::now();
-        let bucket = self.0.read().buckets.get(uid).cloned();
-        let bucket = bucket.unwrap_or_else(|| self.0.write().of(uid, limit, now));
-        let mut bucket = bucket.lock();
-        bucket.used = now;
-        if !bucket.has_limit(limit) {
-            *bucket = Bucket::new(limit, DefaultClock::default());
+        let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
+        if let Some(bucket) = self.by_uid.read().buckets.get(uid)
+            && bucket.limit == limit
+        {
+            return bucket.take();
         }
-        bucket.take()
+        self.by_uid.write().of(uid, limit, &self.clock).take()
     }
 
     /// Drops the buckets of deleted keys or accounts.
@@ -100,11 +98,12 @@ impl Buckets {
             Change::Replaced(objects) => {
                 let uids = objects.iter().filter_map(|object| object.meta().uid.as_deref());
                 let existing: HashSet<&str> = uids.collect();
-                self.0.write().buckets.retain(|uid, _| existing.contains(&**uid));
+                let buckets = &mut self.by_uid.write().buckets;
+                buckets.retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(object) => {
                 let uid = object.meta().uid.as_deref().unwrap_or_default();
-                self.0.write().buckets.remove(uid);
+                self.by_uid.write().buckets.remove(uid);
             }
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
@@ -167,34 +166,25 @@ struct Taken {
 }
 
 /// A bucket of requests.
-struct Bucket<C: Clock = DefaultClock> {
+struct Bucket<C: Clock> {
     limit: NonZeroU32,
-    /// When it was last used.
-    used: Instant,
     clock: C,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
 }
 
 impl<C: Clock + Clone> Bucket<C> {
-    /// A full bucket of `limit` requests per hour; 0 counts as 1.
-    fn new(limit: u32, clock: C) -> Self {
-        let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
+    /// A full bucket of `limit` requests per hour.
+    fn new(limit: NonZeroU32, clock: C) -> Self {
         Self {
             limit,
-            used: Instant::now(),
             limiter: RateLimiter::direct_with_clock(Quota::per_hour(limit), clock.clone()).with_middleware(),
             clock,
         }
     }
 
-    /// Whether it has not been used for so long that it is full.
-    fn is_full(&self, now: Instant) -> bool {
-        now.duration_since(self.used) > REFILL
-    }
-
-    /// Whether this bucket was made for `limit`.
-    fn has_limit(&self, limit: u32) -> bool {
-        self.limit.get() == limit.max(1)
+    /// Whether it is full, and so as good as a new one. Empties it if it is, since there is no other way to find out.
+    fn is_worthless(&self) -> bool {
+        matches!(self.limiter.check_n(self.limit), Ok(Ok(_)))
     }
 
     /// Takes one request out of the bucket, if one is left.
@@ -236,10 +226,14 @@ mod tests {
     use super::*;
     use crate::service::credentials::Credentials;
 
+    fn limit(requests: u32) -> NonZeroU32 {
+        NonZeroU32::new(requests).unwrap()
+    }
+
     #[test]
     fn a_bucket_empties_and_refills_evenly() {
         let clock = FakeRelativeClock::default();
-        let bucket = Bucket::new(3600, clock.clone());
+        let bucket = Bucket::new(limit(3600), clock.clone());
         let first = bucket.take();
         assert_eq!(
             (first.limit, first.remaining, first.reset, first.retry_after),
@@ -262,7 +256,7 @@ mod tests {
     #[test]
     fn a_small_limit_says_how_long_to_wait() {
         let clock = FakeRelativeClock::default();
-        let bucket = Bucket::new(2, clock.clone());
+        let bucket = Bucket::new(limit(2), clock.clone());
         assert_eq!((bucket.take().remaining, bucket.take().remaining), (1, 0));
         assert_eq!(bucket.take().retry_after, Some(1800));
         clock.advance(Duration::from_millis(1_799_500));
@@ -273,8 +267,8 @@ mod tests {
 
     #[test]
     fn the_largest_limit_works() {
-        let bucket = Bucket::new(1_000_000_000, DefaultClock::default());
-        assert!(bucket.take().retry_after.is_none() && bucket.has_limit(1_000_000_000));
+        let taken = Buckets::<DefaultClock>::default().take("key", 1_000_000_000);
+        assert_eq!((taken.limit, taken.retry_after), (1_000_000_000, None));
     }
 
     fn account(rate_limit: i32) -> Arc<Account> {
@@ -345,16 +339,20 @@ mod tests {
 
     #[test]
     fn buckets_that_are_full_again_do_not_pile_up() {
-        let mut buckets = ByUid::default();
-        let begun = Instant::now();
+        let clock = FakeRelativeClock::default();
+        let buckets = Buckets {
+            clock: clock.clone(),
+            by_uid: RwLock::default(),
+        };
+        let len = || buckets.by_uid.read().buckets.len();
         for hour in 0..5 {
-            let now = begun + hour * (REFILL + Duration::from_secs(1));
             for number in 0..100 {
-                buckets.of(&format!("{hour}-{number}"), 10, now).lock().used = now;
+                buckets.take(&format!("{hour}-{number}"), 10);
             }
-            assert!(buckets.buckets.len() <= 200, "{}", buckets.buckets.len());
+            assert!(len() <= 200, "{}", len());
             // What is in use stays.
-            assert!(buckets.buckets.contains_key(format!("{hour}-0").as_str()));
+            assert_eq!(buckets.take(&format!("{hour}-0"), 10).remaining, 8);
+            clock.advance(Duration::from_secs(3601));
         }
     }
 
@@ -364,6 +362,8 @@ mod tests {
         spend(&credentials, &limits, 0);
         limits.key_listener().changed(&Change::Deleted(key(0)));
         limits.account_listener().changed(&Change::Deleted(account(2)));
-        assert!(limits.keys.0.read().buckets.is_empty() && limits.accounts.0.read().buckets.is_empty());
+        assert!(
+            limits.keys.by_uid.read().buckets.is_empty() && limits.accounts.by_uid.read().buckets.is_empty()
+        );
     }
 }

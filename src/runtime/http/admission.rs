@@ -240,6 +240,12 @@ impl Admitted {
         }
     }
 
+    /// A request without a body begins, and is handled at once.
+    pub(super) fn begin_without_body(&self) {
+        self.connection.has_asked.store(true, Ordering::Relaxed);
+        self.connection.idle_since.store(BUSY, Ordering::Relaxed);
+    }
+
     /// The time now, later than that at which the connection last began to wait.
     fn now(&self) -> u64 {
         let last = self.connection.idle_since.load(Ordering::Relaxed);

@@ -8,20 +8,31 @@ use std::{
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::admission::Receiving;
+use super::admission::{Admitted, Receiving};
 
 /// The body of a request.
 pub struct Arriving {
     body: Incoming,
-    receiving: Receiving,
+    /// Nothing if there is no body.
+    receiving: Option<Receiving>,
 }
 
 impl Arriving {
-    pub(super) fn new(body: Incoming, receiving: Receiving) -> Self {
-        if body.is_end_stream() {
+    /// Begins a request of a connection.
+    pub(super) fn new(body: Incoming, connection: &Admitted) -> Self {
+        let receiving = if body.is_end_stream() {
+            connection.begin_without_body();
+            None
+        } else {
+            Some(connection.begin())
+        };
+        Self { body, receiving }
+    }
+
+    fn has_arrived(&self) {
+        if let Some(receiving) = &self.receiving {
             receiving.end();
         }
-        Self { body, receiving }
     }
 }
 
@@ -35,7 +46,7 @@ impl Body for Arriving {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
-            self.receiving.end();
+            self.has_arrived();
         }
         Poll::Ready(frame)
     }
@@ -51,6 +62,6 @@ impl Body for Arriving {
 
 impl Drop for Arriving {
     fn drop(&mut self) {
-        self.receiving.end();
+        self.has_arrived();
     }
 }

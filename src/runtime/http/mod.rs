@@ -18,6 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -241,8 +242,7 @@ impl Server {
         let unreadable = self.options.unreadable;
         let stream = Refusing::new(stream, move |status| on_the_wire(unreadable(status)));
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
-            let receiving = admitted.begin();
-            let answer = service.call(request.map(|body| Arriving::new(body, receiving)));
+            let answer = service.call(request.map(|body| Arriving::new(body, admitted)));
             async move {
                 let answer = answer.await;
                 admitted.end();
@@ -250,10 +250,15 @@ impl Server {
             }
         });
         let mut connection = self.http.serve_connection(TokioIo::new(stream), service);
-        let mut first_head = std::pin::pin!(sleep_until(first_head));
-        let (mut awaits_first, mut is_closing) = (true, false);
+        let (mut first_head, mut is_closing) = (Some(first_head), false);
+        // The connection is woken for each request. In a set of futures, what is awaited beside it is only polled when it is woken.
+        let mut signals = FuturesUnordered::new();
         let is_late = loop {
+            if signals.is_empty() {
+                signals.push(self.signal(admitted, first_head, is_closing));
+            }
             tokio::select! {
+                biased;
                 ended = &mut connection => {
                     let error = ended.err();
                     if let Some(error) = &error {
@@ -261,19 +266,18 @@ impl Server {
                     }
                     break error.is_some_and(|error| error.is_timeout());
                 }
-                () = admitted.must_close() => return,
-                () = &mut first_head, if awaits_first => {
-                    awaits_first = false;
-                    if !admitted.has_asked() {
-                        break true;
+                Some(signal) = signals.next() => match signal {
+                    Signal::MakeRoom => return,
+                    Signal::FirstHeadDue if !admitted.has_asked() => break true,
+                    Signal::FirstHeadDue => first_head = None,
+                    Signal::Shutdown => {
+                        is_closing = true;
+                        std::pin::Pin::new(&mut connection).graceful_shutdown();
                     }
-                }
-                () = self.shutdown.cancelled(), if !is_closing => {
-                    is_closing = true;
-                    std::pin::Pin::new(&mut connection).graceful_shutdown();
                 }
             }
         };
+        drop(signals);
         let parts = connection.into_parts();
         let mut stream = parts.io.into_inner();
         // A connection that ends before the first byte of a request needs no answer.
@@ -296,6 +300,30 @@ impl Server {
             }
         }
     }
+
+    /// The next thing that a connection has to know, besides what its peer sends.
+    async fn signal(&self, admitted: &Admitted, first_head: Option<Instant>, is_closing: bool) -> Signal {
+        let first_head_due = async {
+            match first_head {
+                Some(due) => sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = admitted.must_close() => Signal::MakeRoom,
+            () = first_head_due => Signal::FirstHeadDue,
+            () = self.shutdown.cancelled(), if !is_closing => Signal::Shutdown,
+        }
+    }
+}
+
+enum Signal {
+    /// The connection has to make room for another.
+    MakeRoom,
+    /// By now the first head must have arrived.
+    FirstHeadDue,
+    /// The server shuts down.
+    Shutdown,
 }
 
 /// The bytes of an answer that ends its connection.
