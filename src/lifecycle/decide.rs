@@ -16,7 +16,9 @@ use crate::{
         payload::{User, instance_event},
     },
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
-    resources::{Instance, InstanceState, InstanceStatus, Operation, OperationKind, PowerState},
+    resources::{
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+    },
     runtime::clock::milliseconds,
 };
 
@@ -90,6 +92,8 @@ pub fn decide(
     if visible(&status) != visible(&before) {
         status.updated_at = Some(milliseconds(now));
     }
+    let begun = summary::begun(&before, &status);
+    let may_be_stored_later = !retry && begun.is_some_and(|begun| is_harmless(begun, &instance.spec));
     let notes = summary::notes(&before, &status, trouble.as_ref(), off_cause);
     if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
         && !finished
@@ -112,6 +116,17 @@ pub fn decide(
         recheck_after,
         retry,
         finished,
+        may_be_stored_later,
+    }
+}
+
+/// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
+const fn is_harmless(operation: &Operation, spec: &InstanceSpec) -> bool {
+    match operation.kind {
+        OperationKind::Create | OperationKind::Start | OperationKind::Stop | OperationKind::Delete => true,
+        // Otherwise a start follows, and a server that runs again is cut off again.
+        OperationKind::PowerOff => matches!(spec.power_state, PowerState::Stopped),
+        OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => false,
     }
 }
 
@@ -264,9 +279,12 @@ impl Machine<'_> {
             }
             Some(Power::Off(cause)) => {
                 self.off_cause = Some(cause);
+                // By an operation of which nothing was stored, as its process died.
+                let stop_was_lost =
+                    cause == OffCause::Requested && self.status.power == Some(PowerState::Running);
                 self.status.power = Some(PowerState::Stopped);
                 self.status.state = Some(InstanceState::Stopped);
-                if cause == OffCause::Crashed
+                if (cause == OffCause::Crashed || stop_was_lost)
                     && self.instance.spec.power_state == PowerState::Running
                     && !self.instance.is_deleting()
                 {

@@ -48,6 +48,8 @@ pub struct Note {
     pub reason: &'static str,
     /// Message for people.
     pub message: String,
+    /// Whether it says that an operation begins, which is not worth saying of one that has ended by now.
+    pub begins: bool,
 }
 
 /// The output of a decision.
@@ -63,6 +65,9 @@ pub struct Decision {
     pub retry: bool,
     /// Whether the server is gone, so that the finalizer can be removed.
     pub finished: bool,
+    /// Whether an operation begins of which the provider may hear before the status is stored. One that is done at once then
+    /// costs one write.
+    pub may_be_stored_later: bool,
 }
 
 impl Decision {

@@ -24,7 +24,7 @@ pub fn question(instance: &Instance, gate: &Gate, now: Timestamp) -> Question {
         (false, _) if *gate != Gate::Open => Question::Nothing,
         (false, false) => Question::Addresses,
         (true, false) => Question::Nothing,
-        // An operation is written into the status before the provider hears of it. Until then there is nothing to ask: a step
+        // An operation is decided on before the provider hears of it. Until then there is nothing to ask: a step
         // would continue an operation that is about to be replaced.
         (_, true) if status.is_some_and(|status| status.operation != project(instance, now).operation) => {
             Question::Nothing

@@ -200,6 +200,13 @@ fn ended(operation: &Operation) -> (&'static str, String) {
     }
 }
 
+/// The operation that has begun.
+pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
+    let id = |op: &Operation| (op.kind, op.started_at);
+    let old = before.operation.as_ref().map(id);
+    after.operation.as_ref().filter(|op| old != Some(id(op)))
+}
+
 /// The Events of a transition: for changes of state or operation, and for new trouble.
 pub(super) fn notes(
     before: &InstanceStatus,
@@ -212,11 +219,13 @@ pub(super) fn notes(
         warning: false,
         reason,
         message,
+        begins: false,
     };
     let warning = |reason, message: String| Note {
         warning: true,
         reason,
         message,
+        begins: false,
     };
     let had = conditions::find(&before.conditions, READY).map(|c| (c.reason.as_str(), c.message.as_str()));
     if let Some(trouble) = trouble
@@ -233,12 +242,7 @@ pub(super) fn notes(
             Some(OffCause::Requested) | None => {}
         }
     }
-    let began = after.operation.as_ref().filter(|op| {
-        before
-            .operation
-            .as_ref()
-            .is_none_or(|old| (old.kind, old.started_at) != (op.kind, op.started_at))
-    });
+    let began = begun(before, after);
     // The end of the previous operation comes before the beginning of the next.
     if let Some(done) = before
         .operation
@@ -259,7 +263,10 @@ pub(super) fn notes(
     }
     if let Some(operation) = began {
         let (reason, message) = in_progress(operation.kind);
-        notes.push(normal(reason, message.to_owned()));
+        notes.push(Note {
+            begins: true,
+            ..normal(reason, message.to_owned())
+        });
     }
     let forced = |status: &InstanceStatus| status.operation.as_ref().is_some_and(|op| op.forced);
     if forced(after) && !forced(before) {

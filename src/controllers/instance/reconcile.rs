@@ -1,6 +1,6 @@
 //! One reconcile of one instance: asks the provider, decides, and writes the status.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use kube::{
     Api,
@@ -14,7 +14,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{InstanceController, queue::Class};
 use crate::{
     events::payload::User,
-    lifecycle::{Audience, Gate, Next, Question, Seen, decide, question},
+    lifecycle::{Audience, Decision, Gate, Next, Note, Question, Seen, decide, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
     runtime::{
@@ -32,6 +32,9 @@ const FIELD_MANAGER: &str = "stellage-controller";
 /// Most status writes of one pass. Even if operations take no time, a server needs fewer; any that are left follow in the
 /// next pass.
 const MAX_STEPS: usize = 6;
+
+/// How long to wait for the provider before storing what it has been asked to do, where that may be stored later.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// When to try again after a write conflict. Usually the watch brings the new version sooner.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
@@ -139,76 +142,88 @@ impl<P: Provider> Reconciler<P> {
         Some(delay)
     }
 
-    async fn pass(
-        &self,
-        mut instance: Arc<Instance>,
-        class: Class,
-    ) -> Result<Option<Duration>, ReconcileError> {
+    async fn pass(&self, instance: Arc<Instance>, class: Class) -> Result<Option<Duration>, ReconcileError> {
+        let mut draft = Draft::new(instance);
         for _ in 0..MAX_STEPS {
-            if instance.is_deleting() && !instance.has_finalizer() {
+            if draft.instance.is_deleting() && !draft.instance.has_finalizer() {
                 return Ok(None);
             }
-            if self.is_congested(&instance) {
+            if self.is_congested(&draft.stored) {
                 return Ok(Some(CONGESTED));
             }
-            let holder = self.holder_of(&instance);
-            let gate = self.gate(&instance, holder.as_ref());
+            let holder = self.holder_of(&draft.instance);
+            let gate = self.gate(&draft.instance, holder.as_ref());
             // Of an accepted instance whatever the gate: it may have a server, and is not deleted without the finalizer.
-            if (gate == Gate::Open || is_accepted(&instance)) && !instance.has_finalizer() {
-                instance = self.add_finalizer(&instance).await?;
+            if (gate == Gate::Open || is_accepted(&draft.instance)) && !draft.instance.has_finalizer() {
+                draft = Draft::new(self.add_finalizer(&draft.instance).await?);
             }
-            let Some(asked) = self.ask(&instance, &gate, class).await else {
+            let Some(asked) = self.ask(&mut draft, &gate, class).await? else {
                 return Ok(Some(Duration::ZERO));
             };
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
-            let fresh = self.queue.freshest(Arc::clone(&instance));
-            if fresh.status == instance.status {
-                instance = fresh;
-            }
+            draft.refresh(|stored| self.queue.freshest(stored));
             let now = self.controller.clock.now();
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
             };
             let timings = &self.controller.timings;
-            let decision = decide(&instance, &gate, asked.seen(), audience, now, timings);
+            let decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
-                self.finish(&instance).await?;
+                self.finish(&draft.instance).await?;
                 return Ok(None);
             }
-            let changed = instance.status.as_ref() != Some(&decision.status);
-            if changed {
-                let before = instance.status.as_ref().map_or(0, |status| status.event_sequence);
-                instance = self.write_status(&instance, &decision.status).await?;
-                self.controller.outbox.recorded(&instance, before);
-                for note in &decision.notes {
-                    let action = decision
-                        .status
-                        .operation
-                        .as_ref()
-                        .map_or("Reconcile", |op| op.kind.as_str());
-                    self.controller.events.publish(
-                        &*instance,
-                        note.warning,
-                        note.reason,
-                        action,
-                        &note.message,
-                    );
-                }
-            }
+            let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
-            if next == Next::AfterBackoff {
-                return Ok(Some(self.backoffs.next(uid(&instance))));
+            let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
+            draft.take(decision);
+            if may_be_stored_later {
+                continue;
             }
-            self.backoffs.reset(uid(&instance));
+            self.store(&mut draft).await?;
+            if next == Next::AfterBackoff {
+                return Ok(Some(self.backoffs.next(uid(&draft.instance))));
+            }
+            self.backoffs.reset(uid(&draft.instance));
             match next {
                 Next::Now => {}
                 Next::After(delay) => return Ok(Some(delay)),
                 Next::OnChange | Next::AfterBackoff => return Ok(None),
             }
         }
+        self.store(&mut draft).await?;
         Ok(Some(Duration::ZERO))
+    }
+
+    /// Stores the status if it differs from the stored one, and tells the outbox and the Events.
+    async fn store(&self, draft: &mut Draft) -> Result<(), ReconcileError> {
+        let Some(status) = draft.unstored() else {
+            return Ok(());
+        };
+        let before = draft
+            .stored
+            .status
+            .as_ref()
+            .map_or(0, |status| status.event_sequence);
+        let written = self.write_status(&draft.instance, status).await?;
+        self.controller.outbox.recorded(&written, before);
+        let action = status
+            .operation
+            .as_ref()
+            .map_or("Reconcile", |op| op.kind.as_str());
+        for note in &draft.notes {
+            let Note {
+                warning,
+                reason,
+                message,
+                ..
+            } = note;
+            let events = &self.controller.events;
+            events.publish(&*written, *warning, reason, action, message);
+        }
+        *draft = Draft::new(written);
+        Ok(())
     }
 
     fn holder_of(&self, instance: &Instance) -> Option<User> {
@@ -266,14 +281,37 @@ impl<P: Provider> Reconciler<P> {
         None
     }
 
-    /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects.
-    async fn ask(&self, instance: &Instance, gate: &Gate, class: Class) -> Option<Asked> {
-        match question(instance, gate, self.controller.clock.now()) {
-            Question::Nothing => return Some(Asked::Nothing(Addresses::default())),
-            Question::Addresses => return Some(Asked::Nothing(self.controller.provider.reserve(instance))),
-            Question::Step if self.is_suspect(instance) && class == Class::Normal => return None,
+    /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects. What has not been stored yet is
+    /// stored if the provider does not answer at once.
+    async fn ask(
+        &self,
+        draft: &mut Draft,
+        gate: &Gate,
+        class: Class,
+    ) -> Result<Option<Asked>, ReconcileError> {
+        let instance = draft.instance.clone();
+        match question(&instance, gate, self.controller.clock.now()) {
+            Question::Nothing => return Ok(Some(Asked::Nothing(Addresses::default()))),
+            Question::Addresses => {
+                return Ok(Some(Asked::Nothing(self.controller.provider.reserve(&instance))));
+            }
+            Question::Step if self.is_suspect(&instance) && class == Class::Normal => return Ok(None),
             Question::Step => {}
         }
+        let mut step = pin!(self.step(&instance));
+        if draft.unstored().is_none() {
+            return Ok(Some(step.await));
+        }
+        if let Ok(asked) = tokio::time::timeout(AT_ONCE, &mut step).await {
+            return Ok(Some(asked));
+        }
+        let (asked, stored) = tokio::join!(step, self.store(draft));
+        stored?;
+        Ok(Some(asked))
+    }
+
+    /// Has the provider do one step.
+    async fn step(&self, instance: &Instance) -> Asked {
         let limit = self.controller.provider_timeout;
         let begun = Instant::now();
         let step = self
@@ -291,13 +329,13 @@ impl<P: Provider> Reconciler<P> {
             .provider_calls
             .get_or_create(&ProviderLabels { provider, outcome })
             .inc();
-        Some(match answer {
+        match answer {
             Ok(observation) => Asked::Answer(observation),
             Err(error) => {
                 tracing::warn!(instance = key(instance), %error, "provider call failed");
                 Asked::Failure(error)
             }
-        })
+        }
     }
 
     /// Whether the last provider call for this instance failed, according to this process or to the status.
@@ -410,6 +448,56 @@ impl<P: Provider> Reconciler<P> {
 
 fn name(instance: &Instance) -> &str {
     instance.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// An instance with the status that has been decided on, which may not have been stored yet.
+struct Draft {
+    instance: Arc<Instance>,
+    stored: Arc<Instance>,
+    /// What to tell people once it is stored.
+    notes: Vec<Note>,
+}
+
+impl Draft {
+    fn new(stored: Arc<Instance>) -> Self {
+        Self {
+            instance: stored.clone(),
+            stored,
+            notes: Vec::new(),
+        }
+    }
+
+    /// The status, if it differs from the stored one.
+    fn unstored(&self) -> Option<&InstanceStatus> {
+        let status = self.instance.status.as_ref();
+        status.filter(|_| status != self.stored.status.as_ref())
+    }
+
+    /// Takes the status of a decision.
+    fn take(&mut self, decision: Decision) {
+        let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_ref());
+        if decision.status.operation.as_ref() != operation {
+            self.notes.retain(|note| !note.begins);
+        }
+        self.notes.extend(decision.notes);
+        if self.instance.status.as_ref() != Some(&decision.status) {
+            Arc::make_mut(&mut self.instance).status = Some(decision.status);
+        }
+    }
+
+    /// Goes on with a fresher version, if only its spec is new.
+    fn refresh(&mut self, freshest: impl FnOnce(Arc<Instance>) -> Arc<Instance>) {
+        let fresh = freshest(self.stored.clone());
+        if fresh.status != self.stored.status {
+            return;
+        }
+        let unstored = self.unstored().cloned();
+        self.instance = fresh.clone();
+        self.stored = fresh;
+        if let Some(status) = unstored {
+            Arc::make_mut(&mut self.instance).status = Some(status);
+        }
+    }
 }
 
 enum Asked {

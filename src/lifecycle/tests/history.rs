@@ -90,8 +90,12 @@ proptest! {
     #[test]
     fn any_history_of_requests_faults_restarts_and_clock_jumps_converges_and_loses_no_request(
         history in prop::collection::vec(happening(), 0..60),
+        is_at_once: bool,
     ) {
         let mut world = World::new(spec());
+        if is_at_once {
+            world.provisioning = 0.0;
+        }
         let (mut step, mut lost, mut last_rebuild, mut last_reboot) = (0_u32, 0, None, None);
         for event in history {
             // Distinct nonces whatever the clock does.

@@ -181,12 +181,74 @@ fn a_settled_world_is_never_written_again() {
 #[test]
 fn an_operation_that_begins_in_the_millisecond_of_the_one_before_is_not_taken_for_it() {
     let mut world = World::running();
+    world.fault(Fault::Stuck);
     world.act(Action::Rebuild);
-    world.pass();
-    // The clock goes back by as much as the rebuild takes.
-    world.set_clock(-SignedDuration::from_secs(60));
+    world.wait(Duration::from_secs(120));
+    world.fault(Fault::None);
     world.edit(|spec| spec.image = "debian-12".into());
+    let begun = world.status().operation.unwrap().started_at;
+    world.set_clock(begun.duration_since(world.now()));
     world.settle();
     assert_eq!((world.cloud.rebuilds, world.state()), (2, Some(Running)));
     assert_eq!(world.status().image.as_deref(), Some("debian-12"));
+}
+
+/// A running server of a provider for which nothing takes time.
+fn at_once() -> World {
+    let mut world = World::new(spec());
+    world.provisioning = 0.0;
+    world.settle();
+    assert_eq!((world.state(), world.writes), (Some(Running), 1));
+    world
+}
+
+#[test]
+fn what_is_done_at_once_costs_one_write_unless_its_repetition_would_interrupt_the_server() {
+    let mut world = at_once();
+    for (action, writes) in [
+        (Action::Stop, 1),
+        (Action::Start, 1),
+        (Action::PowerOff, 1),
+        (Action::Start, 1),
+        (Action::Reboot, 2),
+        (Action::Rebuild, 2),
+    ] {
+        let before = world.writes;
+        world.act(action);
+        world.settle();
+        assert_eq!(world.writes - before, writes, "{action:?}");
+    }
+    world.edit(|spec| spec.plan = Plan::Business);
+    let before = world.writes;
+    world.settle();
+    assert_eq!(world.writes - before, 2);
+}
+
+#[test]
+fn an_opposite_request_while_nobody_looks_undoes_what_was_done_but_not_stored() {
+    for (from, to) in [
+        (PowerState::Running, PowerState::Stopped),
+        (PowerState::Stopped, PowerState::Running),
+    ] {
+        let mut world = at_once();
+        world.edit(|spec| spec.power_state = from);
+        world.settle();
+        world.edit(|spec| spec.power_state = to);
+        world.reconcile(false, true);
+        assert_eq!(world.cloud.is_on(), to == PowerState::Running);
+        world.edit(|spec| spec.power_state = from);
+        world.settle();
+        assert_eq!(world.cloud.is_on(), from == PowerState::Running, "{from:?}");
+        assert!(conditions::is_true(&world.status().conditions, READY));
+    }
+}
+
+#[test]
+fn a_creation_of_which_nothing_was_stored_is_the_same_creation_again() {
+    let mut world = World::new(spec());
+    world.reconcile(false, true);
+    assert_eq!((world.cloud.made, world.state()), (1, None));
+    world.outage(Duration::from_secs(3600));
+    world.settle();
+    assert_eq!((world.cloud.made, world.state()), (1, Some(Running)));
 }

@@ -18,6 +18,9 @@ use crate::{
 
 const PROVISIONING: f64 = 150.0;
 
+/// The wall clock when a world begins, in seconds since 1970.
+const BEGINNING: i64 = 1_800_000_000;
+
 /// Longest backoff of the controller, in seconds.
 const LONGEST_BACKOFF: u64 = 300;
 
@@ -34,6 +37,8 @@ pub struct World {
     stale: Instance,
     revision: u64,
     pub cloud: Cloud,
+    /// Seconds that it takes to create a server; all other times follow from it.
+    pub provisioning: f64,
     pub gate: Gate,
     /// Whether receivers take events.
     pub settles: bool,
@@ -59,16 +64,18 @@ impl World {
         let mut instance = Instance::new("web", spec);
         instance.metadata.uid = Some("u-1".into());
         instance.metadata.generation = Some(1);
+        instance.metadata.creation_timestamp = Some(Time(Timestamp::from_second(BEGINNING).unwrap()));
         instance.metadata.resource_version = Some("1".into());
         Self {
             stale: instance.clone(),
             instance,
             revision: 1,
             cloud: Cloud::default(),
+            provisioning: PROVISIONING,
             gate: Gate::Open,
             settles: true,
             uptime: Duration::ZERO,
-            epoch: Timestamp::from_second(1_800_000_000).unwrap(),
+            epoch: Timestamp::from_second(BEGINNING).unwrap(),
             wake: Some(Duration::ZERO),
             failures: 0,
             writes: 0,
@@ -178,7 +185,9 @@ impl World {
         }
     }
 
+    /// The API server stores a version, which takes at least a millisecond.
     fn touch(&mut self) {
+        self.uptime += Duration::from_millis(1);
         self.revision += 1;
         self.instance.metadata.resource_version = Some(self.revision.to_string());
     }
@@ -237,49 +246,60 @@ impl World {
         if self.gone {
             return;
         }
-        let seen_instance = if on_stale {
+        let mut seen_instance = if on_stale {
             self.stale.clone()
         } else {
             self.instance.clone()
         };
-        let (now, timings) = (self.now(), Timings::for_provisioning(PROVISIONING));
-        let addresses = Addresses::default();
-        let answer = match question(&seen_instance, &self.gate, now) {
-            Question::Step => Some(self.cloud.step(&seen_instance, self.uptime, &timings)),
-            Question::Nothing | Question::Addresses => None,
-        };
-        let seen = match &answer {
-            None => Seen::NotAsked(&addresses),
-            Some(Ok(observation)) => Seen::Observed(observation),
-            Some(Err(error)) => Seen::Failed(error),
-        };
+        let is_current = seen_instance.metadata.resource_version == self.instance.metadata.resource_version;
+        let (now, timings) = (self.now(), Timings::for_provisioning(self.provisioning));
         let has_account = !matches!(self.gate, Gate::NoAccount(_));
-        let audience = Audience {
-            user: Some(&self.user).filter(|_| has_account),
-            is_settled: &|_| self.settles,
+        let (decision, changed) = loop {
+            let addresses = Addresses::default();
+            let answer = match question(&seen_instance, &self.gate, now) {
+                Question::Step => Some(self.cloud.step(&seen_instance, self.uptime, &timings)),
+                Question::Nothing | Question::Addresses => None,
+            };
+            let seen = match &answer {
+                None => Seen::NotAsked(&addresses),
+                Some(Ok(observation)) => Seen::Observed(observation),
+                Some(Err(error)) => Seen::Failed(error),
+            };
+            let recorded = |id: &str| self.events.iter().any(|event| event.id == id);
+            let audience = Audience {
+                user: Some(&self.user).filter(|_| has_account),
+                is_settled: &|id| self.settles && recorded(id),
+            };
+            let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
+            let before = seen_instance.status.clone();
+            let changed = before.as_ref() != Some(&decision.status);
+            if is_current && changed && !decision.finished {
+                self.check(&before.unwrap_or_default(), &decision.status, answer.as_ref());
+            }
+            if !decision.may_be_stored_later {
+                break (decision, changed);
+            }
+            seen_instance.status = Some(decision.status);
         };
-        let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
         if crash {
             // The next process lists what is stored.
             self.stale = self.instance.clone();
             self.outage(Duration::ZERO);
             return;
         }
-        if seen_instance.metadata.resource_version != self.instance.metadata.resource_version {
+        if !is_current {
             // The API server refuses the write, and the watch shows the newer version.
             self.stale = self.instance.clone();
             self.wake();
             return;
         }
-        let changed = self.instance.status.as_ref() != Some(&decision.status);
         self.plan(decision.next(changed));
         if decision.finished {
             self.gone = true;
             self.gone_without_account = !has_account;
             return;
         }
-        if changed {
-            self.check(&decision.status, answer.as_ref());
+        if self.instance.status.as_ref() != Some(&decision.status) {
             self.record(&decision.status.outbox);
             self.stale = self.instance.clone();
             self.instance.status = Some(decision.status);
@@ -328,9 +348,13 @@ impl World {
         }
     }
 
-    /// Checks what must hold of every write.
-    fn check(&self, after: &InstanceStatus, answer: Option<&Result<Observation, ProviderError>>) {
-        let before = &self.status();
+    /// Checks what must hold of every decision.
+    fn check(
+        &self,
+        before: &InstanceStatus,
+        after: &InstanceStatus,
+        answer: Option<&Result<Observation, ProviderError>>,
+    ) {
         assert!(
             before.ip_address.is_none() || after.ip_address.is_some(),
             "a known address was removed"
@@ -342,7 +366,12 @@ impl World {
             assert_eq!(before.state, after.state, "the gate is closed");
             return;
         }
-        table::check(before, after, self.shown(answer), self.instance.spec.power_state);
+        table::check(
+            before,
+            after,
+            self.shown(before, answer),
+            self.instance.spec.power_state,
+        );
         let (Some(old), new) = (&before.operation, &after.operation) else {
             return;
         };
@@ -357,7 +386,7 @@ impl World {
             );
             new.kind == OperationKind::Delete || (new.kind == OperationKind::PowerOff && stops)
         });
-        let is_failing = self.shown(answer) == Some(InstanceState::Error);
+        let is_failing = self.shown(before, answer) == Some(InstanceState::Error);
         assert!(
             is_same || is_done || is_failing || is_cut_short,
             "{old:?} was dropped for {new:?}"
@@ -365,9 +394,12 @@ impl World {
     }
 
     /// The state that the provider's answer leads to, before another operation begins.
-    fn shown(&self, answer: Option<&Result<Observation, ProviderError>>) -> Option<InstanceState> {
+    fn shown(
+        &self,
+        status: &InstanceStatus,
+        answer: Option<&Result<Observation, ProviderError>>,
+    ) -> Option<InstanceState> {
         use InstanceState::{Error, Running, Stopped};
-        let status = self.status();
         let is_overdue = status.operation.as_ref().is_some_and(|op| {
             op.kind != OperationKind::Delete
                 && self.now().duration_since(op.counted_from()) >= SignedDuration::from_mins(15)
