@@ -17,7 +17,7 @@ use crate::{
     },
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
-        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
     },
     runtime::clock::milliseconds,
 };
@@ -91,6 +91,14 @@ pub fn decide(
     summary::describe(instance, gate, trouble.as_ref(), off_cause, &mut status, now);
     if visible(&status) != visible(&before) {
         status.updated_at = Some(milliseconds(now));
+    } else if status.observed_generation != before.observed_generation
+        && !tracking::is_tracked(&instance.metadata)
+    {
+        // Nothing else says when the spec was changed, unless REST did it.
+        let by_rest = tracking::spec_changed_at(&instance.metadata);
+        status.updated_at = by_rest
+            .filter(|at| before.updated_at < Some(*at))
+            .or(Some(milliseconds(now)));
     }
     let begun = summary::begun(&before, &status);
     let may_be_stored_later = !retry && begun.is_some_and(|begun| is_harmless(begun, &instance.spec));

@@ -4,6 +4,7 @@
 //! - [`event`]: event types and outbox entries;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
+//! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
@@ -22,6 +23,7 @@ pub mod ids;
 pub mod instance;
 pub mod quota;
 mod times;
+pub mod tracking;
 pub mod validation;
 pub mod webhook;
 

@@ -5,8 +5,7 @@ use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use backon::ExponentialBuilder;
 use futures::{StreamExt as _, pin_mut};
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
     core::{DeserializeGuard, error_boundary::InvalidObject},
@@ -20,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use super::{Health, Metrics, metrics::KindLabels};
+use crate::resources::tracking::prune;
 
 /// Load balancers close idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
 const SERVER_TIMEOUT_SECONDS: u32 = 200;
@@ -203,60 +203,6 @@ fn forget<K>(
     if let Some(last) = reader.get(&key) {
         writer.apply_watcher_event(&Event::Delete((*last).clone()));
         notify(Change::Deleted(last));
-    }
-}
-
-/// Drops the unused metadata that takes the most memory. Of managedFields, only the time of the last write of the spec is
-/// kept, as the time of a single entry; see [`spec_written_at`].
-fn prune(metadata: &mut ObjectMeta) {
-    let written = metadata
-        .managed_fields
-        .take()
-        .into_iter()
-        .flatten()
-        .filter(writes_spec)
-        .filter_map(|entry| entry.time)
-        .max_by_key(|time| time.0);
-    metadata.managed_fields = written.map(|time: Time| {
-        vec![ManagedFieldsEntry {
-            time: Some(time),
-            ..Default::default()
-        }]
-    });
-    if let Some(annotations) = &mut metadata.annotations {
-        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
-        if annotations.is_empty() {
-            metadata.annotations = None;
-        }
-    }
-}
-
-fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
-    entry.subresource.as_deref().unwrap_or_default().is_empty()
-        && entry
-            .fields_v1
-            .as_ref()
-            .is_some_and(|fields| fields.0.get("f:spec").is_some())
-}
-
-/// When the spec of an object was last written. Works for objects from a watch and straight from the API server.
-pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
-    let entries = object.meta().managed_fields.as_deref().unwrap_or_default();
-    match entries {
-        // Pruned by a watch: a single entry with only a time.
-        [
-            ManagedFieldsEntry {
-                time: Some(time),
-                fields_v1: None,
-                ..
-            },
-        ] => Some(time.0),
-        entries => entries
-            .iter()
-            .filter(|e| writes_spec(e))
-            .filter_map(|e| e.time.as_ref())
-            .map(|time| time.0)
-            .max(),
     }
 }
 

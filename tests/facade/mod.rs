@@ -9,6 +9,7 @@ mod isolation;
 mod lifecycle;
 mod repeats;
 mod secrets;
+mod tracking;
 mod visibility;
 mod webhooks;
 

@@ -15,8 +15,8 @@ use crate::{
     resources::{
         ACCOUNT_LABEL, Account, MANAGED_BY,
         quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
+        tracking,
     },
-    runtime::watch,
     service::keys::MAX_KEYS,
 };
 
@@ -235,7 +235,7 @@ pub(super) fn quota_is_stuck(quota: &ResourceQuota, limits: &Limits, now: Timest
         .creation_timestamp
         .as_ref()
         .map(|created| created.0);
-    let written = watch::spec_written_at(quota).max(created);
+    let written = tracking::spec_written_at(quota).max(created);
     let used = quota.status.as_ref().and_then(|status| status.used.as_ref());
     let never_counted = limits
         .keys()

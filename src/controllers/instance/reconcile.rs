@@ -16,7 +16,9 @@ use crate::{
     events::payload::User,
     lifecycle::{Audience, Decision, Gate, Next, Note, Question, Seen, decide, question},
     providers::{Addresses, Observation, Provider, ProviderError},
-    resources::{Instance, InstanceStatus, conditions, instance::FINALIZER, validation},
+    resources::{
+        Instance, InstanceStatus, conditions, instance::FINALIZER, tracking::CONTROLLER_MANAGER, validation,
+    },
     runtime::{
         ReconcileQueue,
         backoff::Backoffs,
@@ -25,9 +27,6 @@ use crate::{
         watch::key,
     },
 };
-
-/// Field manager of the controller.
-const FIELD_MANAGER: &str = "stellage-controller";
 
 /// Most status writes of one pass. Even if operations take no time, a server needs fewer; any that are left follow in the
 /// next pass.
@@ -401,7 +400,7 @@ impl<P: Provider> Reconciler<P> {
             "metadata": { "finalizers": list, "resourceVersion": instance.metadata.resource_version, "uid": instance.metadata.uid },
         });
         let params = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
             ..PatchParams::default()
         };
         let _permit = self.writes.acquire().await;
@@ -422,7 +421,7 @@ impl<P: Provider> Reconciler<P> {
             status: Some(status.clone()),
         };
         let params = PostParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
             ..PostParams::default()
         };
         let _permit = self.writes.acquire().await;

@@ -12,8 +12,7 @@ use crate::{
     facade::view::Seconds,
     lifecycle::explain,
     providers::Usage,
-    resources::{Instance, InstanceState, Plan},
-    runtime::watch,
+    resources::{Instance, InstanceState, Plan, tracking},
     service::{id::InstanceId, instances::IndexedInstance},
 };
 
@@ -73,7 +72,7 @@ fn updated_at(instance: &Instance) -> Timestamp {
     instance
         .created_at()
         .max(status.unwrap_or(Timestamp::MIN))
-        .max(watch::spec_written_at(instance).unwrap_or(Timestamp::MIN))
+        .max(tracking::spec_written_at(instance).unwrap_or(Timestamp::MIN))
 }
 
 /// A newly created instance.

@@ -35,7 +35,12 @@ use super::{
 use crate::{
     lifecycle::Action,
     providers::Usage,
-    resources::{InstanceSpec, instance::IDEMPOTENCY_ANNOTATION},
+    resources::{
+        InstanceSpec,
+        instance::IDEMPOTENCY_ANNOTATION,
+        tracking::{self, SPEC_CHANGED_AT_ANNOTATION},
+    },
+    runtime::clock::milliseconds,
 };
 
 /// How long to wait for the provider's answer before usage counts as unknown.
@@ -114,10 +119,7 @@ impl Service {
     ) -> Result<Arc<IndexedInstance>, Error> {
         let decide = |item: &IndexedInstance| {
             precondition.check(&*item.instance)?;
-            Ok(Verdict::Write {
-                spec: Box::new(change.apply(item)?),
-                annotations: Vec::new(),
-            })
+            Ok(self.write(item, change.apply(item)?, None))
         };
         self.instances.modify(namespace, id, decide).await
     }
@@ -144,28 +146,44 @@ impl Service {
             }
             precondition.check(&*item.instance)?;
             check_state(action, item)?;
-            let mut spec = Box::new(item.instance.spec.clone());
+            let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);
             if let Some(image) = image {
                 image.clone_into(&mut spec.image);
             }
             action.request(&mut spec, &nonce);
-            Ok(Verdict::Write {
-                spec,
-                annotations: request
-                    .map(|request| {
-                        let done = request.remember(&*item.instance, &nonce);
-                        (IDEMPOTENCY_ANNOTATION, done)
-                    })
-                    .into_iter()
-                    .collect(),
-            })
+            let done = request.map(|request| request.remember(&*item.instance, &nonce));
+            Ok(self.write(item, spec, done))
         };
         let item = self.instances.modify(namespace, id, decide).await?;
         Ok(ActionOutcome {
             item,
             replayed: replayed.into_inner(),
         })
+    }
+
+    /// The write of a spec, and of the requests that have been `done`. An annotation says when the spec of an instance changed of
+    /// which the API server does not track it.
+    fn write(
+        &self,
+        item: &IndexedInstance,
+        spec: InstanceSpec,
+        done: Option<String>,
+    ) -> Verdict<InstanceSpec> {
+        let metadata = &item.instance.metadata;
+        let is_tracked = tracking::is_tracked(metadata) && !tracking::is_ours_alone(metadata);
+        let changed_at = || {
+            (
+                SPEC_CHANGED_AT_ANNOTATION,
+                milliseconds(self.clock.now()).to_string(),
+            )
+        };
+        let changed = (!is_tracked && spec != item.instance.spec).then(changed_at);
+        let done = done.map(|done| (IDEMPOTENCY_ANNOTATION, done));
+        Verdict::Write {
+            spec: Box::new(spec),
+            annotations: changed.into_iter().chain(done).collect(),
+        }
     }
 
     /// Deletes an instance; `protected` while its deletion protection is on.

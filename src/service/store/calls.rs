@@ -10,6 +10,7 @@ use kube::{
 use serde_json::Value;
 
 use crate::{
+    resources::tracking::API_MANAGER,
     runtime::{
         FairPermits,
         client::{CallError, bounded},
@@ -17,9 +18,6 @@ use crate::{
     },
     service::index::Object,
 };
-
-/// The service's name in managedFields.
-pub const FIELD_MANAGER: &str = "stellage-api";
 
 /// How many calls to make at the same time (decisions, section 8). The API server's default limit for all clients is 400 reads
 /// and 200 writes.
@@ -82,7 +80,7 @@ impl ApiCalls {
     /// Creates an object.
     pub async fn create<K: Object>(&self, namespace: &str, object: &K) -> Result<K, CallError> {
         let parameters = PostParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
+            field_manager: Some(API_MANAGER.to_owned()),
             ..PostParams::default()
         };
         let _permit = self.permit(namespace).await?;
@@ -92,7 +90,7 @@ impl ApiCalls {
     /// Changes an object with a merge patch.
     pub async fn patch<K: Object>(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, CallError> {
         let parameters = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
+            field_manager: Some(API_MANAGER.to_owned()),
             ..PatchParams::default()
         };
         let _permit = self.permit(namespace).await?;

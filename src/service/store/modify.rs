@@ -9,10 +9,13 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Store;
-use crate::service::{
-    error::{Error, ErrorKind},
-    id::PublicId as _,
-    index::{Index, Indexed, Object as _},
+use crate::{
+    resources::tracking,
+    service::{
+        error::{Error, ErrorKind},
+        id::PublicId as _,
+        index::{Index, Indexed, Object as _},
+    },
 };
 
 /// Attempts at a change while others keep changing the same object.
@@ -96,13 +99,17 @@ impl<X: Index> Store<X> {
                 Err(_) | Ok(Verdict::Leave) => None,
                 Ok(Verdict::Write { spec, annotations }) => merge_patch(&*found.item, &**spec, annotations),
             };
-            let Some(patch) = patch else {
+            let Some(mut patch) = patch else {
                 if found.fresh {
                     return verdict.map(|_| found.item);
                 }
                 found = self.refresh(&found).await?;
                 continue;
             };
+            if tracking::is_ours_alone(found.item.object().meta()) {
+                // From now on the API server tracks no owners of fields, until somebody applies the object.
+                patch["metadata"]["managedFields"] = json!([{}]);
+            }
             match self.patch(&found.item, &patch).await {
                 Ok(item) => return Ok(Arc::new(item)),
                 Err(error) if error.is_conflict() => {

@@ -1,0 +1,164 @@
+//! The API server's tracking of who wrote which field of an object (`metadata.managedFields`).
+//!
+//! It is half of the API server's work in an update, and nearly half of a stored Instance. Who applies objects needs it, so it
+//! stays for all that others have written. An object that only REST has written is taken out of it with the first change: the
+//! API server tracks nothing of an object whose list is empty until somebody applies it.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
+use kube::Resource;
+
+/// The field manager of the REST API.
+pub const API_MANAGER: &str = "stellage-api";
+/// The field manager of the controllers.
+pub const CONTROLLER_MANAGER: &str = "stellage-controller";
+
+/// Annotation of an Instance that is not tracked: when REST last changed its spec.
+pub const SPEC_CHANGED_AT_ANNOTATION: &str = "stellage.dev/spec-changed-at";
+
+/// What kubectl leaves on an object that was applied on the client's side.
+const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Drops the unused metadata that takes the most memory. Of managedFields a single entry is kept, with the time of the last
+/// write of the spec, and with the manager [`API_MANAGER`] if nobody else has written the object.
+pub fn prune(metadata: &mut ObjectMeta) {
+    let is_ours = is_ours_alone(metadata);
+    let entries = metadata.managed_fields.take().unwrap_or_default();
+    if !entries.is_empty() {
+        metadata.managed_fields = Some(vec![ManagedFieldsEntry {
+            manager: is_ours.then(|| API_MANAGER.to_owned()),
+            time: entries
+                .into_iter()
+                .filter(writes_spec)
+                .filter_map(|entry| entry.time)
+                .max_by_key(|time| time.0),
+            ..ManagedFieldsEntry::default()
+        }]);
+    }
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove(LAST_APPLIED_ANNOTATION);
+        if annotations.is_empty() {
+            metadata.annotations = None;
+        }
+    }
+}
+
+/// Whether an object is tracked. Works, as all that is here, for objects from a watch and straight from the API server.
+pub fn is_tracked(metadata: &ObjectMeta) -> bool {
+    metadata
+        .managed_fields
+        .as_ref()
+        .is_some_and(|entries| !entries.is_empty())
+}
+
+/// Whether an object is tracked, and was made through REST and written by nobody else since, its status apart.
+pub fn is_ours_alone(metadata: &ObjectMeta) -> bool {
+    let entries = metadata.managed_fields.as_deref().unwrap_or_default();
+    let managers = || {
+        let written = entries.iter().filter(|entry| is_of_main_resource(entry));
+        written.map(|entry| {
+            entry
+                .manager
+                .as_deref()
+                .filter(|_| entry.operation.as_deref() != Some("Apply"))
+        })
+    };
+    let was_applied = metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(LAST_APPLIED_ANNOTATION));
+    !was_applied
+        && managers().any(|manager| manager == Some(API_MANAGER))
+        && managers().all(|manager| matches!(manager, Some(API_MANAGER | CONTROLLER_MANAGER)))
+}
+
+/// When the spec of an object was last written.
+pub fn spec_written_at(object: &impl Resource) -> Option<Timestamp> {
+    let metadata = object.meta();
+    if !is_tracked(metadata) {
+        return spec_changed_at(metadata);
+    }
+    match metadata.managed_fields.as_deref().unwrap_or_default() {
+        [
+            ManagedFieldsEntry {
+                time,
+                fields_v1: None,
+                ..
+            },
+        ] => time.as_ref().map(|time| time.0),
+        entries => {
+            let times = entries
+                .iter()
+                .filter(|entry| writes_spec(entry))
+                .filter_map(|entry| entry.time.as_ref());
+            times.map(|Time(time)| *time).max()
+        }
+    }
+}
+
+/// When REST last changed the spec of an Instance that is not tracked.
+pub fn spec_changed_at(metadata: &ObjectMeta) -> Option<Timestamp> {
+    let annotations = metadata.annotations.as_ref()?;
+    annotations.get(SPEC_CHANGED_AT_ANNOTATION)?.parse().ok()
+}
+
+fn is_of_main_resource(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+fn writes_spec(entry: &ManagedFieldsEntry) -> bool {
+    is_of_main_resource(entry)
+        && entry
+            .fields_v1
+            .as_ref()
+            .is_some_and(|fields| fields.0.get("f:spec").is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn metadata(managed: Value) -> ObjectMeta {
+        serde_json::from_value(json!({ "managedFields": managed })).unwrap()
+    }
+
+    fn entry(manager: &str, operation: &str, subresource: &str) -> Value {
+        json!({
+            "manager": manager, "operation": operation, "subresource": subresource, "time": "2026-11-21T10:05:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": { "f:spec": {} },
+        })
+    }
+
+    #[test]
+    fn only_what_nobody_but_rest_has_written_is_ours_before_and_after_pruning() {
+        let ours = || entry(API_MANAGER, "Update", "");
+        for (managed, is_ours) in [
+            (json!([ours()]), true),
+            (json!([ours(), entry(CONTROLLER_MANAGER, "Update", "")]), true),
+            (json!([ours(), entry("kubectl", "Update", "status")]), true),
+            (json!([ours(), entry("kubectl-edit", "Update", "")]), false),
+            (json!([ours(), entry("argocd", "Apply", "")]), false),
+            (json!([entry(API_MANAGER, "Apply", "")]), false),
+            (json!([entry("kubectl-create", "Update", ""), ours()]), false),
+            (json!([entry(CONTROLLER_MANAGER, "Update", "status")]), false),
+            (json!([]), false),
+        ] {
+            let mut metadata = metadata(managed);
+            let tracked = is_tracked(&metadata);
+            assert_eq!(is_ours_alone(&metadata), is_ours, "{metadata:?}");
+            prune(&mut metadata);
+            assert_eq!(
+                (is_ours_alone(&metadata), is_tracked(&metadata)),
+                (is_ours, tracked),
+                "{metadata:?}"
+            );
+        }
+        let mut applied = metadata(json!([ours()]));
+        applied.annotations = Some([(LAST_APPLIED_ANNOTATION.to_owned(), "{}".to_owned())].into());
+        assert!(!is_ours_alone(&applied));
+        prune(&mut applied);
+        assert!(!is_ours_alone(&applied) && applied.annotations.is_none());
+    }
+}
