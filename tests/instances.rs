@@ -227,10 +227,10 @@ async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there
         .await
         .unwrap();
     let orphans: Api<Instance> = Api::namespaced(tenant.kube.clone(), "orphanage");
-    orphans
-        .create(&PostParams::default(), &Instance::new("web", spec()))
-        .await
-        .unwrap();
+    for name in ["web", "unwanted"] {
+        let orphan = Instance::new(name, spec());
+        orphans.create(&PostParams::default(), &orphan).await.unwrap();
+    }
     let alone = tokio::time::timeout(
         PATIENCE,
         await_condition(orphans.clone(), "web", has(READY, "NoAccount")),
@@ -238,10 +238,21 @@ async fn an_instance_in_a_namespace_without_an_account_is_left_alone_until_there
     .await;
     let alone = alone.unwrap().unwrap().unwrap();
     assert_eq!(alone.status.unwrap().state, None);
-    assert!(
-        alone.metadata.finalizers.is_none(),
-        "an object that is left alone can be deleted without us"
-    );
+    let unwanted = orphans
+        .delete("unwanted", &DeleteParams::default())
+        .await
+        .unwrap();
+    let uid = unwanted
+        .left()
+        .and_then(|deleting| deleting.metadata.uid)
+        .unwrap_or_default();
+    tokio::time::timeout(
+        PATIENCE,
+        await_condition(orphans.clone(), "unwanted", is_deleted(&uid)),
+    )
+    .await
+    .unwrap()
+    .unwrap();
     kubectl(cluster.plane, &["apply", "-f", "-"], Some("{apiVersion: stellage.dev/v1, kind: Account, metadata: {name: orphanage}, spec: {email: o@example.com}}")).unwrap();
     tokio::time::timeout(PATIENCE, await_condition(orphans, "web", has(READY, "Running")))
         .await
@@ -269,6 +280,27 @@ async fn a_namespace_that_is_deleted_takes_its_instances_along_and_stops_nobody_
     let other = Tenant::new("bystander").await;
     other.apply("web", |_| {}).await;
     other.wait_for_state("web", InstanceState::Running).await;
+}
+
+#[tokio::test]
+async fn an_instance_made_with_kubectl_has_its_finalizer_from_the_start() {
+    let tenant = Tenant::new("finalizer").await;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    for others in [None, Some(vec!["example.com/mine".to_owned()])] {
+        let mut instance = Instance::new("web", spec());
+        instance.metadata.finalizers.clone_from(&others);
+        // The API server learns of a policy some seconds after it was installed.
+        let create = async || tenant.instances().create(&dry_run, &instance).await.unwrap();
+        let created = eventually("the policy to add it", create, Instance::has_finalizer).await;
+        let expected = others
+            .into_iter()
+            .flatten()
+            .chain(["stellage.dev/server".to_owned()]);
+        assert_eq!(created.finalizers(), expected.collect::<Vec<_>>());
+    }
 }
 
 #[tokio::test]

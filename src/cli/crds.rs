@@ -6,7 +6,7 @@ use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{CliError, output};
-use crate::resources::{self, POLICIES};
+use crate::resources::{self, FINALIZER_POLICY, POLICIES};
 
 /// Print the CRDs as YAML, or write them to files.
 #[derive(Args, Debug)]
@@ -15,6 +15,11 @@ pub struct CrdsArgs {
     /// operator writes statuses and Deliveries
     #[arg(long)]
     with_policies: bool,
+
+    /// Also print the admission policy that adds the finalizer to instances made with kubectl, which saves the operator a write
+    /// for each; needs Kubernetes 1.36 or newer
+    #[arg(long)]
+    with_finalizer_policy: bool,
 
     /// Write one file per CRD into this folder instead of printing them
     #[arg(long, value_name = "DIR")]
@@ -28,9 +33,7 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
     let crds = resources::crds();
     let Some(folder) = &args.output_dir else {
         let mut documents = crds.iter().map(yaml).collect::<Result<Vec<_>, _>>()?;
-        if args.with_policies {
-            documents.extend(POLICIES.map(|(_, policy)| policy.to_owned()));
-        }
+        documents.extend(args.policies().map(|(_, policy)| policy.to_owned()));
         output::line(documents.join("---\n").trim_end());
         return Ok(());
     };
@@ -40,13 +43,18 @@ pub(super) fn run(args: &CrdsArgs) -> Result<(), CliError> {
         let path = folder.join(format!("{}.yaml", crd.spec.names.plural));
         std::fs::write(&path, render_crd(crd)?).map_err(file(path))?;
     }
-    if args.with_policies {
-        for (name, policy) in POLICIES {
-            let path = folder.join(name);
-            std::fs::write(&path, policy).map_err(file(path))?;
-        }
+    for (name, policy) in args.policies() {
+        let path = folder.join(name);
+        std::fs::write(&path, policy).map_err(file(path))?;
     }
     Ok(())
+}
+
+impl CrdsArgs {
+    fn policies(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let policies = self.with_policies.then_some(POLICIES).into_iter().flatten();
+        policies.chain(self.with_finalizer_policy.then_some(FINALIZER_POLICY))
+    }
 }
 
 /// The content of a CRD's file in `crds/`.

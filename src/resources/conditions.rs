@@ -6,9 +6,9 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// Summary: True when the object matches its spec. `kubectl wait --for=condition=Ready` waits for it.
 pub const READY: &str = "Ready";
-/// True while the controller works towards the spec (kstatus: `InProgress`).
+/// True while the controller works towards the spec (kstatus: `InProgress`); absent if it never did.
 pub const RECONCILING: &str = "Reconciling";
-/// True when there is no progress without a change by a user or administrator (kstatus: `Failed`).
+/// True when there is no progress without a change by a user or administrator (kstatus: `Failed`); absent if that never was.
 pub const STALLED: &str = "Stalled";
 /// True while a plan change waits for the next reboot; absent otherwise.
 pub const RESTART_REQUIRED: &str = "RestartRequired";
@@ -29,7 +29,8 @@ pub struct Desired<'a> {
     pub message: String,
 }
 
-/// Sets one condition. `lastTransitionTime` changes only when the status does, so that the same input gives the same list
+/// Sets one condition; one that is True in exceptional times alone, and that has never been, is left out, which kstatus reads as
+/// False. `lastTransitionTime` changes only when the status does, so that the same input gives the same list
 /// and causes no write.
 pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Option<i64>, now: Timestamp) {
     let status = match desired.status {
@@ -54,7 +55,7 @@ pub fn set(conditions: &mut Vec<Condition>, desired: Desired<'_>, generation: Op
         desired.reason.clone_into(&mut condition.reason);
         condition.message = message;
         condition.observed_generation = generation;
-    } else {
+    } else if desired.status != Some(false) || !matches!(desired.type_, RECONCILING | STALLED) {
         conditions.push(Condition {
             type_: desired.type_.to_owned(),
             status: status.to_owned(),
@@ -136,6 +137,22 @@ mod tests {
         );
         set(&mut conditions, ready(Some(true), "c"), Some(2), at(30));
         assert_eq!(conditions[0].last_transition_time.0, at(30));
+    }
+
+    #[test]
+    fn what_never_was_the_matter_is_not_mentioned() {
+        let mut conditions = Vec::new();
+        let stalled = |status| Desired {
+            type_: STALLED,
+            status: Some(status),
+            reason: "Because",
+            message: String::new(),
+        };
+        set(&mut conditions, stalled(false), Some(1), at(10));
+        assert_eq!(conditions, []);
+        set(&mut conditions, stalled(true), Some(1), at(20));
+        set(&mut conditions, stalled(false), Some(1), at(30));
+        assert_eq!((conditions.len(), conditions[0].status.as_str()), (1, "False"));
     }
 
     #[test]

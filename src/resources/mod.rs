@@ -78,3 +78,7 @@ pub const POLICIES: [(&str, &str); 2] = [
         include_str!("../../crds/operator-only.yaml"),
     ),
 ];
+
+/// The admission policy that adds the finalizer to new instances, as a file in `crds/`. Needs Kubernetes 1.36; elsewhere the
+/// controller adds it.
+pub const FINALIZER_POLICY: (&str, &str) = ("finalizer.yaml", include_str!("../../crds/finalizer.yaml"));
