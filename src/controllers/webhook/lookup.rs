@@ -1,14 +1,15 @@
-//! Makes sure that no event misses a webhook: after an event is recorded, this lists the webhooks of its namespace again,
-//! straight from etcd. A webhook whose creation was acknowledged before the operation is in that list, however far the watch
-//! lags behind (decisions, section 5). Events within a short window share a list, so the cost does not grow with their rate.
+//! Makes sure that no event misses a webhook: after an event is recorded, the webhooks of its namespace must be known as of that
+//! write. A webhook whose creation was acknowledged before the operation is then among them, however far the watch lags behind
+//! (decisions, section 5). Unless the watch has shown as much, they are listed. Events within a short window share a list, so
+//! the cost does not grow with their rate.
 
 use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
 
-use futures::future::join_all;
+use futures::StreamExt as _;
 use kube::{
     Api, Resource,
-    api::ListParams,
-    core::DeserializeGuard,
+    api::{ListParams, VersionMatch},
+    core::{DeserializeGuard, PartialObjectMeta},
     runtime::reflector::{ObjectRef, Store},
 };
 use serde::de::DeserializeOwned;
@@ -20,7 +21,8 @@ use super::{
     shared::{AT_ONCE, Shared},
 };
 use crate::{
-    resources::{Delivery, delivery::FINISHED_LABEL},
+    delivery::dispatch::key,
+    resources::{Delivery, Webhook, delivery::FINISHED_LABEL},
     runtime::{
         client::{CallError, bounded, next_page},
         watch::revision,
@@ -29,17 +31,22 @@ use crate::{
 
 /// Events within this window share one list call.
 const GATHER: Duration = Duration::from_millis(50);
-/// Pause after a list, as a multiple of its duration, so that lists take at most a fifth of the time.
+/// Pause after lists, as a multiple of their duration, so that they take at most a fifth of the time.
 const REST: u32 = 4;
-/// With events in more namespaces than this, one cluster-wide list is cheaper than one per namespace.
-const MAX_NAMESPACES: usize = 8;
+/// Namespaces whose webhooks are listed at the same time.
+const CONCURRENCY: usize = 8;
 /// Webhooks on one page of a list.
 const PAGE: u32 = 500;
 /// Pause after a failed list.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// A namespace, or `None` for all, and the events to verify with a list of its webhooks.
-type Lookup = (Option<Arc<str>>, Vec<Arc<str>>);
+/// The events of a namespace to verify.
+#[derive(Debug, Default)]
+pub(super) struct Unlisted {
+    pub(super) events: Vec<Arc<str>>,
+    /// The version as of which its webhooks must be known.
+    revision: u64,
+}
 
 /// Runs until shutdown.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
@@ -49,28 +56,23 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
             () = shared.unverified.notified() => {}
         }
         tokio::time::sleep(GATHER).await;
+        let mut has_failed = false;
         loop {
             let begun = Instant::now();
             let unverified = unverified(&shared);
             if unverified.is_empty() {
                 break;
             }
-            // One list for many namespaces, else one for each, so that one namespace cannot delay another.
-            let together = unverified.len() > MAX_NAMESPACES;
-            let work: Vec<Lookup> = if together {
-                vec![(None, unverified.into_values().flatten().collect())]
-            } else {
-                unverified
-                    .into_iter()
-                    .map(|(namespace, events)| (Some(namespace), events))
-                    .collect()
-            };
-            let lookups = work
-                .into_iter()
-                .map(|(namespace, events)| look_up(shared.clone(), namespace, events));
-            let failed = join_all(lookups).await.contains(&false);
+            let lookups = unverified.into_iter().map(|(namespace, unlisted)| {
+                // A version that the API server does not know may never come: after etcd was restored.
+                let since = (!has_failed).then_some(unlisted.revision);
+                look_up(shared.clone(), namespace, unlisted, since)
+            });
+            let lookups: Vec<_> = lookups.collect();
+            let succeeded = futures::stream::iter(lookups).buffer_unordered(CONCURRENCY);
+            has_failed = !succeeded.fold(true, async |all, one| all && one).await;
             shared.wake.notify_one();
-            let pause = if failed {
+            let pause = if has_failed {
                 AFTER_FAILURE
             } else {
                 begun.elapsed() * REST
@@ -84,8 +86,8 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The events whose webhooks have not been listed since they were recorded, by namespace.
-pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
-    let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Unlisted> {
+    let mut all: BTreeMap<_, Unlisted> = BTreeMap::new();
     let mut last = None;
     loop {
         let some = shared
@@ -97,34 +99,84 @@ pub(super) fn unverified(shared: &Shared) -> BTreeMap<Arc<str>, Vec<Arc<str>>> {
         if last.is_none() {
             return all;
         }
-        for (namespace, event) in some {
-            all.entry(namespace).or_default().push(event);
+        for entry in some {
+            let unlisted = all.entry(entry.namespace).or_default();
+            unlisted.events.push(entry.event);
+            unlisted.revision = unlisted.revision.max(entry.revision);
         }
     }
 }
 
-/// Lists the webhooks of a namespace, or of all, for these events. Returns whether that succeeded.
-async fn look_up(shared: Arc<Shared>, namespace: Option<Arc<str>>, events: Vec<Arc<str>>) -> bool {
-    let client = shared.deps.client.clone();
-    let api = match &namespace {
-        Some(namespace) => Api::namespaced(client, namespace),
-        None => Api::all(client),
-    };
-    let webhooks = match pages(api, ListParams::default(), |webhook| webhook).await {
-        Ok((webhooks, _)) => webhooks,
-        Err(error) => {
-            tracing::warn!(?namespace, %error, "cannot list webhooks; will retry, and events wait until it succeeds");
-            return false;
-        }
-    };
-    for webhook in webhooks {
-        shared.webhook_seen(&mut shared.state.lock(), Arc::new(webhook), shared.now());
+/// Makes sure that the webhooks of a namespace are known as of a version, or as of now, and marks the events as verified. Returns
+/// whether that succeeded. The watch often has shown that version already.
+pub(super) async fn look_up(
+    shared: Arc<Shared>,
+    namespace: Arc<str>,
+    unlisted: Unlisted,
+    since: Option<u64>,
+) -> bool {
+    let is_shown = since.is_some_and(|since| shared.state.lock().webhooks_shown >= since);
+    if !is_shown && let Err(error) = list(&shared, &namespace, since).await {
+        tracing::warn!(%namespace, %error, "cannot list webhooks; will retry, and events wait until it succeeds");
+        return false;
     }
-    for some in events.chunks(AT_ONCE) {
+    for some in unlisted.events.chunks(AT_ONCE) {
         let now = shared.now();
         shared.state.lock().dispatcher.verified(some, now);
     }
     true
+}
+
+/// Lists the names and versions of the webhooks of a namespace, as of a version or as of now, and reads those that are not
+/// known yet.
+async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<(), CallError> {
+    let client = shared.deps.client.clone();
+    let api: Api<DeserializeGuard<Webhook>> = Api::namespaced(client, namespace);
+    let mut params = ListParams::default().limit(PAGE);
+    if let Some(since) = since {
+        params = params.at(&since.to_string()).matching(VersionMatch::NotOlderThan);
+    }
+    loop {
+        let page = bounded(api.list_metadata(&params)).await?;
+        for some in page.items.chunks(AT_ONCE) {
+            for name in news(shared, namespace, some) {
+                let Some(found) = bounded(api.get_opt(&name)).await? else {
+                    continue;
+                };
+                // What does not match its schema is never sent to.
+                if let Ok(mut webhook) = found.0 {
+                    webhook.metadata.managed_fields = None;
+                    shared.webhook_seen(&mut shared.state.lock(), Arc::new(webhook), shared.now());
+                }
+            }
+        }
+        if !next_page(&mut params, &page.metadata) {
+            return Ok(());
+        }
+        // The following pages are as of the version of the first.
+        params.resource_version = None;
+        params.version_match = None;
+    }
+}
+
+/// The names of the listed webhooks that are not known in this version or a later one.
+fn news(
+    shared: &Shared,
+    namespace: &str,
+    listed: &[PartialObjectMeta<DeserializeGuard<Webhook>>],
+) -> Vec<String> {
+    let state = shared.state.lock();
+    let is_news = |name: &&str, version: u64| {
+        let known = state.webhooks.get(&*key(namespace, name));
+        known.is_none_or(|known| revision(&*known.webhook) < version)
+    };
+    let named = listed
+        .iter()
+        .filter_map(|webhook| Some((webhook.metadata.name.as_deref()?, revision(webhook))));
+    named
+        .filter(|(name, version)| is_news(name, *version))
+        .map(|(name, _)| name.to_owned())
+        .collect()
 }
 
 /// Lists all webhooks and all unfinished deliveries, straight from etcd, and retries until that succeeds. Deliveries that the

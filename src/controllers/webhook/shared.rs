@@ -65,10 +65,14 @@ pub(super) struct State {
     pub(super) inbox: Option<VecDeque<Shown>>,
     pub(super) dispatcher: Dispatcher,
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
+    /// resourceVersion up to which the watch has shown all changes of webhooks.
+    pub(super) webhooks_shown: u64,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
+    /// When the turn of the next webhook is whose counters have to be written.
+    pub(super) next_turn: Option<Instant>,
     /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
     pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
@@ -128,6 +132,8 @@ pub(super) struct CachedWebhook {
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
+    /// When it is its turn to have its counters written.
+    pub(super) turn: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
 }
@@ -188,6 +194,8 @@ impl Shared {
                     inbox: None,
                     dispatcher,
                     webhooks: BTreeMap::new(),
+                    webhooks_shown: 0,
+                    next_turn: None,
                     dirty: HashSet::new(),
                     later: BTreeSet::new(),
                     mails: MailQueue::default(),
@@ -259,6 +267,7 @@ impl Shared {
                     disablement: None,
                     notification: None,
                     written: None,
+                    turn: None,
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);

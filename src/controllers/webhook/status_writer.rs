@@ -27,6 +27,8 @@ use crate::{
 
 /// Minimum time between two writes of a webhook's counters (decisions, section 5).
 const COUNTERS_EVERY: Duration = Duration::from_secs(10);
+/// Time between two writes of counters of any webhooks: five a second in all (decisions, section 5).
+const PACE: Duration = Duration::from_millis(200);
 /// How often to check for counters to write.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Statuses written at the same time.
@@ -121,14 +123,32 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
         let counters_due = cached.written.map(|at| at + COUNTERS_EVERY);
         let is_urgent = status::is_urgent(&before, &status);
-        let at = may_be_tried.max(counters_due.filter(|_| !is_urgent));
+        let webhook = cached.webhook.clone();
+        let mut at = may_be_tried.max(counters_due.filter(|_| !is_urgent));
+        if !is_urgent && at.is_none_or(|at| at <= now.mono) {
+            at = turn(&mut state, &key, now.mono);
+        }
         if let Some(at) = at.filter(|at| *at > now.mono) {
             state.later.insert((at, key));
-        } else {
-            due.push((cached.webhook.clone(), status));
+            continue;
         }
+        if let Some(cached) = state.webhooks.get_mut(&key) {
+            cached.turn = None;
+        }
+        due.push((webhook, status));
     }
     due
+}
+
+/// When it is the turn of a webhook to have its counters written, which may be now.
+pub(super) fn turn(state: &mut State, key: &WebhookKey, now: Instant) -> Option<Instant> {
+    let cached = state.webhooks.get_mut(key)?;
+    let turn = cached.turn.get_or_insert_with(|| {
+        let turn = state.next_turn.map_or(now, |next| next.max(now));
+        state.next_turn = Some(turn + PACE);
+        turn
+    });
+    Some(*turn)
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec made obsolete.

@@ -52,7 +52,7 @@ use jiff::Timestamp;
 pub use bounds::Bound;
 pub use job::Event;
 pub use observed::{job_key_of, sort_for_adoption};
-pub use outbox::Origin;
+pub use outbox::{Origin, Unverified};
 pub use webhook_queue::{Backlog, Gate, Tally, WebhookFacts};
 pub use writes::{WriteRequest, Written};
 

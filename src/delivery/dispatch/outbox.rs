@@ -32,6 +32,18 @@ pub enum Origin {
     Found,
 }
 
+/// An entry whose webhooks have not been listed since it was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unverified {
+    /// The namespace of its object.
+    pub namespace: Arc<str>,
+    /// The id of its event.
+    pub event: Arc<str>,
+    /// The version of its object in which it was seen. A list of webhooks as of this version or a later one has all that there
+    /// were before the event.
+    pub revision: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     by_event: HashMap<Arc<str>, Entry>,
@@ -221,15 +233,25 @@ impl Dispatcher {
     }
 
     /// Some entries whose webhooks have not been listed since they were recorded, in their order: those after `last`, at most
-    /// `limit`. Each is a namespace and the id of an event.
-    pub fn unverified_after(
-        &self,
-        last: Option<&(Arc<str>, Arc<str>)>,
-        limit: usize,
-    ) -> Vec<(Arc<str>, Arc<str>)> {
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+    /// `limit`.
+    pub fn unverified_after(&self, last: Option<&Unverified>, limit: usize) -> Vec<Unverified> {
+        let after = last.map(|last| (last.namespace.clone(), last.event.clone()));
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let unverified = self.entries.unverified.range((after, Bound::Unbounded));
-        unverified.take(limit).cloned().collect()
+        let revision = |event| {
+            self.entries
+                .by_event
+                .get(event)
+                .map_or(0, |entry: &Entry| entry.revision)
+        };
+        unverified
+            .take(limit)
+            .map(|(namespace, event)| Unverified {
+                namespace: namespace.clone(),
+                event: event.clone(),
+                revision: revision(event),
+            })
+            .collect()
     }
 
     /// Marks these entries as verified. The webhooks must have been listed after the entries were recorded, and

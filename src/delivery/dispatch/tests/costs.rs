@@ -202,7 +202,7 @@ fn nothing_is_quadratic() {
     let unverified: Vec<_> = dispatcher
         .unverified_after(None, usize::MAX)
         .into_iter()
-        .map(|(_, id)| id)
+        .map(|entry| entry.event)
         .collect();
     dispatcher.verified(&unverified, now);
     let mut facts = dispatcher.webhooks().next().unwrap().1.clone();

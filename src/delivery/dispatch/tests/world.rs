@@ -727,7 +727,7 @@ impl World {
 
     fn unverified(&self) -> Vec<Arc<str>> {
         let unverified = self.dispatcher.unverified_after(None, usize::MAX);
-        unverified.into_iter().map(|(_, id)| id).collect()
+        unverified.into_iter().map(|entry| entry.event).collect()
     }
 
     pub fn begin_lookup(&mut self) {
