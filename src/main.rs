@@ -12,10 +12,6 @@ use stellage::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
-/// A request allocates some fifty times; with the C library's allocator that is a fifth of its time outside the kernel.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Turns a Kubernetes cluster into a small cloud: instances through a REST API or kubectl
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, disable_help_subcommand = true)]

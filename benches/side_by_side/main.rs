@@ -27,10 +27,6 @@
 //! `webhooks-rates`, `webhooks-hostile`, `webhooks-memory`, as in `make bench ARGS='--quick webhooks-rates'`. With
 //! `--baseline PATH`, reads are also compared with another build of `stellage`.
 
-/// As `stellage` has it, so that the bare handler is compared on equal terms.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 mod account;
 mod attack;
 mod bare_client;

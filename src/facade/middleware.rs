@@ -55,11 +55,10 @@ pub(super) fn around(
     app: &Arc<App>,
     metrics: &Metrics,
 ) -> Router {
-    let observer = Arc::new(Observer::new(served, metrics.clone()));
+    let observer = Arc::new(Observer::new(served, app.clone(), metrics.clone()));
     let layer = {
-        let (app, observer) = (app.clone(), observer.clone());
+        let observer = observer.clone();
         layer_fn(move |inner| Surround {
-            app: app.clone(),
             observer: observer.clone(),
             inner,
         })
@@ -99,35 +98,38 @@ impl Route {
     }
 }
 
-/// Counts requests and their durations by route.
+/// Admits requests, and counts them and their durations by route.
 struct Observer {
-    /// Routes by path, with placeholders.
-    routes: HashMap<&'static str, Arc<Route>>,
-    /// For unknown paths.
-    unknown: Arc<Route>,
+    app: Arc<App>,
+    /// The served paths. The first is for those that are unknown.
+    routes: Vec<Route>,
+    /// Their numbers, by path with placeholders.
+    numbers: HashMap<&'static str, usize>,
     metrics: Metrics,
 }
 
 impl Observer {
-    fn new(served: &[Served], metrics: Metrics) -> Self {
+    fn new(served: &[Served], app: Arc<App>, metrics: Metrics) -> Self {
         let route = |served: &Served| {
             // Labels of metrics are `'static`. This leaks one short string per route, once in the life of the program.
             let label: &'static str = served.path.clone().leak();
-            (
-                label,
-                Arc::new(Route::new(label, &served.methods, served.needs_key, &metrics)),
-            )
+            Route::new(label, &served.methods, served.needs_key, &metrics)
         };
+        let unknown = Route::new("unknown", &[], false, &metrics);
+        let routes: Vec<_> = std::iter::once(unknown).chain(served.iter().map(route)).collect();
+        let numbers = routes.iter().enumerate().skip(1);
         Self {
-            routes: served.iter().map(route).collect(),
-            unknown: Arc::new(Route::new("unknown", &[], false, &metrics)),
+            app,
+            numbers: numbers.map(|(number, route)| (route.label, number)).collect(),
+            routes,
             metrics,
         }
     }
 
-    fn route(&self, path: Option<&MatchedPath>) -> Arc<Route> {
-        let route = path.and_then(|path| self.routes.get(path.as_str()));
-        route.unwrap_or(&self.unknown).clone()
+    /// The number of a route.
+    fn number(&self, path: Option<&MatchedPath>) -> usize {
+        let number = path.and_then(|path| self.numbers.get(path.as_str()));
+        number.copied().unwrap_or(0)
     }
 
     fn method_not_allowed(&self, path: &MatchedPath) -> Response {
@@ -135,7 +137,7 @@ impl Observer {
             ErrorCode::MethodNotAllowed,
             "this path does not support the method; the header Allow lists those that it does",
         ));
-        let allow = self.route(Some(path)).allow.clone();
+        let allow = self.routes[self.number(Some(path))].allow.clone();
         response.headers_mut().insert(ALLOW, allow);
         response
     }
@@ -161,7 +163,6 @@ impl Observer {
 /// futures.
 #[derive(Clone)]
 struct Surround<S> {
-    app: Arc<App>,
     observer: Arc<Observer>,
     inner: S,
 }
@@ -183,9 +184,10 @@ where
         let method = method_label(request.method());
         let request_id = request_id(request.headers());
         let observer = self.observer.clone();
-        let route = observer.route(request.extensions().get());
+        let number = observer.number(request.extensions().get());
+        let route = &observer.routes[number];
         let (admitted, allowance) = if route.needs_key && route.methods.contains(request.method()) {
-            self.app.admit(&mut request)
+            observer.app.admit(&mut request)
         } else {
             (Ok(()), None)
         };
@@ -197,7 +199,8 @@ where
             };
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
-            observer.count(&route, method, status);
+            let route = &observer.routes[number];
+            observer.count(route, method, status);
             route.seconds.observe(started.elapsed().as_secs_f64());
             tracing::debug!(method, route = route.label, status, ?request_id, "answered");
             let headers = response.headers_mut();
@@ -303,9 +306,15 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
 }
 
 fn add_rate_limit(headers: &mut HeaderMap, allowance: &Allowance) {
-    headers.insert(&RATE_LIMIT_LIMIT, allowance.limit.into());
-    headers.insert(&RATE_LIMIT_REMAINING, allowance.remaining.into());
-    headers.insert(&RATE_LIMIT_RESET, allowance.reset.into());
+    headers.insert(&RATE_LIMIT_LIMIT, number(allowance.limit.into()));
+    headers.insert(&RATE_LIMIT_REMAINING, number(allowance.remaining.into()));
+    headers.insert(&RATE_LIMIT_RESET, number(allowance.reset));
+}
+
+/// A number as a header. The conversion of the library allocates twice.
+fn number(number: u64) -> HeaderValue {
+    let mut digits = itoa::Buffer::new();
+    HeaderValue::from_str(digits.format(number)).unwrap_or(HeaderValue::from_static("0"))
 }
 
 /// The client's id if it is short visible ASCII, else a random one.

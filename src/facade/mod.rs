@@ -92,29 +92,28 @@ impl Facade {
 
     /// Answers one request. One that may write runs to its end even if this future is dropped, because a write of two objects
     /// must not stop after the first. Only its body must have arrived: reading it fails without the connection.
-    pub async fn answer<B>(&self, request: Request<B>) -> Response
+    pub fn answer<B>(&self, request: Request<B>) -> impl Future<Output = Response> + Send + use<B>
     where
         B: hyper::body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
     {
-        let mut router = self.router.clone();
-        let is_read = request.method().is_safe();
-        let answer = router.call(request.map(Body::new));
-        let answer = async move {
-            match answer.await {
-                Ok(response) => response,
-                Err(never) => match never {},
-            }
-        };
-        if is_read {
-            return answer.await;
+        let app = (!request.method().is_safe()).then(|| self.app.clone());
+        let answer = self.router.clone().call(request.map(Body::new));
+        async move {
+            let Some(app) = app else {
+                let Ok(response) = answer.await;
+                return response;
+            };
+            // The middleware has turned a panic of the handler into an answer.
+            let answered = app.writing.spawn(answer).await;
+            answered.map_or_else(
+                |error| {
+                    tracing::error!(%error, "a request did not run to its end");
+                    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+                },
+                |Ok(response)| response,
+            )
         }
-        // The middleware has turned a panic of the handler into an answer.
-        let answered = self.app.writing.spawn(answer).await;
-        answered.unwrap_or_else(|error| {
-            tracing::error!(%error, "a request did not run to its end");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        })
     }
 
     /// Serves until `shutdown`, over TLS if there is a certificate, then gives running requests `grace` to finish.
@@ -129,8 +128,8 @@ impl Facade {
         let ended = shutdown.clone();
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {
-            let facade = facade.clone();
-            async move { Ok::<_, std::convert::Infallible>(facade.answer(request).await) }
+            let answer = facade.answer(request);
+            async move { Ok::<_, std::convert::Infallible>(answer.await) }
         });
         let options = server::Options {
             limits,

@@ -1,21 +1,22 @@
 //! `ETag` and `If-Match` (RFC 9110, section 13.1.1).
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 
 use crate::service::{
     index::Object,
-    precondition::{Precondition, version},
+    precondition::{Precondition, quoted_version},
 };
 
 /// The strong entity tag of an object.
 pub fn etag(object: &impl Object) -> HeaderValue {
-    quoted(&version(object))
+    tag(quoted_version(object))
 }
 
-/// The entity tag of a version.
-pub fn quoted(version: &str) -> HeaderValue {
+/// An entity tag, from a version in quotes.
+pub fn tag(quoted: impl Into<Bytes>) -> HeaderValue {
     // A UID is visible ASCII.
-    HeaderValue::try_from(format!("\"{version}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+    HeaderValue::from_maybe_shared(quoted.into()).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
 /// The precondition of a request. Weak and malformed tags never match.

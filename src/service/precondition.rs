@@ -19,6 +19,11 @@ pub fn version<K: Object>(object: &K) -> String {
     format!("{}-{generation}", object.uid())
 }
 
+/// The [`version`] in quotes, as in an entity tag.
+pub fn quoted_version(object: &impl Object) -> String {
+    format!("\"{}\"", version(object))
+}
+
 /// The versions that a request applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Precondition {

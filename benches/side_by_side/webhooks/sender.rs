@@ -368,7 +368,7 @@ fn dispatcher_alone() -> Result<f64> {
             }
         }
         let unverified = dispatcher.unverified_after(None, usize::MAX);
-        let events: Vec<_> = unverified.into_iter().map(|(_, event)| event).collect();
+        let events: Vec<_> = unverified.into_iter().map(|entry| entry.event).collect();
         dispatcher.verified(&events, now());
         took += begun.elapsed();
     }

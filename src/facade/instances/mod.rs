@@ -14,7 +14,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use http::{HeaderValue, StatusCode, header};
+use http::{StatusCode, header};
 
 use self::{
     body::{ChangeInstance, CreateInstance},
@@ -155,7 +155,7 @@ fn plain_detail(item: &IndexedInstance) -> Response {
         })
     });
     let mut response = response::rendered(StatusCode::OK, cached.body.clone());
-    let etag: HeaderValue = precondition::quoted(&cached.version);
+    let etag = precondition::tag(cached.tag.clone());
     response.headers_mut().insert(header::ETAG, etag);
     response
 }

@@ -40,8 +40,8 @@ pub struct IndexedInstance {
 pub struct CachedDetail {
     /// The body of the answer.
     pub body: Bytes,
-    /// The version, as used in preconditions.
-    pub version: Box<str>,
+    /// The version as used in preconditions, in quotes.
+    pub tag: Bytes,
 }
 
 /// Sorts oldest first, and by descending id within a second, since lists are read backwards. The last part separates an id
@@ -87,7 +87,7 @@ impl IndexedInstance {
         self.detail.get_or_init(|| {
             Box::new(CachedDetail {
                 body: render(self).into(),
-                version: precondition::version(&*self.instance).into(),
+                tag: precondition::quoted_version(&*self.instance).into(),
             })
         })
     }
