@@ -358,6 +358,18 @@ impl Webhook {
             && now.duration_since(self.created_at()) < SECRET_GRACE
     }
 
+    /// The version of the Secret that REST has announced with this version of the webhook or an earlier one.
+    pub fn announced_secret(&self) -> Option<u64> {
+        let announced = self
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(SECRET_CHANGED_ANNOTATION)?;
+        let own = self.metadata.resource_version.as_ref()?.parse().ok()?;
+        // Account holders can write the annotation, too. The API server waits for a version that does not exist yet.
+        announced.parse().ok().filter(|version| *version <= own)
+    }
+
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
         self.metadata

@@ -12,7 +12,7 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{Patch, PatchParams},
+    api::{GetParams, Patch, PatchParams},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -110,13 +110,21 @@ async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_
 /// When a read of a Secret began, and its result: the Secret, `None` if it does not exist, or an error if the read failed.
 type Answer = (Instant, Result<Option<Secret>, ()>);
 
-/// The Secret that a webhook names.
+/// The Secret that a webhook names, from the API server's cache, but not older than REST has announced.
 async fn fetch(shared: &Shared, webhook: &Webhook) -> Answer {
     let asked_at = Instant::now();
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
     let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
-    let secret = bounded(api.get_opt(name)).await.map_err(|error| {
+    let params = webhook
+        .announced_secret()
+        .map_or_else(GetParams::any, |version| GetParams::at(&version.to_string()));
+    let secret = match bounded(api.get_with(name, &params)).await {
+        Ok(secret) => Ok(Some(secret)),
+        // The API server's cache may not have it yet, or never, if etcd was restored from before that version.
+        Err(_) => bounded(api.get_opt(name)).await,
+    };
+    let secret = secret.map_err(|error| {
         tracing::warn!(namespace, name, %error, "cannot read a signing secret");
     });
     (asked_at, secret)

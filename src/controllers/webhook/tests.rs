@@ -163,6 +163,17 @@ async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version(
     }
 }
 
+#[test]
+fn the_api_server_is_never_made_to_wait_for_a_version_of_a_secret_that_does_not_exist() {
+    // The webhook has version 10.
+    for (announced, version) in [("9", Some(9)), ("10", Some(10)), ("11", None), ("pending", None)] {
+        let mut webhook = webhook(0);
+        let annotation = ("stellage.dev/secret-changed".to_owned(), announced.to_owned());
+        webhook.metadata.annotations = Some([annotation].into());
+        assert_eq!(webhook.announced_secret(), version, "{announced}");
+    }
+}
+
 #[tokio::test]
 async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
     let (shared, _, _) = controller();
