@@ -15,7 +15,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use foldhash::HashMap;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, ready},
+};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
@@ -191,12 +194,8 @@ where
         } else {
             (Ok(()), None)
         };
-        let answer = admitted.map(|()| self.inner.call(request));
-        Box::pin(async move {
-            let mut response = match answer {
-                Ok(answer) => run(answer).await,
-                Err(refusal) => refuse(refusal),
-            };
+        // Combinators, since an async block would hold the inner future twice, and be so large that its allocation is slow.
+        let finish = move |mut response: Response| {
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
             let route = &observer.routes[number];
@@ -210,7 +209,14 @@ where
             headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
             headers.insert(&X_REQUEST_ID, request_id);
             Ok(response)
-        })
+        };
+        match admitted {
+            Ok(()) => {
+                let answer = AssertUnwindSafe(self.inner.call(request)).catch_unwind();
+                Box::pin(answer.map(move |answered| finish(unless_panicked(answered))))
+            }
+            Err(refusal) => Box::pin(ready(finish(refuse(refusal)))),
+        }
     }
 }
 
@@ -265,9 +271,8 @@ impl App {
     }
 }
 
-/// Runs a handler. A panic becomes a 500.
-async fn run(answer: impl Future<Output = Result<Response, Infallible>>) -> Response {
-    let answered = AssertUnwindSafe(answer).catch_unwind().await;
+/// The answer of a handler. A panic becomes a 500.
+fn unless_panicked(answered: std::thread::Result<Result<Response, Infallible>>) -> Response {
     let answered = answered.map(|Ok(response)| response);
     answered.unwrap_or_else(|panic| {
         let text = panic

@@ -37,6 +37,7 @@ use axum::{
     body::Body,
     response::{IntoResponse as _, Response},
 };
+use futures::FutureExt as _;
 use http::{Request, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -97,23 +98,20 @@ impl Facade {
         B: hyper::body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
     {
-        let app = (!request.method().is_safe()).then(|| self.app.clone());
+        let is_read = request.method().is_safe();
         let answer = self.router.clone().call(request.map(Body::new));
-        async move {
-            let Some(app) = app else {
-                let Ok(response) = answer.await;
-                return response;
-            };
-            // The middleware has turned a panic of the handler into an answer.
-            let answered = app.writing.spawn(answer).await;
-            answered.map_or_else(
-                |error| {
-                    tracing::error!(%error, "a request did not run to its end");
-                    StatusCode::INTERNAL_SERVER_ERROR.into_response()
-                },
-                |Ok(response)| response,
-            )
+        let answer = answer.map(|Ok(response)| response);
+        if is_read {
+            return answer.left_future();
         }
+        // The middleware has turned a panic of the handler into an answer.
+        let answered = self.app.writing.spawn(answer).map(|answered| {
+            answered.unwrap_or_else(|error| {
+                tracing::error!(%error, "a request did not run to its end");
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            })
+        });
+        answered.right_future()
     }
 
     /// Serves until `shutdown`, over TLS if there is a certificate, then gives running requests `grace` to finish.
@@ -128,8 +126,7 @@ impl Facade {
         let ended = shutdown.clone();
         let facade = self.clone();
         let service = hyper::service::service_fn(move |request| {
-            let answer = facade.answer(request);
-            async move { Ok::<_, std::convert::Infallible>(answer.await) }
+            facade.answer(request).map(Ok::<_, std::convert::Infallible>)
         });
         let options = server::Options {
             limits,

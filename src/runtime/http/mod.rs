@@ -18,7 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -243,11 +243,7 @@ impl Server {
         let stream = Refusing::new(stream, move |status| on_the_wire(unreadable(status)));
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
             let answer = service.call(request.map(|body| Arriving::new(body, admitted)));
-            async move {
-                let answer = answer.await;
-                admitted.end();
-                answer
-            }
+            answer.inspect(|_| admitted.end())
         });
         let mut connection = self.http.serve_connection(TokioIo::new(stream), service);
         let (mut first_head, mut is_closing) = (Some(first_head), false);
