@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
-use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared, State, Told, key_of};
+use super::shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, Told, key_of};
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{
@@ -38,8 +38,9 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut collected = None;
     while let Some(account) = shared.deps.directory.account_of(namespace) {
         let uid = account.metadata.uid.clone().unwrap_or_default();
-        let is_first = collected.is_none();
-        if is_first && let Err(later) = check_limit(shared, namespace, &uid) {
+        if collected.is_none()
+            && let Err(later) = check_limit(shared, namespace, &uid)
+        {
             wait(shared, namespace, Some(later));
             return;
         }
@@ -50,10 +51,6 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         };
         if !shared.leads() {
             return;
-        }
-        if is_first {
-            let now = shared.now().wall;
-            shared.state.lock().mail_limiter.count(&uid, now);
         }
         let result = {
             let _permit = shared.mailing.acquire().await;
@@ -69,8 +66,13 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         {
             tracing::warn!(namespace, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
         }
-        let sent_at = shared.now().wall;
-        let result = result.map(|()| sent_at).map_err(|error| error.public_message());
+        // Counted only now, since it is one mail however often it is retried, and the next one waits for its end.
+        let sent = |()| {
+            let at = shared.now().wall;
+            let within_day = shared.state.lock().mail_limiter.count(&uid, at);
+            Sent { at, within_day }
+        };
+        let result = result.map(sent).map_err(|error| error.public_message());
         record(shared, namespace, &found.webhooks, &result, is_over);
         if is_over {
             wait(shared, namespace, found.next);
@@ -104,7 +106,7 @@ fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Ti
     shared.state.lock().mail_limiter.check(account, now)
 }
 
-/// When an account was sent mails about the webhooks that it has.
+/// When an account was sent mails, according to the statuses of the webhooks that it has.
 fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Timestamp> {
     let mut times = BTreeSet::new();
     let mut after: WebhookKey = format!("{namespace}/").into();
@@ -117,8 +119,11 @@ fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Tim
         let mut last = None;
         for (key, cached) in webhooks.take(AT_ONCE) {
             last = Some(key.clone());
-            if !cached.webhook.is_of_another_account(account) {
-                times.extend(cached.notified_at());
+            if !cached.webhook.is_of_another_account(account)
+                && let Some(status) = &cached.webhook.status
+            {
+                times.extend(status.account_notified_at.iter().copied());
+                times.extend(status.notified_at);
             }
         }
         drop(state);
@@ -176,7 +181,7 @@ fn record(
     shared: &Shared,
     namespace: &str,
     webhooks: &[(Arc<Webhook>, Told)],
-    result: &Result<Timestamp, String>,
+    result: &Result<Sent, String>,
     is_over: bool,
 ) {
     for some in webhooks.chunks(AT_ONCE) {
@@ -206,8 +211,8 @@ impl CachedWebhook {
     /// When the account holder was last sent a mail about it.
     fn notified_at(&self) -> Option<Timestamp> {
         let recorded = self.webhook.status.as_ref().and_then(|status| status.notified_at);
-        let sent = self.notification.as_ref().and_then(|it| it.result.clone().ok());
-        sent.max(recorded)
+        let sent = self.notification.as_ref().and_then(Notification::sent);
+        sent.map(|sent| sent.at).max(recorded)
     }
 
     /// What can be told of it, if anything.

@@ -2,66 +2,32 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use clap::Parser;
-use kube::{Client, Config, runtime::reflector};
+use kube::runtime::reflector;
 use serde_json::json;
 
 use super::{
-    Deps, Listeners, Stores, WebhookController,
-    initial_state::{self, Listed},
-    shared::{AT_ONCE, Shared},
+    super::{
+        Listeners, Stores, WebhookController,
+        initial_state::{self, Listed},
+        lookup, secrets,
+        shared::{AT_ONCE, Shared},
+    },
+    deps, webhook,
 };
 use crate::{
-    controllers::account::AccountDirectory,
-    delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings, dispatch::key},
-    mail::{MailSettings, Mailer},
+    delivery::dispatch::key,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Metrics, ReconcileQueue, SystemClock, lease::Tenure, watch::Change},
+    runtime::{Metrics, ReconcileQueue, lease::Tenure, watch::Change},
 };
 
 const MANY: usize = 1000;
 
-#[derive(Parser)]
-struct Flags {
-    #[command(flatten)]
-    delivery: DeliverySettings,
-    #[command(flatten)]
-    mail: MailSettings,
-}
-
 /// A controller that has not opened yet, its listeners, and its metrics.
 fn controller() -> (Arc<Shared>, Listeners, Metrics) {
-    let Flags { delivery, mail } = Flags::parse_from(["test"]);
-    let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
-    let metrics = Metrics::new();
-    let deps = Deps {
-        client: Client::try_from(nowhere).unwrap(),
-        receivers: ReceiverClient::new(ClientSettings::default(), TargetRules::default()).unwrap(),
-        rules: TargetRules::default(),
-        mailer: Mailer::new(&mail).unwrap(),
-        mail_limits: mail.limits(),
-        directory: AccountDirectory::default(),
-        settings: delivery,
-        write_concurrency: 8,
-        metrics: metrics.clone(),
-        clock: Arc::new(SystemClock),
-    };
+    let deps = deps(&[]);
+    let metrics = deps.metrics.clone();
     let controller = WebhookController::new(deps, ReconcileQueue::default());
     (controller.shared.clone(), controller.listeners(), metrics)
-}
-
-fn webhook(number: usize) -> Webhook {
-    serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Webhook",
-        "metadata": {
-            "namespace": "ns", "name": format!("hook-{number:04}"), "uid": format!("hook-{number}"),
-            "resourceVersion": "10", "generation": 1,
-        },
-        "spec": {
-            "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },
-        },
-    }))
-    .unwrap()
 }
 
 fn instance(number: usize, revision: u64) -> Arc<Instance> {
@@ -160,15 +126,15 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     assert!(locked(&metrics) - before >= 3 * (MANY / AT_ONCE) as u64);
     assert_eq!(shared.state.lock().webhooks.len(), MANY);
 
-    let unverified = || super::lookup::unverified(&shared);
+    let unverified = || lookup::unverified(&shared);
     in_steps(&metrics, MANY, "events to verify", || {
         assert_eq!(unverified()["ns"].len(), MANY);
     });
     in_steps(&metrics, MANY, "secrets", || {
-        super::secrets::forget_deleted(&shared);
+        secrets::forget_deleted(&shared);
     });
     in_steps(&metrics, MANY, "secrets", || {
-        super::secrets::old(&shared);
+        secrets::old(&shared);
     });
     let newer: Vec<_> = (0..MANY).map(|number| instance(number + MANY, 30)).collect();
     in_steps(&metrics, 2 * MANY, "a list of instances", || {
