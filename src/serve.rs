@@ -244,6 +244,7 @@ fn service(
     };
     Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
+        .with_key_quota(common.api_keys_per_account)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -314,6 +315,7 @@ impl Controllers {
                 service_account: settings.service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
+                    api_keys: common.api_keys_per_account,
                     unfinished_deliveries: settings.delivery.pending_deliveries_per_account
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,

@@ -23,8 +23,6 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// Maximum number of keys per account (decisions, section 8).
-pub const MAX_KEYS: usize = 50;
 /// Attempts to delete a key that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
 /// The name of the kind in messages.
@@ -96,7 +94,7 @@ impl Service {
                 let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
                 return Err(Error::invalid(vec![detail]));
             }
-            if self.credentials.count(namespace, self.clock.now()) >= MAX_KEYS {
+            if self.credentials.count(namespace, self.clock.now()) >= self.key_quota {
                 return Err(quota_used_up("API keys"));
             }
             let (key, spec) = new_key(&tenant.uid, scope, expires_at);

@@ -17,7 +17,6 @@ use crate::{
         quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
     },
     runtime::watch,
-    service::keys::MAX_KEYS,
 };
 
 /// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
@@ -38,6 +37,8 @@ pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 pub struct DefaultQuotas {
     /// Instances.
     pub instances: u32,
+    /// API keys. No spec says otherwise.
+    pub api_keys: u32,
     /// Deliveries that are pending or held.
     pub unfinished_deliveries: u32,
     /// Finished Deliveries that are kept for each webhook.
@@ -52,7 +53,7 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
     Limits::from([
         (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
         (WEBHOOKS, i64::from(account.webhook_quota())),
-        (KEYS, i64::try_from(MAX_KEYS).unwrap_or(i64::MAX)),
+        (KEYS, i64::from(defaults.api_keys)),
         (DELIVERIES, deliveries(account, defaults)),
     ])
 }
@@ -267,6 +268,7 @@ pub(super) mod tests {
 
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,
+        api_keys: 50,
         unfinished_deliveries: 10_000,
         finished_deliveries: 1000,
     };

@@ -9,7 +9,7 @@ use super::shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, T
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{
-        BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem, Problems, Reason,
+        AffectedWebhook, BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem, Problems, Reason,
     },
     resources::{
         Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
@@ -285,15 +285,21 @@ impl Cause<'_> {
     }
 }
 
-fn disabled_webhook(account: &Account, webhook: &Webhook, disabled: &Disabled) -> DisabledWebhook {
-    DisabledWebhook {
+fn affected_webhook(account: &Account, webhook: &Webhook) -> AffectedWebhook {
+    AffectedWebhook {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),
-        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
-        webhook_id: webhook.id(),
-        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
+        uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        id: webhook.id(),
+        name: webhook.metadata.name.clone().unwrap_or_default(),
         namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
         url: webhook.spec.url.clone(),
+    }
+}
+
+fn disabled_webhook(account: &Account, webhook: &Webhook, disabled: &Disabled) -> DisabledWebhook {
+    DisabledWebhook {
+        webhook: affected_webhook(account, webhook),
         disabled_at: disabled.at,
         reason: match disabled.reason {
             DisableReason::RetriesExhausted => Reason::RetriesExhausted,
@@ -316,13 +322,7 @@ fn backlogged_webhook(account: &Account, webhook: &Webhook, backlog: &BacklogPer
     let condition = status.and_then(|status| conditions::find(&status.conditions, BACKLOG));
     let ended = condition.filter(|condition| condition.status != "True");
     BackloggedWebhook {
-        account_email: account.spec.email.clone(),
-        account_name: account.metadata.name.clone().unwrap_or_default(),
-        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
-        webhook_id: webhook.id(),
-        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
-        namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
-        url: webhook.spec.url.clone(),
+        webhook: affected_webhook(account, webhook),
         since: backlog.since,
         until: ended.map(|condition| condition.last_transition_time.0),
         held: status.map_or(0, |status| status.held),
