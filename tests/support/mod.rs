@@ -448,11 +448,13 @@ pub struct OwnPlane {
     _permit: SemaphorePermit<'static>,
 }
 
-/// Fails the test if a server has ended that the test has not killed.
+/// Fails the test if a server has ended that the test has not killed, or if one has panicked.
 impl Drop for OwnPlane {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.plane.check().unwrap();
+            let panics = self.plane.panics();
+            assert!(panics.is_empty(), "{panics:#?}");
         }
     }
 }
