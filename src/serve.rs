@@ -1,6 +1,9 @@
 //! `stellage run`, `stellage api` and `stellage controller`: connects the parts, serves until SIGTERM, and shuts down in
 //! order.
 
+#[cfg(test)]
+mod tests;
+
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use kube::{
