@@ -283,6 +283,11 @@ pub(super) mod tests {
         let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 34_000)]);
         assert_eq!(limits(&ada), defaults);
         assert!(at_first(&ada, defaults).is_empty());
+        let fewer_keys = DefaultQuotas {
+            api_keys: 7,
+            ..DEFAULTS
+        };
+        assert_eq!(super::limits(&ada, fewer_keys)[KEYS], 7);
         ada.spec.webhook_quota = Some(40);
         assert_eq!(limits(&ada)[DELIVERIES], 58_000, "more webhooks keep more");
         ada.spec.instance_quota = Some(3);
