@@ -28,7 +28,11 @@ impl AffectedWebhook {
     /// Adds its names and its URL.
     pub(super) fn facts(&self, text: &mut String) {
         let (id, webhook, namespace) = (name(&self.id), name(&self.name), name(&self.namespace));
-        fact(text, "Webhook", &format!("{id} ({webhook} in namespace {namespace})"));
+        fact(
+            text,
+            "Webhook",
+            &format!("{id} ({webhook} in namespace {namespace})"),
+        );
         fact(text, "URL", &one_line(&self.url, 2048));
     }
 }

@@ -108,7 +108,10 @@ fn what_to_do(text: &mut String, id: &str) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{super::{affected, text::tests::overlong}, *};
+    use super::{
+        super::{affected, text::tests::overlong},
+        *,
+    };
 
     pub(in super::super) fn example() -> BackloggedWebhook {
         BackloggedWebhook {

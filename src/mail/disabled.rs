@@ -158,7 +158,10 @@ impl DisabledWebhook {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{super::{affected, text::tests::overlong}, *};
+    use super::{
+        super::{affected, text::tests::overlong},
+        *,
+    };
 
     pub(in super::super) fn example() -> DisabledWebhook {
         DisabledWebhook {

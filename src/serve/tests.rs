@@ -84,7 +84,11 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         _ = &mut leading => unreachable!("it ended"),
         () = all_shown => {}
     }
-    assert_eq!(leases.load(Ordering::Relaxed), 0, "nothing can be sent without the Lease");
+    assert_eq!(
+        leases.load(Ordering::Relaxed),
+        0,
+        "nothing can be sent without the Lease"
+    );
 
     may_list_nodes.set(()).unwrap();
     let asked = async {

@@ -221,9 +221,14 @@ mod tests {
         object.metadata.namespace = Some("demo".to_owned());
         object.metadata.uid = Some("key".to_owned());
         let mut listeners = service.listeners();
-        listeners.accounts.changed(&Change::Replaced(vec![Arc::new(account)]));
+        listeners
+            .accounts
+            .changed(&Change::Replaced(vec![Arc::new(account)]));
         listeners.keys.changed(&Change::Replaced(vec![Arc::new(object)]));
-        let credential = service.credentials().authenticate(&key, || service.now()).unwrap();
+        let credential = service
+            .credentials()
+            .authenticate(&key, || service.now())
+            .unwrap();
         let tenant = &credential.tenant;
         let quota = service.quotas(tenant).api_keys;
         assert_eq!((quota.used, quota.limit), (1, Some(1)));

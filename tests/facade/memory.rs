@@ -46,7 +46,12 @@ async fn fill(tenant: &Tenant, webhook: &str) {
         let (at, sequence) = (delivery.spec.event_created_at, delivery.spec.sequence);
         set_event_order(&mut delivery.metadata, at, sequence);
         let deliveries = &deliveries;
-        async move { deliveries.create(&PostParams::default(), &delivery).await.unwrap() }
+        async move {
+            deliveries
+                .create(&PostParams::default(), &delivery)
+                .await
+                .unwrap()
+        }
     });
     futures::stream::iter(creates)
         .buffer_unordered(32)

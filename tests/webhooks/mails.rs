@@ -99,10 +99,14 @@ async fn what_befalls_several_webhooks_is_one_mail_and_limits_and_backlogs_outla
     let enable = serde_json::json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" });
     merged.change_webhook("one", enable).await;
     let is_enabled = |webhook: &Webhook| webhook.is_active();
-    merged.wait_for_webhook("one", "it to be enabled", is_enabled).await;
+    merged
+        .wait_for_webhook("one", "it to be enabled", is_enabled)
+        .await;
     merged.apply("again", |_| {}).await;
     let is_disabled = |webhook: &Webhook| webhook.disabled().is_some();
-    merged.wait_for_webhook("one", "its second 410", is_disabled).await;
+    merged
+        .wait_for_webhook("one", "its second 410", is_disabled)
+        .await;
     let other = Tenant::on(&plane, &operator, "mails-other").await;
     for (tenant, name, mails) in [(&merged, "four", 1), (&merged, "five", 0), (&other, "six", 1)] {
         tenant.webhook(name, &gone.url("/"), &["instance.created"]).await;

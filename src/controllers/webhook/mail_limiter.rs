@@ -66,7 +66,10 @@ impl MailLimiter {
         sent.push_back(at);
         let skip = sent.len().saturating_sub(self.limits.per_day);
         let latest = sent.iter().skip(skip);
-        latest.filter(|before| at.duration_since(**before) < DAY).copied().collect()
+        latest
+            .filter(|before| at.duration_since(**before) < DAY)
+            .copied()
+            .collect()
     }
 }
 

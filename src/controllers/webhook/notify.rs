@@ -9,7 +9,8 @@ use super::shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, T
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{
-        AffectedWebhook, BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem, Problems, Reason,
+        AffectedWebhook, BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem,
+        Problems, Reason,
     },
     resources::{
         Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,

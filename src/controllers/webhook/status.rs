@@ -236,10 +236,7 @@ fn backlog_period(
 }
 
 /// When the last e-mail about the webhook was sent, and all e-mails to its account holder in the 24 hours up to then.
-fn mails(
-    before: Option<&WebhookStatus>,
-    last: Option<&Notification>,
-) -> (Option<Timestamp>, Vec<Timestamp>) {
+fn mails(before: Option<&WebhookStatus>, last: Option<&Notification>) -> (Option<Timestamp>, Vec<Timestamp>) {
     let recorded = before.and_then(|before| before.notified_at);
     match last.and_then(Notification::sent) {
         Some(sent) if Some(sent.at) > recorded => (Some(sent.at), sent.within_day.to_vec()),
@@ -363,7 +360,10 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::{super::shared::{Sent, Told}, *};
+    use super::{
+        super::shared::{Sent, Told},
+        *,
+    };
 
     const AT: &str = "2026-11-21T10:00:00Z";
 

@@ -187,7 +187,13 @@ mod tests {
                 "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403,
                 "message": "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: stellage",
             });
-            async move { if is_computed { (201, object) } else { (403, refusal) } }
+            async move {
+                if is_computed {
+                    (201, object)
+                } else {
+                    (403, refusal)
+                }
+            }
         });
         let mut store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
         store.quota_timeout = timeout;
@@ -218,7 +224,10 @@ mod tests {
         let (created, attempts) = create_under_new_quota(usize::MAX, Duration::ZERO).await;
         let error = created.err().unwrap();
         assert_eq!(error.kind, ErrorKind::Unavailable);
-        assert!(error.retry_after.is_some() && error.message.contains("quota"), "{error}");
+        assert!(
+            error.retry_after.is_some() && error.message.contains("quota"),
+            "{error}"
+        );
         assert_eq!(attempts, 1);
     }
 }

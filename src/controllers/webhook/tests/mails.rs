@@ -24,9 +24,7 @@ use crate::{
     delivery::dispatch::{Disablement, key},
     events::EventType,
     resources::{DisableReason, Webhook, WebhookStatus},
-    runtime::{
-        Clock, ReconcileQueue, client::answered_by, events::Events, lease::Tenure, watch::Change,
-    },
+    runtime::{Clock, ReconcileQueue, client::answered_by, events::Events, lease::Tenure, watch::Change},
 };
 
 /// The Webhooks of the API server, by name.
