@@ -1,6 +1,9 @@
 //! `stellage run`, `stellage api` and `stellage controller`: connects the parts, serves until SIGTERM, and shuts down in
 //! order.
 
+#[cfg(test)]
+mod tests;
+
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use kube::{
@@ -244,6 +247,7 @@ fn service(
     };
     Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
+        .with_key_quota(common.api_keys_per_account)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -314,6 +318,7 @@ impl Controllers {
                 service_account: settings.service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
+                    api_keys: common.api_keys_per_account,
                     unfinished_deliveries: settings.delivery.pending_deliveries_per_account
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,

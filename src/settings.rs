@@ -10,7 +10,7 @@ use crate::{
     delivery::{DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
-    resources::{account::DEFAULT_INSTANCE_QUOTA, validation},
+    resources::{account::DEFAULT_INSTANCE_QUOTA, api_key::DEFAULT_KEY_QUOTA, validation},
     runtime::{
         http::{
             Limits,
@@ -50,6 +50,10 @@ pub struct CommonSettings {
     /// Instances that an account may have, unless its spec.instanceQuota says otherwise
     #[arg(long, env = "STELLAGE_DEFAULT_INSTANCE_QUOTA", default_value_t = DEFAULT_INSTANCE_QUOTA, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub default_instance_quota: u32,
+
+    /// API keys that an account may have
+    #[arg(long, env = "STELLAGE_API_KEYS_PER_ACCOUNT", default_value_t = DEFAULT_KEY_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub api_keys_per_account: u32,
 
     /// Which receivers webhooks may call, and how
     #[command(flatten)]

@@ -5,7 +5,7 @@ use mailin::{
     AuthMechanism, Response,
     response::{NO_MAILBOX, OUT_OF_SPACE, TEMP_AUTH_FAILURE, TRANSACTION_FAILED},
 };
-use stellage::mail::{DisabledWebhook, MailError, MailSettings, Mailer, Reason, Step};
+use stellage::mail::{AffectedWebhook, DisabledWebhook, MailError, MailSettings, Mailer, Reason, Step};
 use tokio::{io::AsyncReadExt as _, net::TcpListener, time::timeout};
 
 use crate::support::{
@@ -18,13 +18,15 @@ const PASSWORD_IN_URL: &str = "p%3Ass%2Fw%40rd";
 
 fn webhook() -> DisabledWebhook {
     DisabledWebhook {
-        account_email: "ada@example.com".into(),
-        account_name: "demo".into(),
-        webhook_uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
-        webhook_id: "wh_0123456789abcdef".into(),
-        webhook_name: "orders".into(),
-        namespace: "demo".into(),
-        url: "https://hooks.example.com/stellage".into(),
+        webhook: AffectedWebhook {
+            account_email: "ada@example.com".into(),
+            account_name: "demo".into(),
+            uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
+            id: "wh_0123456789abcdef".into(),
+            name: "orders".into(),
+            namespace: "demo".into(),
+            url: "https://hooks.example.com/stellage".into(),
+        },
         disabled_at: "2026-11-21T10:00:00.5Z".parse().unwrap(),
         reason: Reason::RetriesExhausted,
         delivery_id: "dlv_abc".into(),

@@ -19,7 +19,7 @@
 //! - `servers`: their command lines and readiness checks; `assets`: their binaries;
 //! - `credentials`: the users of the API server; [`audit`]: its audit log;
 //! - `daemon`: a long-running child process with its log; `group`: processes that end with this one;
-//! - [`loopback`]: a small HTTP client for readiness checks; `ports`: free ports; `random`: tokens and names;
+//! - [`loopback`]: a small HTTP client for readiness checks; `panics`: those in the servers' logs; `ports`: free ports; `random`: tokens and names;
 //! - `error`: the error type.
 
 mod assets;
@@ -30,6 +30,7 @@ mod error;
 mod group;
 pub mod loopback;
 mod options;
+mod panics;
 mod plane;
 mod ports;
 mod random;

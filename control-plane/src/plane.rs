@@ -3,7 +3,7 @@
 use crate::{
     Assets, Daemon, Error, Identity, Options, ProcessGroup, audit,
     credentials::Tokens,
-    ports,
+    panics, ports,
     servers::{self, APISERVER, CONTROLLER_MANAGER, ETCD, Etcd, Layout},
 };
 use kube::{
@@ -294,6 +294,17 @@ impl ControlPlane {
     pub fn check(&self) -> Result<(), Error> {
         let servers = [&self.controller_manager, &self.apiserver, &self.etcd];
         servers.into_iter().try_for_each(Slot::check)
+    }
+
+    /// What the logs of the servers, of all their processes, say of panics, after the names of the servers.
+    pub fn panics(&self) -> Vec<String> {
+        [ETCD, APISERVER, CONTROLLER_MANAGER]
+            .into_iter()
+            .flat_map(|name| {
+                let found = panics::panics(&self.layout.log(name)).into_iter();
+                found.map(move |line| format!("{name}: {line}"))
+            })
+            .collect()
     }
 
     /// Stops everything in order, within seconds, and removes the data. An error if a server had exited by itself, or ended

@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use super::{UrlError, connect_error::ConnectError};
-use crate::resources::delivery::MAX_RESPONSE_BYTES;
 
 /// How much of a response body is read, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
@@ -33,8 +32,8 @@ pub struct AttemptOutcome {
 
 impl AttemptOutcome {
     /// The text of the response to record: its control characters are replaced, except line breaks and tabs, and its JSON in the
-    /// API server's store takes at most [`MAX_RESPONSE_BYTES`].
-    pub fn recorded_response(&self) -> Option<String> {
+    /// API server's store takes at most so many bytes.
+    pub fn recorded_response(&self, most: usize) -> Option<String> {
         let mut size = 0;
         let characters = self.response.chars().map(|c| match c {
             '\n' | '\t' => c,
@@ -44,7 +43,7 @@ impl AttemptOutcome {
         let kept: String = characters
             .take_while(|c| {
                 size += stored_size(*c);
-                size <= MAX_RESPONSE_BYTES
+                size <= most
             })
             .collect();
         Some(kept).filter(|text| !text.is_empty())
@@ -289,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_recorded_of_a_response_is_bounded_as_it_is_stored() {
-        let recorded = |response: String| {
+        let recorded_of = |response: String, most| {
             let outcome = AttemptOutcome {
                 duration: Duration::ZERO,
                 status: Some(500),
@@ -297,8 +296,9 @@ mod tests {
                 retry_after: None,
                 error: None,
             };
-            outcome.recorded_response()
+            outcome.recorded_response(most)
         };
+        let recorded = |response| recorded_of(response, 1024);
         assert_eq!(recorded(String::new()), None);
         assert_eq!(
             recorded("busy,\n\ttry later".to_owned()).unwrap(),
@@ -309,6 +309,8 @@ mod tests {
             "a\u{fffd}b\u{fffd}[2Jc\u{fffd}\u{fffd}"
         );
         assert_eq!(recorded("x".repeat(4096)).unwrap().len(), 1024);
+        assert_eq!(recorded_of("x".repeat(4096), 100).unwrap().len(), 100);
+        assert_eq!(recorded_of("x".to_owned(), 0), None);
         for (text, kept) in [("\u{1}", 341), ("\"", 512), ("<", 170), ("é", 512), ("😀", 256)] {
             let recorded = recorded(text.repeat(4096)).unwrap();
             assert_eq!(recorded.chars().count(), kept, "{text:?}");

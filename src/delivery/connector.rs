@@ -22,8 +22,11 @@ use hyper_util::{
 use parking_lot::Mutex;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
+    io::{AsyncRead, Join, ReadBuf},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
     time::Instant,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -135,10 +138,9 @@ impl Connector {
             .await
             .map_err(|_| ConnectError::TcpTimeout(self.timeout))??;
         let name = ServerName::try_from(host).map_err(|_| ConnectError::NoAddress)?;
-        let stream = Metered {
-            inner: tcp.into_inner(),
-            allowance: Allowance::new(),
-        };
+        let (inner, writer) = tcp.into_inner().into_split();
+        let allowance = Allowance::new();
+        let stream = tokio::io::join(Metered { inner, allowance }, writer);
         let tls = tokio::time::timeout_at(deadline, self.tls.connect(name, stream))
             .await
             .map_err(|_| ConnectError::TlsTimeout(self.timeout))?
@@ -196,12 +198,12 @@ impl Service<Uri> for Connector {
 }
 
 /// A connection to a receiver, for the HTTP client.
-pub(super) struct ReceiverStream(TokioIo<TlsStream<Metered<TcpStream>>>);
+pub(super) struct ReceiverStream(TokioIo<TlsStream<MeteredStream>>);
 
 impl Connection for ReceiverStream {
     fn connected(&self) -> Connected {
         let (stream, tls) = self.0.inner().get_ref();
-        let connected = Connected::new().extra(stream.allowance.clone());
+        let connected = Connected::new().extra(stream.reader().allowance.clone());
         if tls.alpn_protocol() == Some(b"h2") {
             connected.negotiated_h2()
         } else {
@@ -273,13 +275,16 @@ impl Allowance {
     }
 }
 
-/// A stream that fails once more bytes arrive than allowed.
-struct Metered<S> {
-    inner: S,
+/// The stream to a receiver.
+type MeteredStream = Join<Metered, OwnedWriteHalf>;
+
+/// What a receiver sends. Fails once that is more than allowed.
+struct Metered {
+    inner: OwnedReadHalf,
     allowance: Allowance,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl AsyncRead for Metered {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -292,31 +297,5 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         } else {
             Poll::Ready(Err(io::Error::other(ConnectError::Flood)))
         }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
     }
 }

@@ -9,6 +9,7 @@ use super::{
     ClientSettings, OwnRanges, ProxyUrl, RetrySchedule, TargetRules,
     dispatch::{Bound, DeliveryLog, Limits},
 };
+use crate::resources::delivery::MAX_RESPONSE_BYTES;
 
 /// How events are delivered and recorded.
 #[derive(Args, Clone, Debug)]
@@ -52,6 +53,10 @@ pub struct DeliverySettings {
     /// The same, in all: beyond it, those of the account that holds most are dropped
     #[arg(long, env = "STELLAGE_HELD_DELIVERIES_IN_ALL", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held_deliveries_in_all: u32,
+
+    /// Bytes of a receiver's answer, as they are stored, to keep of the last attempt
+    #[arg(long, env = "STELLAGE_KEPT_RESPONSE_BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(0..=i64::from(MAX_RESPONSE_BYTES)))]
+    pub kept_response_bytes: u16,
 
     /// Hours to keep finished deliveries
     #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
@@ -238,6 +243,14 @@ mod tests {
     struct Flags {
         #[command(flatten)]
         settings: ReceiverSettings,
+        #[command(flatten)]
+        delivery: DeliverySettings,
+    }
+
+    #[test]
+    fn the_defaults_of_the_flags_are_those_of_the_scheduler() {
+        let limits = Flags::parse_from(["stellage"]).delivery.limits();
+        assert_eq!(limits, Limits::default());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 
 use super::{
+    affected::AffectedWebhook,
     message::{Notification, one_line},
     text::{alphanumeric, fact, name, paragraph, step},
 };
@@ -12,20 +13,8 @@ use super::{
 /// A webhook whose deliveries are held or dropped because there are too many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackloggedWebhook {
-    /// E-mail address of the account holder.
-    pub account_email: String,
-    /// Name of the Account.
-    pub account_name: String,
-    /// The Webhook's UID; the Message-ID consists of it and `since`.
-    pub webhook_uid: String,
-    /// Public id, `wh_…`.
-    pub webhook_id: String,
-    /// The Webhook's name.
-    pub webhook_name: String,
-    /// The Webhook's namespace.
-    pub namespace: String,
-    /// URL of the receiver.
-    pub url: String,
+    /// The webhook.
+    pub webhook: AffectedWebhook,
     /// Since when deliveries have been held or dropped, exactly as in the status.
     pub since: Timestamp,
     /// When that ended, if it has.
@@ -39,12 +28,12 @@ pub struct BackloggedWebhook {
 impl BackloggedWebhook {
     /// The e-mail. The same backlog always gives the same Message-ID.
     pub fn notification(&self) -> Notification {
-        let uid = alphanumeric(&self.webhook_uid);
+        let uid = alphanumeric(&self.webhook.uid);
         Notification {
-            to: self.account_email.clone(),
+            to: self.webhook.account_email.clone(),
             subject: format!(
                 "Webhook {} has too many deliveries: {}",
-                one_line(&self.webhook_id, 64),
+                one_line(&self.webhook.id, 64),
                 self.numbers()
             ),
             id: format!("webhook-backlog.{uid}.{}", self.since.as_microsecond()),
@@ -63,26 +52,18 @@ impl BackloggedWebhook {
     }
 
     fn body(&self) -> String {
-        let id = name(&self.webhook_id);
+        let id = name(&self.webhook.id);
         let mut text = String::new();
         paragraph(
             &mut text,
             &format!(
                 "There are more deliveries for a webhook of the account {} than its limits, or the quota of its namespace, \
                  allow. Any more are held until there is room; if too many are held, the oldest are dropped.",
-                name(&self.account_name)
+                name(&self.webhook.account_name)
             ),
         );
+        self.webhook.facts(&mut text);
         let mut line = |label, value: &str| fact(&mut text, label, value);
-        line(
-            "Webhook",
-            &format!(
-                "{id} ({} in namespace {})",
-                name(&self.webhook_name),
-                name(&self.namespace)
-            ),
-        );
-        line("URL", &one_line(&self.url, 2048));
         line("Since", &self.since.strftime("%F %T UTC").to_string());
         if let Some(until) = self.until {
             line("Until", &until.strftime("%F %T UTC").to_string());
@@ -127,17 +108,14 @@ fn what_to_do(text: &mut String, id: &str) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{super::text::tests::overlong, *};
+    use super::{
+        super::{affected, text::tests::overlong},
+        *,
+    };
 
     pub(in super::super) fn example() -> BackloggedWebhook {
         BackloggedWebhook {
-            account_email: "ada@example.com".into(),
-            account_name: "demo".into(),
-            webhook_uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
-            webhook_id: "wh_0123456789abcdef".into(),
-            webhook_name: "orders".into(),
-            namespace: "demo".into(),
-            url: "https://hooks.example.com/stellage".into(),
+            webhook: affected::tests::example(),
             since: "2026-11-21T10:00:00Z".parse().unwrap(),
             until: None,
             held: 1000,

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
+    affected::AffectedWebhook,
     message::{Notification, one_line},
     text::{alphanumeric, fact, name, paragraph, step},
 };
@@ -17,20 +18,8 @@ const KEPT: SignedDuration = SignedDuration::from_hours(24);
 /// A disabled webhook, and the delivery that caused it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DisabledWebhook {
-    /// E-mail address of the account holder.
-    pub account_email: String,
-    /// Name of the Account.
-    pub account_name: String,
-    /// The Webhook's UID; the Message-ID consists of it and `disabled_at`.
-    pub webhook_uid: String,
-    /// Public id, `wh_…`.
-    pub webhook_id: String,
-    /// The Webhook's name.
-    pub webhook_name: String,
-    /// The Webhook's namespace.
-    pub namespace: String,
-    /// URL of the receiver.
-    pub url: String,
+    /// The webhook.
+    pub webhook: AffectedWebhook,
     /// When it was disabled, exactly as in the status.
     pub disabled_at: Timestamp,
     /// Why it was disabled.
@@ -63,15 +52,15 @@ pub enum Reason {
 impl DisabledWebhook {
     /// The e-mail. The same disablement gives the same e-mail, byte for byte.
     pub fn notification(&self) -> Notification {
-        let uid = alphanumeric(&self.webhook_uid);
+        let uid = alphanumeric(&self.webhook.uid);
         let event_type = one_line(&self.event_type, 64);
-        let id = one_line(&self.webhook_id, 64);
+        let id = one_line(&self.webhook.id, 64);
         let why = match self.reason {
             Reason::RetriesExhausted => format!("{event_type} could not be delivered"),
             Reason::Gone => "its receiver responded with 410 Gone".to_owned(),
         };
         Notification {
-            to: self.account_email.clone(),
+            to: self.webhook.account_email.clone(),
             subject: format!("Webhook {id} is disabled: {why}"),
             id: format!("webhook-disabled.{uid}.{}", self.disabled_at.as_microsecond()),
             date: self.disabled_at,
@@ -80,13 +69,13 @@ impl DisabledWebhook {
     }
 
     fn body(&self) -> String {
-        let (id, delivery) = (name(&self.webhook_id), name(&self.delivery_id));
+        let (id, delivery) = (name(&self.webhook.id), name(&self.delivery_id));
         let mut text = String::new();
         paragraph(
             &mut text,
             &format!(
                 "Stellage has stopped sending events to a webhook of the account {}, because {}.",
-                name(&self.account_name),
+                name(&self.webhook.account_name),
                 match self.reason {
                     Reason::RetriesExhausted =>
                         "its receiver did not accept an event, not even in the retries",
@@ -121,8 +110,8 @@ impl DisabledWebhook {
              \n   \
              kubectl patch webhook {} --namespace {} --type merge \\\n     \
                --patch '{{\"spec\": {{\"enableRequestedAt\": \"'$(date -u +%FT%TZ)'\"}}}}'\n",
-            name(&self.webhook_name),
-            name(&self.namespace),
+            name(&self.webhook.name),
+            name(&self.webhook.namespace),
         );
         step(
             &mut text,
@@ -147,17 +136,8 @@ impl DisabledWebhook {
     }
 
     fn facts(&self, text: &mut String) {
+        self.webhook.facts(text);
         let mut fact = |label, value: &str| fact(text, label, value);
-        fact(
-            "Webhook",
-            &format!(
-                "{} ({} in namespace {})",
-                name(&self.webhook_id),
-                name(&self.webhook_name),
-                name(&self.namespace)
-            ),
-        );
-        fact("URL", &one_line(&self.url, 2048));
         fact("Disabled", &self.disabled_at.strftime("%F %T UTC").to_string());
         fact(
             "Event",
@@ -178,17 +158,14 @@ impl DisabledWebhook {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{super::text::tests::overlong, *};
+    use super::{
+        super::{affected, text::tests::overlong},
+        *,
+    };
 
     pub(in super::super) fn example() -> DisabledWebhook {
         DisabledWebhook {
-            account_email: "ada@example.com".into(),
-            account_name: "demo".into(),
-            webhook_uid: "6f1c0c5e-7b0b-4a55-9a1c-9d2f4f2f8a11".into(),
-            webhook_id: "wh_0123456789abcdef".into(),
-            webhook_name: "orders".into(),
-            namespace: "demo".into(),
-            url: "https://hooks.example.com/stellage".into(),
+            webhook: affected::tests::example(),
             disabled_at: "2026-11-21T10:00:00.5Z".parse().unwrap(),
             reason: Reason::RetriesExhausted,
             delivery_id: "dlv_abc".into(),
@@ -297,6 +274,10 @@ pub(super) mod tests {
     #[test]
     fn the_id_is_a_function_of_webhook_and_moment() {
         let id = |webhook: DisabledWebhook| webhook.notification().message_id();
+        let of_uid = |uid: &str| AffectedWebhook {
+            uid: uid.into(),
+            ..affected::tests::example()
+        };
         let first = id(example());
         assert_eq!(
             first,
@@ -319,13 +300,13 @@ pub(super) mod tests {
         );
         assert_ne!(
             id(DisabledWebhook {
-                webhook_uid: "other".into(),
+                webhook: of_uid("other"),
                 ..example()
             }),
             first
         );
         let hostile = id(DisabledWebhook {
-            webhook_uid: "a>\r\nBcc: <x@y>/../".into(),
+            webhook: of_uid("a>\r\nBcc: <x@y>/../"),
             ..example()
         });
         assert!(hostile.starts_with("<webhook-disabled.aBccxy."), "{hostile}");
@@ -335,11 +316,14 @@ pub(super) mod tests {
     fn no_field_adds_a_line() {
         let evil = "x\r\nBcc: eve@example.com\r\n\r\nforged\u{2028}\u{202e}y\u{85}\0";
         let mail = DisabledWebhook {
-            account_name: evil.into(),
-            webhook_id: evil.into(),
-            webhook_name: evil.into(),
-            namespace: evil.into(),
-            url: evil.into(),
+            webhook: AffectedWebhook {
+                account_name: evil.into(),
+                id: evil.into(),
+                name: evil.into(),
+                namespace: evil.into(),
+                url: evil.into(),
+                ..affected::tests::example()
+            },
             delivery_id: evil.into(),
             event_id: evil.into(),
             event_type: evil.into(),

@@ -1,7 +1,7 @@
 //! Notification e-mails: their texts, and sending them to a mail server or into a folder.
 //!
 //! - `disabled`: the e-mail about a disabled webhook; `backlog`: the one about too many deliveries; `problems`: the one about
-//!   several such problems; `text`: wrapped text;
+//!   several such problems; `affected`: the webhook that an e-mail is about; `text`: wrapped text;
 //! - `message`: a notification, and its conversion to an e-mail message;
 //! - `smtp`: sends over SMTP; `folder`: writes `.eml` files;
 //! - `settings`: the flags; `error`: the errors.
@@ -9,6 +9,7 @@
 //! Delivery is at least once: if the connection breaks after the last byte, only the mail server knows whether it has the
 //! mail. A repeated mail has the same Message-ID, so mail programs can recognise it.
 
+mod affected;
 mod backlog;
 mod disabled;
 mod error;
@@ -25,6 +26,7 @@ use lettre::message::Mailbox;
 use tokio::time::timeout;
 use url::Url;
 
+pub use affected::AffectedWebhook;
 pub use backlog::BackloggedWebhook;
 pub use disabled::{DisabledWebhook, Reason};
 pub use error::{MailError, Step};

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
 use super::{
+    affected::AffectedWebhook,
     backlog::BackloggedWebhook,
     disabled::{DisabledWebhook, Reason},
     message::{Notification, one_line},
@@ -184,13 +185,15 @@ impl Problems {
 impl Problem {
     /// Adds the problem to a list.
     fn list(&self, text: &mut String) {
-        let heading = |id: &str, webhook: &str| format!("{} ({})\n", name(id), name(webhook));
         let time = |at: Timestamp| at.strftime("%F %T UTC").to_string();
         let quoted = |text: &str| one_line(text, QUOTED_CHARACTERS);
+        let about = |text: &mut String, webhook: &AffectedWebhook| {
+            let _ = writeln!(text, "{} ({})", name(&webhook.id), name(&webhook.name));
+            fact(text, "URL", &quoted(&webhook.url));
+        };
         match self {
             Self::Disabled(webhook) => {
-                text.push_str(&heading(&webhook.webhook_id, &webhook.webhook_name));
-                fact(text, "URL", &quoted(&webhook.url));
+                about(text, &webhook.webhook);
                 fact(text, "Disabled", &time(webhook.disabled_at));
                 let event = name(&webhook.event_id);
                 let why = match webhook.reason {
@@ -205,8 +208,7 @@ impl Problem {
                 }
             }
             Self::Backlog(webhook) => {
-                text.push_str(&heading(&webhook.webhook_id, &webhook.webhook_name));
-                fact(text, "URL", &quoted(&webhook.url));
+                about(text, &webhook.webhook);
                 let until = webhook.until.map(|until| format!(" until {}", time(until)));
                 let since = format!("{}{}", time(webhook.since), until.unwrap_or_default());
                 fact(text, "Since", &since);
@@ -220,7 +222,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{backlog, disabled, text::tests::overlong},
+        super::{affected, backlog, disabled, text::tests::overlong},
         *,
     };
 
@@ -258,7 +260,10 @@ mod tests {
             Problem::Disabled(disabled::tests::example()),
             Problem::Disabled(DisabledWebhook {
                 reason: Reason::Gone,
-                webhook_id: "wh_gone".into(),
+                webhook: AffectedWebhook {
+                    id: "wh_gone".into(),
+                    ..affected::tests::example()
+                },
                 ..disabled::tests::example()
             }),
             Problem::Backlog(backlog::tests::example()),
@@ -295,7 +300,10 @@ mod tests {
     #[test]
     fn the_mail_about_ten_thousand_webhooks_is_bounded() {
         let worst = DisabledWebhook {
-            url: format!("https://hooks.example.com/{}", "x".repeat(2000)),
+            webhook: AffectedWebhook {
+                url: format!("https://hooks.example.com/{}", "x".repeat(2000)),
+                ..affected::tests::example()
+            },
             last_error: Some("tls handshake ".repeat(1000)),
             ..disabled::tests::example()
         };

@@ -5,6 +5,8 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, time::Duration}
 use clap::Args;
 use lettre::message::Mailbox;
 
+use crate::resources::webhook::MAX_MAILS_PER_DAY;
+
 /// Settings of notification e-mails. Without `--smtp-url` none is sent.
 #[derive(Args, Clone, Debug)]
 pub struct MailSettings {
@@ -34,7 +36,7 @@ pub struct MailSettings {
     pub mail_interval_minutes: u16,
 
     /// Mails to one account holder within 24 hours; what happens after that goes into the next one that is allowed
-    #[arg(long, env = "STELLAGE_MAILS_PER_DAY", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, env = "STELLAGE_MAILS_PER_DAY", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_MAILS_PER_DAY)))]
     pub mails_per_day: u16,
 }
 

@@ -8,6 +8,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::{ids, times};
 
+/// API keys that an account may have unless the operator's settings say otherwise (decisions, section 8).
+pub const DEFAULT_KEY_QUOTA: u32 = 50;
+
 /// What keys begin with.
 const PREFIX: &str = "stl_";
 /// Random characters of a key, of 62 kinds: 256 bits.

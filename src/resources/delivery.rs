@@ -31,8 +31,8 @@ const MAX_NONCE_CHARS: usize = 64;
 
 /// Most attempts kept in a Delivery: as many as the longest schedule has. After that the oldest are dropped.
 pub const MAX_ATTEMPTS_KEPT: usize = 21;
-/// Most bytes of a response body that are kept, as the API server stores them (decisions, section 8).
-pub const MAX_RESPONSE_BYTES: usize = 1024;
+/// Most bytes of a response body that the operator may be set to keep, as the API server stores them.
+pub const MAX_RESPONSE_BYTES: u16 = 4096;
 
 /// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
@@ -85,7 +85,7 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub error: Option<String>,
-    /// The start of the response body, at most 1 KiB, not decompressed; only of the last attempt. Bytes that are not UTF-8 and
+    /// The start of the response body, at most 1 KiB by default, not decompressed; only of the last attempt. Bytes that are not UTF-8 and
     /// control characters are replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]

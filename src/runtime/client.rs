@@ -169,3 +169,25 @@ where
         })
     }
 }
+
+/// A client of an API server in memory: `answer` gets the method, the path with its query and the body of each request, and
+/// returns the status code and the body of the response.
+#[cfg(test)]
+pub(crate) fn answered_by<A, F>(answer: A) -> Client
+where
+    A: Fn(http::Method, String, serde_json::Value) -> F + Clone + Send + 'static,
+    F: Future<Output = (u16, serde_json::Value)> + Send + 'static,
+{
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let answer = answer.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect_bytes().await?;
+            let body = serde_json::from_slice(&body).unwrap_or_default();
+            let (code, body) = answer(head.method, head.uri.to_string(), body).await;
+            let response = Response::builder().status(code);
+            Ok::<_, BoxError>(response.body(Body::from(serde_json::to_vec(&body)?))?)
+        }
+    });
+    Client::new(service, "default")
+}

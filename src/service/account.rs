@@ -1,6 +1,6 @@
 //! The quotas of an account, and how much of them is used.
 
-use super::{Service, credentials::Tenant, keys::MAX_KEYS};
+use super::{Service, credentials::Tenant};
 
 /// A quota: the number in use, and the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Service {
             },
             api_keys: Quota {
                 used: self.credentials.count(&tenant.namespace, self.clock.now()),
-                limit: Some(MAX_KEYS),
+                limit: Some(self.key_quota),
             },
         }
     }

@@ -23,8 +23,6 @@ use crate::{
     runtime::watch::revision,
 };
 
-/// Maximum number of keys per account (decisions, section 8).
-pub const MAX_KEYS: usize = 50;
 /// Attempts to delete a key that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
 /// The name of the kind in messages.
@@ -96,7 +94,7 @@ impl Service {
                 let detail = Detail::new("expires_at", "invalid_value", "must be in the future");
                 return Err(Error::invalid(vec![detail]));
             }
-            if self.credentials.count(namespace, self.clock.now()) >= MAX_KEYS {
+            if self.credentials.count(namespace, self.clock.now()) >= self.key_quota {
                 return Err(quota_used_up("API keys"));
             }
             let (key, spec) = new_key(&tenant.uid, scope, expires_at);
@@ -185,9 +183,58 @@ fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedK
 
 #[cfg(test)]
 mod tests {
+    use kube::{Client, Config};
+    use serde_json::json;
     use sha2::Digest as _;
 
     use super::*;
+    use crate::{
+        catalogue::Catalogue,
+        providers::simulator::SimulatedUsage,
+        resources::Account,
+        runtime::{SystemClock, watch::Change},
+        service::Dependencies,
+    };
+
+    #[tokio::test]
+    async fn an_account_has_as_many_keys_as_the_operator_allows() {
+        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
+        let service = Service::new(Dependencies {
+            client: Client::try_from(nowhere).unwrap(),
+            clock: Arc::new(SystemClock),
+            catalogue: Catalogue::default(),
+            usage: Box::new(SimulatedUsage::default()),
+            receiver_check: Arc::new(|_| Ok(())),
+        })
+        .with_key_quota(1);
+        let account: Account = serde_json::from_value(json!({
+            "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
+            "spec": { "email": "ada@example.com" },
+            "status": { "namespace": "demo", "conditions": [{
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": "2026-11-22T09:00:00Z",
+            }] },
+        }))
+        .unwrap();
+        let (key, spec) = new_key("uid", KeyScope::Write, None);
+        let mut object = ApiKey::new("key-1", spec);
+        object.metadata.namespace = Some("demo".to_owned());
+        object.metadata.uid = Some("key".to_owned());
+        let mut listeners = service.listeners();
+        listeners
+            .accounts
+            .changed(&Change::Replaced(vec![Arc::new(account)]));
+        listeners.keys.changed(&Change::Replaced(vec![Arc::new(object)]));
+        let credential = service
+            .credentials()
+            .authenticate(&key, || service.now())
+            .unwrap();
+        let tenant = &credential.tenant;
+        let quota = service.quotas(tenant).api_keys;
+        assert_eq!((quota.used, quota.limit), (1, Some(1)));
+        let refusal = service.create_key(tenant, KeyScope::Read, None, None).await;
+        assert_eq!(refusal.err().unwrap().kind, ErrorKind::ResourceLimitExceeded);
+    }
 
     #[test]
     fn keys_are_random_easy_to_select_name_their_account_and_are_stored_as_a_digest() {

@@ -33,7 +33,7 @@ use kube::Client;
 use crate::{
     catalogue::Catalogue,
     providers::{ProviderError, Usage, UsageSource},
-    resources::{Account, ApiKey, Instance, Webhook},
+    resources::{Account, ApiKey, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA},
     runtime::{Clock, watch::Listener},
 };
 
@@ -91,6 +91,8 @@ pub struct Service {
     credentials: Arc<Credentials>,
     /// For creating keys, by namespace.
     key_locks: KeyedLocks,
+    /// Keys that an account may have.
+    key_quota: usize,
     catalogue: Catalogue,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
@@ -131,6 +133,7 @@ impl Service {
             calls,
             credentials: Arc::default(),
             key_locks: KeyedLocks::default(),
+            key_quota: size(DEFAULT_KEY_QUOTA),
             catalogue,
             clock,
             usage,
@@ -144,6 +147,15 @@ impl Service {
     pub fn with_instance_quota(self, quota: u32) -> Self {
         Self {
             credentials: Arc::new(Credentials::new(quota)),
+            ..self
+        }
+    }
+
+    /// Sets how many keys an account may have; 50 without this.
+    #[must_use]
+    pub fn with_key_quota(self, quota: u32) -> Self {
+        Self {
+            key_quota: size(quota),
             ..self
         }
     }
@@ -182,4 +194,8 @@ impl Service {
     pub fn check_receiver(&self, url: &str) -> Result<(), String> {
         (self.receiver_check)(url)
     }
+}
+
+fn size(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }

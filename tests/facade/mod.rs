@@ -7,6 +7,7 @@ mod deliveries;
 mod errors;
 mod isolation;
 mod lifecycle;
+mod memory;
 mod repeats;
 mod secrets;
 mod tracking;

@@ -206,6 +206,11 @@ impl Operator {
         value.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     }
 
+    /// Has `VmHWM` begin again with the memory of now.
+    pub fn forget_peak_of_memory(&self) {
+        std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
+    }
+
     /// The value of a metric, summed over the label sets that contain `labels`.
     pub async fn metric(&self, name: &str, labels: &str) -> f64 {
         let page = reqwest::get(format!("{}/metrics", self.metrics_url))
@@ -448,11 +453,13 @@ pub struct OwnPlane {
     _permit: SemaphorePermit<'static>,
 }
 
-/// Fails the test if a server has ended that the test has not killed.
+/// Fails the test if a server has ended that the test has not killed, or if one has panicked.
 impl Drop for OwnPlane {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.plane.check().unwrap();
+            let panics = self.plane.panics();
+            assert!(panics.is_empty(), "{panics:#?}");
         }
     }
 }

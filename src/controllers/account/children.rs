@@ -11,13 +11,10 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use crate::{
-    resources::{
-        ACCOUNT_LABEL, Account, MANAGED_BY,
-        quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
-        tracking,
-    },
-    service::keys::MAX_KEYS,
+use crate::resources::{
+    ACCOUNT_LABEL, Account, MANAGED_BY,
+    quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
+    tracking,
 };
 
 /// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
@@ -38,6 +35,8 @@ pub(super) const CLUSTER_ROLE: &str = "stellage-account";
 pub struct DefaultQuotas {
     /// Instances.
     pub instances: u32,
+    /// API keys. No spec says otherwise.
+    pub api_keys: u32,
     /// Deliveries that are pending or held.
     pub unfinished_deliveries: u32,
     /// Finished Deliveries that are kept for each webhook.
@@ -52,7 +51,7 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
     Limits::from([
         (INSTANCES, i64::from(account.instance_quota(defaults.instances))),
         (WEBHOOKS, i64::from(account.webhook_quota())),
-        (KEYS, i64::try_from(MAX_KEYS).unwrap_or(i64::MAX)),
+        (KEYS, i64::from(defaults.api_keys)),
         (DELIVERIES, deliveries(account, defaults)),
     ])
 }
@@ -267,6 +266,7 @@ pub(super) mod tests {
 
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,
+        api_keys: 50,
         unfinished_deliveries: 10_000,
         finished_deliveries: 1000,
     };
@@ -281,6 +281,11 @@ pub(super) mod tests {
         let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 34_000)]);
         assert_eq!(limits(&ada), defaults);
         assert!(at_first(&ada, defaults).is_empty());
+        let fewer_keys = DefaultQuotas {
+            api_keys: 7,
+            ..DEFAULTS
+        };
+        assert_eq!(super::limits(&ada, fewer_keys)[KEYS], 7);
         ada.spec.webhook_quota = Some(40);
         assert_eq!(limits(&ada)[DELIVERIES], 58_000, "more webhooks keep more");
         ada.spec.instance_quota = Some(3);

@@ -39,8 +39,7 @@ impl MailLimiter {
         self.sent.contains_key(account)
     }
 
-    /// Records the times of mails to this Account that an earlier process may have sent. One mail about several webhooks has one
-    /// time.
+    /// Records the times of mails to this Account that earlier processes have sent. One mail about several webhooks has one time.
     pub(super) fn begin(&mut self, account: &str, earlier: BTreeSet<Timestamp>) {
         self.sent.insert(account.into(), earlier.into_iter().collect());
     }
@@ -60,9 +59,17 @@ impl MailLimiter {
         }
     }
 
-    /// Counts a mail to this Account.
-    pub(super) fn count(&mut self, account: &str, now: Timestamp) {
-        self.sent.entry(account.into()).or_default().push_back(now);
+    /// Counts a mail that was sent to this Account. Returns the times of the mails in the 24 hours up to this one, as many as are
+    /// allowed, with its own as the last.
+    pub(super) fn count(&mut self, account: &str, at: Timestamp) -> Arc<[Timestamp]> {
+        let sent = self.sent.entry(account.into()).or_default();
+        sent.push_back(at);
+        let skip = sent.len().saturating_sub(self.limits.per_day);
+        let latest = sent.iter().skip(skip);
+        latest
+            .filter(|before| at.duration_since(**before) < DAY)
+            .copied()
+            .collect()
     }
 }
 
@@ -87,7 +94,8 @@ mod tests {
         let mut take = |account: &str, now| {
             let allowed = limiter.check(account, at(now));
             if allowed.is_ok() {
-                limiter.count(account, at(now));
+                let counted = limiter.count(account, at(now));
+                assert!(counted.len() <= 3 && counted.last() == Some(&at(now)));
             }
             allowed.map_err(|next| next.as_second() / 60)
         };

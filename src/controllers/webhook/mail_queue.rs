@@ -2,13 +2,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    ops::Bound,
     sync::Arc,
 };
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::delivery::dispatch::WebhookKey;
+use crate::delivery::dispatch::{WebhookKey, after};
 
 /// How long a mail waits for others that can go with it: what happens to one webhook of an account often happens to others.
 pub(super) const GATHER: SignedDuration = SignedDuration::from_secs(2);
@@ -79,9 +78,8 @@ impl MailQueue {
 
     /// At most `limit` webhooks of a namespace, in the order of their keys: those after this one.
     pub(super) fn after(&self, namespace: &str, last: Option<&WebhookKey>, limit: usize) -> Vec<WebhookKey> {
-        let after = last.map_or(Bound::Unbounded, |last| Bound::Excluded(last.clone()));
         let waiting = self.namespaces.get(namespace).into_iter();
-        let webhooks = waiting.flat_map(|waiting| waiting.webhooks.range((after.clone(), Bound::Unbounded)));
+        let webhooks = waiting.flat_map(|waiting| waiting.webhooks.range::<WebhookKey, _>(after(last)));
         webhooks.take(limit).cloned().collect()
     }
 

@@ -5,11 +5,12 @@ use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
-use super::shared::{AT_ONCE, CachedWebhook, Notification, Shared, State, Told, key_of};
+use super::shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, Told, key_of};
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{
-        BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem, Problems, Reason,
+        AffectedWebhook, BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem,
+        Problems, Reason,
     },
     resources::{
         Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
@@ -38,8 +39,9 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut collected = None;
     while let Some(account) = shared.deps.directory.account_of(namespace) {
         let uid = account.metadata.uid.clone().unwrap_or_default();
-        let is_first = collected.is_none();
-        if is_first && let Err(later) = check_limit(shared, namespace, &uid) {
+        if collected.is_none()
+            && let Err(later) = check_limit(shared, namespace, &uid)
+        {
             wait(shared, namespace, Some(later));
             return;
         }
@@ -50,10 +52,6 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         };
         if !shared.leads() {
             return;
-        }
-        if is_first {
-            let now = shared.now().wall;
-            shared.state.lock().mail_limiter.count(&uid, now);
         }
         let result = {
             let _permit = shared.mailing.acquire().await;
@@ -69,8 +67,13 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         {
             tracing::warn!(namespace, %error, retry_in = ?pause, "cannot send the e-mail to the account holder; will retry");
         }
-        let sent_at = shared.now().wall;
-        let result = result.map(|()| sent_at).map_err(|error| error.public_message());
+        // Counted only now, since it is one mail however often it is retried, and the next one waits for its end.
+        let sent = |()| {
+            let at = shared.now().wall;
+            let within_day = shared.state.lock().mail_limiter.count(&uid, at);
+            Sent { at, within_day }
+        };
+        let result = result.map(sent).map_err(|error| error.public_message());
         record(shared, namespace, &found.webhooks, &result, is_over);
         if is_over {
             wait(shared, namespace, found.next);
@@ -104,7 +107,7 @@ fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Ti
     shared.state.lock().mail_limiter.check(account, now)
 }
 
-/// When an account was sent mails about the webhooks that it has.
+/// When an account was sent mails, according to the statuses of the webhooks that it has.
 fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Timestamp> {
     let mut times = BTreeSet::new();
     let mut after: WebhookKey = format!("{namespace}/").into();
@@ -117,8 +120,11 @@ fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Tim
         let mut last = None;
         for (key, cached) in webhooks.take(AT_ONCE) {
             last = Some(key.clone());
-            if !cached.webhook.is_of_another_account(account) {
-                times.extend(cached.notified_at());
+            if !cached.webhook.is_of_another_account(account)
+                && let Some(status) = &cached.webhook.status
+            {
+                times.extend(status.account_notified_at.iter().copied());
+                times.extend(status.notified_at);
             }
         }
         drop(state);
@@ -176,7 +182,7 @@ fn record(
     shared: &Shared,
     namespace: &str,
     webhooks: &[(Arc<Webhook>, Told)],
-    result: &Result<Timestamp, String>,
+    result: &Result<Sent, String>,
     is_over: bool,
 ) {
     for some in webhooks.chunks(AT_ONCE) {
@@ -206,8 +212,8 @@ impl CachedWebhook {
     /// When the account holder was last sent a mail about it.
     fn notified_at(&self) -> Option<Timestamp> {
         let recorded = self.webhook.status.as_ref().and_then(|status| status.notified_at);
-        let sent = self.notification.as_ref().and_then(|it| it.result.clone().ok());
-        sent.max(recorded)
+        let sent = self.notification.as_ref().and_then(Notification::sent);
+        sent.map(|sent| sent.at).max(recorded)
     }
 
     /// What can be told of it, if anything.
@@ -280,15 +286,21 @@ impl Cause<'_> {
     }
 }
 
-fn disabled_webhook(account: &Account, webhook: &Webhook, disabled: &Disabled) -> DisabledWebhook {
-    DisabledWebhook {
+fn affected_webhook(account: &Account, webhook: &Webhook) -> AffectedWebhook {
+    AffectedWebhook {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),
-        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
-        webhook_id: webhook.id(),
-        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
+        uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        id: webhook.id(),
+        name: webhook.metadata.name.clone().unwrap_or_default(),
         namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
         url: webhook.spec.url.clone(),
+    }
+}
+
+fn disabled_webhook(account: &Account, webhook: &Webhook, disabled: &Disabled) -> DisabledWebhook {
+    DisabledWebhook {
+        webhook: affected_webhook(account, webhook),
         disabled_at: disabled.at,
         reason: match disabled.reason {
             DisableReason::RetriesExhausted => Reason::RetriesExhausted,
@@ -311,13 +323,7 @@ fn backlogged_webhook(account: &Account, webhook: &Webhook, backlog: &BacklogPer
     let condition = status.and_then(|status| conditions::find(&status.conditions, BACKLOG));
     let ended = condition.filter(|condition| condition.status != "True");
     BackloggedWebhook {
-        account_email: account.spec.email.clone(),
-        account_name: account.metadata.name.clone().unwrap_or_default(),
-        webhook_uid: webhook.metadata.uid.clone().unwrap_or_default(),
-        webhook_id: webhook.id(),
-        webhook_name: webhook.metadata.name.clone().unwrap_or_default(),
-        namespace: webhook.metadata.namespace.clone().unwrap_or_default(),
-        url: webhook.spec.url.clone(),
+        webhook: affected_webhook(account, webhook),
         since: backlog.since,
         until: ended.map(|condition| condition.last_transition_time.0),
         held: status.map_or(0, |status| status.held),

@@ -64,7 +64,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
             duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
             status_code: outcome.status.map(i32::from),
             error: outcome.error.as_ref().map(ToString::to_string),
-            response: outcome.recorded_response(),
+            response: outcome.recorded_response(shared.deps.settings.kept_response_bytes.into()),
         },
         retry_after,
     }

@@ -172,8 +172,24 @@ impl Told {
 pub(super) struct Notification {
     /// What it tells.
     pub(super) told: Told,
-    /// When the e-mail was sent, or why it has not been sent yet.
-    pub(super) result: Result<Timestamp, String>,
+    /// Its sending, or why it has not been sent yet.
+    pub(super) result: Result<Sent, String>,
+}
+
+impl Notification {
+    /// Its sending, if it has been sent.
+    pub(super) fn sent(&self) -> Option<&Sent> {
+        self.result.as_ref().ok()
+    }
+}
+
+/// The sending of an e-mail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// When it was sent.
+    pub(super) at: Timestamp,
+    /// When e-mails were sent to the account holder in the 24 hours up to then, this one included.
+    pub(super) within_day: Arc<[Timestamp]>,
 }
 
 impl Shared {

@@ -49,10 +49,8 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
     let Facts { base, tally, .. } = facts;
     let generation = webhook.metadata.generation;
     let disabled = disabled(webhook, facts);
-    let mailed = facts
-        .notification
-        .and_then(|it| Some((it.told, it.result.clone().ok()?)));
     let before = webhook.status.as_ref();
+    let (notified_at, account_notified_at) = mails(before, facts.notification);
     let mut status = WebhookStatus {
         id: Some(webhook.id()),
         account_uid: account_uid(webhook, facts),
@@ -66,12 +64,10 @@ pub(super) fn decide(webhook: &Webhook, facts: &Facts<'_>, now: Timestamp) -> We
         last_failure_at: tally.last_failure_at.or(base.last_failure_at),
         last_failure: tally.last_failure.clone().or_else(|| base.last_failure.clone()),
         previous_secret_expires_at: facts.overlap.filter(|until| *until > now),
-        unnotified: unnotified(webhook, disabled.as_ref())
-            .filter(|unnotified| mailed.is_none_or(|(told, _)| told.disabled_at != Some(unnotified.at))),
+        unnotified: unnotified(webhook, disabled.as_ref(), facts.notification),
         backlog: None,
-        notified_at: mailed
-            .map(|(_, at)| at)
-            .max(before.and_then(|before| before.notified_at)),
+        notified_at,
+        account_notified_at,
         disabled,
         conditions: webhook
             .status
@@ -229,8 +225,8 @@ fn backlog_period(
         && period.notified_at.is_none()
     {
         match &notification.result {
-            Ok(sent_at) => {
-                period.notified_at = Some(*sent_at);
+            Ok(sent) => {
+                period.notified_at = Some(sent.at);
                 period.notification_error = None;
             }
             Err(error) => period.notification_error = Some(error.clone()),
@@ -239,8 +235,26 @@ fn backlog_period(
     Some(period).filter(|period| condition.is_some() || period.notified_at.is_none())
 }
 
+/// When the last e-mail about the webhook was sent, and all e-mails to its account holder in the 24 hours up to then.
+fn mails(before: Option<&WebhookStatus>, last: Option<&Notification>) -> (Option<Timestamp>, Vec<Timestamp>) {
+    let recorded = before.and_then(|before| before.notified_at);
+    match last.and_then(Notification::sent) {
+        Some(sent) if Some(sent.at) > recorded => (Some(sent.at), sent.within_day.to_vec()),
+        _ => (
+            recorded,
+            before
+                .map(|before| before.account_notified_at.clone())
+                .unwrap_or_default(),
+        ),
+    }
+}
+
 /// The disablement that ended before the account holder was notified of it. A later one that is notified of covers it.
-fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled> {
+fn unnotified(
+    webhook: &Webhook,
+    disabled: Option<&Disabled>,
+    last: Option<&Notification>,
+) -> Option<Disabled> {
     let status = webhook.status.as_ref()?;
     if disabled.is_some() {
         return None;
@@ -249,7 +263,12 @@ fn unnotified(webhook: &Webhook, disabled: Option<&Disabled>) -> Option<Disabled
         .disabled
         .as_ref()
         .filter(|disabled| disabled.notified_at.is_none());
-    ended.or(status.unnotified.as_ref()).cloned()
+    let sent = last.filter(|last| last.sent().is_some());
+    let is_told = |ended: &&Disabled| sent.is_some_and(|last| last.told.disabled_at == Some(ended.at));
+    ended
+        .or(status.unnotified.as_ref())
+        .filter(|ended| !is_told(ended))
+        .cloned()
 }
 
 /// What a webhook's condition says of its events, after the reason why nothing can be sent.
@@ -303,8 +322,8 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
         && disabled.notified_at.is_none()
     {
         match &notification.result {
-            Ok(sent_at) => {
-                disabled.notified_at = Some(*sent_at);
+            Ok(sent) => {
+                disabled.notified_at = Some(sent.at);
                 disabled.notification_error = None;
             }
             Err(error) => disabled.notification_error = Some(error.clone()),
@@ -341,7 +360,10 @@ pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::{super::shared::Told, *};
+    use super::{
+        super::shared::{Sent, Told},
+        *,
+    };
 
     const AT: &str = "2026-11-21T10:00:00Z";
 
@@ -360,6 +382,13 @@ mod tests {
             "at": AT, "reason": "Gone", "message": "", "delivery": "dlv-1", "eventId": "evt_1",
             "eventType": "instance.created", "attempts": 1, "error": "", "generation": generation,
         } })
+    }
+
+    fn sent(at: Timestamp) -> Sent {
+        Sent {
+            at,
+            within_day: [at].into(),
+        }
     }
 
     fn decide_with(webhook: &Webhook, tally: &Tally, notification: Option<&Notification>) -> WebhookStatus {
@@ -397,7 +426,7 @@ mod tests {
                 disabled_at: Some(untold.at),
                 backlog_since: None,
             },
-            result: Ok(sent_at),
+            result: Ok(sent(sent_at)),
         };
         let status = decide_with(&enabled, &tally, Some(&notification));
         assert_eq!((status.unnotified, status.notified_at), (None, Some(sent_at)));
@@ -492,9 +521,10 @@ mod tests {
         let (failed, status) = again(&begun, &dropping, Some(&mailed(Err("down".to_owned()))));
         assert_eq!(Told::untold(&failed), Told::untold(&webhook));
         assert_eq!(status.backlog.unwrap().notification_error.unwrap(), "down");
-        let (told, status) = again(&begun, &dropping, Some(&mailed(Ok(sent_at))));
+        let (told, status) = again(&begun, &dropping, Some(&mailed(Ok(sent(sent_at)))));
         assert!(Told::untold(&told).is_nothing());
         assert_eq!(status.notified_at, Some(sent_at));
+        assert_eq!(status.account_notified_at, [sent_at]);
         assert!(is_urgent(&begun, &status), "no crash may repeat it");
         // Another process takes over, which drops more.
         let (still, status) = again(&status, &dropping, None);

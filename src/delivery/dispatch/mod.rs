@@ -98,7 +98,7 @@ pub enum DeliveryLog {
 }
 
 /// Limits of the dispatcher.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Attempts in flight per webhook.
     pub in_flight_per_webhook: usize,
@@ -308,12 +308,15 @@ pub fn key(namespace: &str, name: &str) -> Arc<str> {
     format!("{namespace}/{name}").into()
 }
 
+/// The range of the keys after `last`, or of all.
+pub fn after(last: Option<&Arc<str>>) -> (ops::Bound<&Arc<str>>, ops::Bound<&Arc<str>>) {
+    let after = last.map_or(ops::Bound::Unbounded, ops::Bound::Excluded);
+    (after, ops::Bound::Unbounded)
+}
+
 /// Some keys of a map, in their order: those after `last`, at most `limit`.
 pub fn keys_after<V>(map: &BTreeMap<Arc<str>, V>, last: Option<&Arc<str>>, limit: usize) -> Vec<Arc<str>> {
-    let after = last.map_or(ops::Bound::Unbounded, ops::Bound::Excluded);
-    let keys = map
-        .range::<Arc<str>, _>((after, ops::Bound::Unbounded))
-        .map(|(key, _)| key);
+    let keys = map.range::<Arc<str>, _>(after(last)).map(|(key, _)| key);
     keys.take(limit).cloned().collect()
 }
 

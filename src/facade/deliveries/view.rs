@@ -114,7 +114,7 @@ pub struct AttemptView<'a> {
     /// Why the attempt failed; `null` if it succeeded.
     #[schema(required, example = "the receiver answered 503")]
     error: Option<&'a str>,
-    /// The start of the answer's body, at most 1 KiB, of the last attempt; `null` for the others, or if there was none.
+    /// The start of the answer's body, at most 1 KiB by default, of the last attempt; `null` for the others, or if there was none.
     #[schema(required, example = "try later")]
     response: Option<&'a str>,
 }

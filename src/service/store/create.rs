@@ -42,7 +42,7 @@ impl<I: PublicId> KeyedCreate<I> {
 }
 
 /// How long a create waits for Kubernetes to compute a new quota, or to count the end of a deletion; and how often it tries.
-const QUOTA_TIMEOUT: Duration = Duration::from_secs(4);
+pub(super) const QUOTA_TIMEOUT: Duration = Duration::from_secs(4);
 const QUOTA_POLL: Duration = Duration::from_millis(200);
 
 /// The result of a create.
@@ -144,7 +144,7 @@ impl<X: Index> Store<X> {
                 Err(refusal)
                     if refusal.status().is_some_and(|status| {
                         quota::is_pending(status) || quota::is_exceeded(status) && check().is_ok()
-                    }) && begun.elapsed() < QUOTA_TIMEOUT =>
+                    }) && begun.elapsed() < self.quota_timeout =>
                 {
                     tokio::time::sleep(QUOTA_POLL).await;
                 }
@@ -159,4 +159,75 @@ fn replayed<E: Indexed>(item: Arc<E>, keyed: &KeyedCreate<E::Id>) -> Result<Crea
         return Err(idempotency::reused());
     }
     Ok(Created { item, replayed: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use kube::api::ObjectMeta;
+    use serde_json::json;
+
+    use super::{super::ApiCalls, *};
+    use crate::{resources::Instance, runtime::client::answered_by, service::instances::InstanceIndex};
+
+    /// The outcome of a create in a namespace with a new quota, which the API server has computed after so many attempts; and
+    /// the number of attempts made.
+    async fn create_under_new_quota(
+        computed_after: usize,
+        timeout: Duration,
+    ) -> (Result<Created<<InstanceIndex as Index>::Item>, Error>, usize) {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = attempts.clone();
+        let client = answered_by(move |_, _, mut object| {
+            let is_computed = counted.fetch_add(1, Ordering::Relaxed) >= computed_after;
+            object["metadata"]["namespace"] = json!("demo");
+            object["metadata"]["uid"] = json!("uid");
+            let refusal = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403,
+                "message": "instances.stellage.dev \"i-1\" is forbidden: status unknown for quota: stellage",
+            });
+            async move {
+                if is_computed {
+                    (201, object)
+                } else {
+                    (403, refusal)
+                }
+            }
+        });
+        let mut store: Store<InstanceIndex> = Store::new(Arc::new(ApiCalls::new(client, 4)), Arc::default());
+        store.quota_timeout = timeout;
+        let build = |name: &str, _| Instance {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: serde_json::from_value(
+                json!({ "plan": "starter", "region": "fr-par-1", "image": "debian-13" }),
+            )
+            .unwrap(),
+            status: None,
+        };
+        let created = store.create_once("demo", None, || Ok(()), build).await;
+        (created, attempts.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn a_create_waits_while_kubernetes_computes_a_new_quota() {
+        let (created, attempts) = create_under_new_quota(2, QUOTA_TIMEOUT).await;
+        assert!(created.is_ok_and(|created| !created.replayed));
+        assert_eq!(attempts, 3);
+    }
+
+    #[tokio::test]
+    async fn a_create_under_a_quota_that_is_not_computed_in_time_may_be_tried_again() {
+        let (created, attempts) = create_under_new_quota(usize::MAX, Duration::ZERO).await;
+        let error = created.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert!(
+            error.retry_after.is_some() && error.message.contains("quota"),
+            "{error}"
+        );
+        assert_eq!(attempts, 1);
+    }
 }

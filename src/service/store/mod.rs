@@ -10,7 +10,7 @@ mod create;
 mod locks;
 mod modify;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 
@@ -29,6 +29,7 @@ pub struct Store<X> {
     calls: Arc<ApiCalls>,
     index: Arc<X>,
     locks: KeyedLocks,
+    quota_timeout: Duration,
 }
 
 impl<X: Index> Store<X> {
@@ -38,6 +39,7 @@ impl<X: Index> Store<X> {
             calls,
             index,
             locks: KeyedLocks::default(),
+            quota_timeout: create::QUOTA_TIMEOUT,
         }
     }
 

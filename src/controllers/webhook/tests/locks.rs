@@ -2,66 +2,32 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use clap::Parser;
-use kube::{Client, Config, runtime::reflector};
+use kube::runtime::reflector;
 use serde_json::json;
 
 use super::{
-    Deps, Listeners, Stores, WebhookController,
-    initial_state::{self, Listed},
-    shared::{AT_ONCE, Shared},
+    super::{
+        Listeners, Stores, WebhookController,
+        initial_state::{self, Listed},
+        lookup, secrets,
+        shared::{AT_ONCE, Shared},
+    },
+    deps, webhook,
 };
 use crate::{
-    controllers::account::AccountDirectory,
-    delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings, dispatch::key},
-    mail::{MailSettings, Mailer},
+    delivery::dispatch::key,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Metrics, ReconcileQueue, SystemClock, lease::Tenure, watch::Change},
+    runtime::{Metrics, ReconcileQueue, lease::Tenure, watch::Change},
 };
 
 const MANY: usize = 1000;
 
-#[derive(Parser)]
-struct Flags {
-    #[command(flatten)]
-    delivery: DeliverySettings,
-    #[command(flatten)]
-    mail: MailSettings,
-}
-
 /// A controller that has not opened yet, its listeners, and its metrics.
-fn controller() -> (Arc<Shared>, Listeners, Metrics) {
-    let Flags { delivery, mail } = Flags::parse_from(["test"]);
-    let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
-    let metrics = Metrics::new();
-    let deps = Deps {
-        client: Client::try_from(nowhere).unwrap(),
-        receivers: ReceiverClient::new(ClientSettings::default(), TargetRules::default()).unwrap(),
-        rules: TargetRules::default(),
-        mailer: Mailer::new(&mail).unwrap(),
-        mail_limits: mail.limits(),
-        directory: AccountDirectory::default(),
-        settings: delivery,
-        write_concurrency: 8,
-        metrics: metrics.clone(),
-        clock: Arc::new(SystemClock),
-    };
+pub(super) fn controller() -> (Arc<Shared>, Listeners, Metrics) {
+    let deps = deps(&[]);
+    let metrics = deps.metrics.clone();
     let controller = WebhookController::new(deps, ReconcileQueue::default());
     (controller.shared.clone(), controller.listeners(), metrics)
-}
-
-fn webhook(number: usize) -> Webhook {
-    serde_json::from_value(json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Webhook",
-        "metadata": {
-            "namespace": "ns", "name": format!("hook-{number:04}"), "uid": format!("hook-{number}"),
-            "resourceVersion": "10", "generation": 1,
-        },
-        "spec": {
-            "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },
-        },
-    }))
-    .unwrap()
 }
 
 fn instance(number: usize, revision: u64) -> Arc<Instance> {
@@ -111,13 +77,13 @@ fn in_steps(metrics: &Metrics, many: usize, what: &str, act: impl FnOnce()) {
     assert!(times >= (many / AT_ONCE) as u64, "{what}: locked {times} times");
 }
 
-struct Caches {
-    webhooks: reflector::store::Writer<Webhook>,
-    instances: reflector::store::Writer<Instance>,
-    stores: Stores,
+pub(super) struct Caches {
+    pub(super) webhooks: reflector::store::Writer<Webhook>,
+    pub(super) instances: reflector::store::Writer<Instance>,
+    pub(super) stores: Stores,
 }
 
-fn caches() -> Caches {
+pub(super) fn caches() -> Caches {
     let (webhooks, for_webhooks) = reflector::store();
     let (deliveries, _) = reflector::store();
     let (instances, for_instances) = reflector::store();
@@ -132,7 +98,7 @@ fn caches() -> Caches {
     }
 }
 
-fn opening<'a>(
+pub(super) fn opening<'a>(
     shared: &'a Shared,
     stores: &'a Stores,
     webhooks: std::ops::Range<usize>,
@@ -148,67 +114,6 @@ fn opening<'a>(
 }
 
 #[tokio::test]
-async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version() {
-    let (shared, mut listeners, _) = controller();
-    let caches = caches();
-    opening(&shared, &caches.stores, 0..1).await;
-    let mut changed = webhook(0);
-    changed.metadata.resource_version = Some("40".into());
-    listeners.webhooks.changed(&Change::Applied(Arc::new(changed)));
-    for (version, is_known) in [(40, true), (41, false)] {
-        let unlisted = super::lookup::Unlisted::default();
-        // There is no API server to ask.
-        let found = super::lookup::look_up(shared.clone(), "ns".into(), unlisted, Some(version)).await;
-        assert_eq!(found, is_known, "{version}");
-    }
-}
-
-#[test]
-fn the_api_server_is_never_made_to_wait_for_a_version_of_a_secret_that_does_not_exist() {
-    // The webhook has version 10.
-    for (announced, version) in [("9", Some(9)), ("10", Some(10)), ("11", None), ("pending", None)] {
-        let mut webhook = webhook(0);
-        let annotation = ("stellage.dev/secret-changed".to_owned(), announced.to_owned());
-        webhook.metadata.annotations = Some([annotation].into());
-        assert_eq!(webhook.announced_secret(), version, "{announced}");
-    }
-}
-
-#[tokio::test]
-async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
-    let (shared, _, _) = controller();
-    let caches = caches();
-    opening(&shared, &caches.stores, 0..3).await;
-    let mut state = shared.state.lock();
-    let keys: Vec<_> = state.webhooks.keys().cloned().collect();
-    let now = std::time::Instant::now();
-    let mut turns = |at| -> Vec<_> {
-        let turn = |key| super::status_writer::turn(&mut state, key, at).unwrap();
-        keys.iter()
-            .map(turn)
-            .map(|turn| turn.duration_since(now).as_millis())
-            .collect()
-    };
-    assert_eq!(turns(now), [0, 200, 400]);
-    assert_eq!(
-        turns(now + Duration::from_secs(1)),
-        [0, 200, 400],
-        "a turn is kept until it is used"
-    );
-    for cached in state.webhooks.values_mut() {
-        cached.turn = None;
-    }
-    let mut turn = |key, at| super::status_writer::turn(&mut state, key, at).unwrap();
-    assert_eq!(turn(&keys[2], now), now + Duration::from_millis(600));
-    let later = now + Duration::from_secs(60);
-    assert_eq!(
-        turn(&keys[0], later),
-        later,
-        "turns that nobody took are not made up for"
-    );
-}
-
-#[tokio::test]
 async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances() {
     let (shared, mut listeners, metrics) = controller();
     let mut caches = caches();
@@ -221,15 +126,15 @@ async fn nothing_under_the_lock_grows_with_all_webhooks_deliveries_or_instances(
     assert!(locked(&metrics) - before >= 3 * (MANY / AT_ONCE) as u64);
     assert_eq!(shared.state.lock().webhooks.len(), MANY);
 
-    let unverified = || super::lookup::unverified(&shared);
+    let unverified = || lookup::unverified(&shared);
     in_steps(&metrics, MANY, "events to verify", || {
         assert_eq!(unverified()["ns"].events.len(), MANY);
     });
     in_steps(&metrics, MANY, "secrets", || {
-        super::secrets::forget_deleted(&shared);
+        secrets::forget_deleted(&shared);
     });
     in_steps(&metrics, MANY, "secrets", || {
-        super::secrets::old(&shared);
+        secrets::old(&shared);
     });
     let newer: Vec<_> = (0..MANY).map(|number| instance(number + MANY, 30)).collect();
     in_steps(&metrics, 2 * MANY, "a list of instances", || {

@@ -1,0 +1,64 @@
+//! The controller without a cluster.
+//!
+//! - `locks`: what happens under the lock of the state;
+//! - `mails`: what account holders are told, and how often;
+//! - `requests`: what the API server is asked, and how often.
+
+mod locks;
+mod mails;
+mod requests;
+
+use std::sync::Arc;
+
+use clap::Parser;
+use kube::{Client, Config};
+use serde_json::json;
+
+use super::Deps;
+use crate::{
+    controllers::account::AccountDirectory,
+    delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings},
+    mail::{MailSettings, Mailer},
+    resources::Webhook,
+    runtime::{Metrics, SystemClock},
+};
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    delivery: DeliverySettings,
+    #[command(flatten)]
+    mail: MailSettings,
+}
+
+/// What a controller with these flags depends on. There is no API server, and no Account.
+fn deps(flags: &[&str]) -> Deps {
+    let Flags { delivery, mail } = Flags::parse_from([&["test"], flags].concat());
+    let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
+    Deps {
+        client: Client::try_from(nowhere).unwrap(),
+        receivers: ReceiverClient::new(ClientSettings::default(), TargetRules::default()).unwrap(),
+        rules: TargetRules::default(),
+        mailer: Mailer::new(&mail).unwrap(),
+        mail_limits: mail.limits(),
+        directory: AccountDirectory::default(),
+        settings: delivery,
+        write_concurrency: 8,
+        metrics: Metrics::new(),
+        clock: Arc::new(SystemClock),
+    }
+}
+
+fn webhook(number: usize) -> Webhook {
+    serde_json::from_value(json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook",
+        "metadata": {
+            "namespace": "ns", "name": format!("hook-{number:04}"), "uid": format!("hook-{number}"),
+            "resourceVersion": "10", "generation": 1,
+        },
+        "spec": {
+            "url": "https://receiver.example.com", "events": ["instance.stopped"], "secretRef": { "name": "secret" },
+        },
+    }))
+    .unwrap()
+}

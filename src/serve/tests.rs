@@ -1,0 +1,103 @@
+//! The order of the start, with an API server in memory.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use clap::Parser;
+use kube::Client;
+use serde_json::json;
+use tokio::sync::SetOnce;
+use tokio_util::sync::CancellationToken;
+
+use super::{Controllers, rules};
+use crate::{
+    controllers::webhook,
+    runtime::{Health, Metrics, SystemClock, client::answered_by, watch::Watches},
+    settings::{CommonSettings, ControllerSettings},
+};
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    common: CommonSettings,
+    #[command(flatten)]
+    controller: ControllerSettings,
+}
+
+/// An API server without any object, which lists the nodes once it may, and counts the requests for the Lease.
+fn api_server(may_list_nodes: Arc<SetOnce<()>>, leases: Arc<AtomicUsize>) -> Client {
+    answered_by(move |_, uri, _| {
+        let (may_list_nodes, leases) = (may_list_nodes.clone(), leases.clone());
+        async move {
+            if uri.contains("/nodes") {
+                may_list_nodes.wait().await;
+            }
+            if uri.contains("/leases") {
+                leases.fetch_add(1, Ordering::Relaxed);
+            }
+            if uri.contains("/leases") || uri.contains("watch=true") {
+                std::future::pending::<()>().await;
+            }
+            let empty = json!({ "apiVersion": "v1", "kind": "List", "metadata": { "resourceVersion": "1" }, "items": [] });
+            (200, empty)
+        }
+    })
+}
+
+#[tokio::test]
+async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
+    let (may_list_nodes, leases) = (Arc::new(SetOnce::new()), Arc::new(AtomicUsize::new(0)));
+    let watches = Watches {
+        client: api_server(may_list_nodes.clone(), leases.clone()),
+        health: Health::default(),
+        metrics: Metrics::new(),
+        shutdown: CancellationToken::new(),
+    };
+    let _end = watches.shutdown.clone().drop_guard();
+    let Flags { common, controller } = Flags::parse_from(["test"]);
+    let (rules, read) = rules(&common, &watches, None);
+    let controllers = Controllers::new(controller, &common, rules, &watches, Arc::new(SystemClock)).unwrap();
+    let accounts = watches.spawn(Vec::new());
+    let stores = webhook::Stores {
+        webhooks: watches.spawn(Vec::new()),
+        deliveries: watches.spawn(Vec::new()),
+        instances: watches.spawn(Vec::new()),
+    };
+    let shown = (accounts.clone(), stores.clone());
+    let mut leading = pin!(controllers.lead(accounts, stores, read, CancellationToken::new()));
+    let all_shown = async {
+        shown.0.wait_until_ready().await.unwrap();
+        shown.1.webhooks.wait_until_ready().await.unwrap();
+        shown.1.deliveries.wait_until_ready().await.unwrap();
+        shown.1.instances.wait_until_ready().await.unwrap();
+        // Whatever is due happens within a few turns.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        _ = &mut leading => unreachable!("it ended"),
+        () = all_shown => {}
+    }
+    assert_eq!(
+        leases.load(Ordering::Relaxed),
+        0,
+        "nothing can be sent without the Lease"
+    );
+
+    may_list_nodes.set(()).unwrap();
+    let asked = async {
+        while leases.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        _ = &mut leading => unreachable!("it ended"),
+        () = asked => {}
+    }
+}

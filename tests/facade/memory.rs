@@ -1,0 +1,92 @@
+//! What one account can make the facade keep in memory.
+
+use futures::StreamExt as _;
+use kube::{Api, api::PostParams};
+use reqwest::Method;
+use serde_json::json;
+use stellage::resources::{Delivery, delivery::set_event_order};
+
+use super::{
+    contract::code,
+    webhooks::{create, name_of, url_of},
+};
+use crate::support::{Operator, Tenant, shared};
+
+/// Deliveries in the log, each with as much text as a Delivery keeps of its receiver.
+const DELIVERIES: usize = 1300;
+/// Lists at the same time.
+const LISTS: usize = 50;
+/// What they may add to the facade's memory, in KiB. They added 120 MiB when each kept all deliveries.
+const GROWTH_KB: u64 = 48 * 1024;
+
+/// Writes exhausted Deliveries into the log of a webhook. Without its owner, the controller ignores them.
+async fn fill(tenant: &Tenant, webhook: &str) {
+    let deliveries: Api<Delivery> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let creates = (0..DELIVERIES).map(|number| {
+        let delivery = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "name": format!("dlv-{number:0>16}"),
+                "labels": {
+                    "stellage.dev/webhook": webhook, "stellage.dev/phase": "exhausted",
+                    "stellage.dev/event-type": "instance.stopped", "stellage.dev/finished": "true",
+                },
+                "annotations": { "stellage.dev/finished-at": "2036-11-21T10:00:00Z" },
+            },
+            "spec": {
+                "webhook": webhook, "eventId": format!("evt_{number}"), "eventType": "instance.stopped",
+                "eventCreatedAt": "2026-11-21T10:00:00Z", "sequence": number, "body": "x".repeat(2048),
+            },
+            "status": { "phase": "Exhausted", "attemptCount": 1, "attempts": [{
+                "at": "2026-11-21T10:00:00Z", "durationMs": 42, "statusCode": 503, "error": "answered 503",
+                "response": "y".repeat(1024),
+            }] },
+        });
+        let mut delivery: Delivery = serde_json::from_value(delivery).unwrap();
+        let (at, sequence) = (delivery.spec.event_created_at, delivery.spec.sequence);
+        set_event_order(&mut delivery.metadata, at, sequence);
+        let deliveries = &deliveries;
+        async move {
+            deliveries
+                .create(&PostParams::default(), &delivery)
+                .await
+                .unwrap()
+        }
+    });
+    futures::stream::iter(creates)
+        .buffer_unordered(32)
+        .for_each(async |_| {})
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_lists_of_a_long_log_at_once_take_little_memory() {
+    let plane = shared().await.plane;
+    let mut api = Operator::start(plane, &["api"]).await;
+    let tenant = Tenant::on(plane, &api, "dlv-memory").await;
+    let hook = create(&tenant).await;
+    fill(&tenant, &name_of(&hook)).await;
+    let path = format!("{}/deliveries", url_of(&hook));
+    let list = async |page: usize| {
+        let path = format!("{path}?limit=100&page={page}");
+        tenant.call(Method::GET, &path, None).await
+    };
+    let first = list(1).await;
+    assert_eq!(first.status, 200, "{first:?}");
+    assert_eq!(first.json()["data"].as_array().unwrap().len(), 100);
+
+    api.forget_peak_of_memory();
+    let before = api.memory_kb("VmRSS");
+    let lists = (0..LISTS).map(|number| list(1 + number % 10));
+    for answer in futures::future::join_all(lists).await {
+        // The account's other lists wait for their turns, some of them for too long.
+        if answer.status != 200 {
+            assert_eq!(code(&answer), "service_unavailable");
+            assert_ne!(answer.header("retry-after"), "");
+        }
+    }
+    let grown = api.memory_kb("VmHWM").saturating_sub(before);
+    println!("{LISTS} lists at once of {DELIVERIES} deliveries took {grown} KiB");
+    assert!(grown < GROWTH_KB, "{grown} KiB");
+    api.stop().await;
+}
