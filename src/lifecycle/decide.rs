@@ -47,6 +47,7 @@ pub fn decide(
         trouble: None,
         off_cause: None,
         started: false,
+        completed: false,
         retry: false,
     };
     let mut recheck_after = None;
@@ -79,6 +80,7 @@ pub fn decide(
         mut status,
         trouble,
         off_cause,
+        completed,
         retry,
         ..
     } = machine;
@@ -87,7 +89,7 @@ pub fn decide(
     if visible(&status) != visible(&before) {
         status.updated_at = Some(milliseconds(now));
     }
-    let notes = summary::notes(&before, &status, trouble.as_ref(), off_cause);
+    let notes = summary::notes(&before, &status, completed, trouble.as_ref(), off_cause);
     if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
         && !finished
     {
@@ -121,7 +123,7 @@ fn clear_outbox(
     now: Timestamp,
 ) -> Option<Duration> {
     let is_last = |entry: &OutboxEntry| entry.event_type == EventType::InstanceDeleted;
-    if status.outbox.is_empty() || status.outbox.iter().any(is_last) {
+    if status.outbox.iter().any(is_last) {
         return None;
     }
     // While other events are not settled yet, wait longer: one write for all is better than one for each.
@@ -184,6 +186,8 @@ struct Machine<'a> {
     off_cause: Option<OffCause>,
     /// The server is running after it was stopped or power-cycled.
     started: bool,
+    /// The operation that was in progress has come to its end.
+    completed: bool,
     retry: bool,
 }
 
@@ -347,6 +351,7 @@ impl Machine<'_> {
     }
 
     fn complete(&mut self, operation: &Operation) {
+        self.completed = true;
         let status = &mut self.status;
         status.operation = None;
         status.power = Some(operation.ends_in);

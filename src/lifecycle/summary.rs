@@ -200,10 +200,12 @@ fn ended(operation: &Operation) -> (&'static str, String) {
     }
 }
 
-/// The Events of a transition: for changes of state or operation, and for new trouble.
+/// The Events of a transition: for changes of state or operation, and for new trouble. `completed` says whether the operation
+/// of `before` has come to its end, rather than been replaced.
 pub(super) fn notes(
     before: &InstanceStatus,
     after: &InstanceStatus,
+    completed: bool,
     trouble: Option<&Trouble>,
     off_cause: Option<OffCause>,
 ) -> Vec<Note> {
@@ -240,13 +242,7 @@ pub(super) fn notes(
             .is_none_or(|old| (old.kind, old.started_at) != (op.kind, op.started_at))
     });
     // The end of the previous operation comes before the beginning of the next.
-    if let Some(done) = before
-        .operation
-        .as_ref()
-        .filter(|_| after.operation.is_none() || began.is_some())
-        && trouble.is_none()
-        && after.power == Some(done.ends_in)
-    {
+    if let Some(done) = before.operation.as_ref().filter(|_| completed) {
         let (reason, what) = ended(done);
         let power = if done.ends_in == PowerState::Running {
             "running"

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     events::{EventType, OutboxEntry, payload::User},
-    lifecycle::{Action, Audience, Gate, Next, Question, Seen, Timings, decide, question},
+    lifecycle::{Action, Audience, Gate, Next, Note, Question, Seen, Timings, decide, question},
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{Instance, InstanceSpec, InstanceState, InstanceStatus, OperationKind, PowerState},
 };
@@ -52,6 +52,8 @@ pub struct World {
     pub user: User,
     /// All recorded events, in the order of the writes.
     pub events: Vec<OutboxEntry>,
+    /// All Kubernetes Events, in the order of the writes.
+    pub notes: Vec<Note>,
 }
 
 impl World {
@@ -79,6 +81,7 @@ impl World {
                 email: "ada@example.com".into(),
             },
             events: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -117,6 +120,15 @@ impl World {
         let new = new.map(|name| name.strip_prefix("instance.").unwrap()).collect();
         *since = self.events.len();
         new
+    }
+
+    /// The Kubernetes Events since the last call; of an ordinary one without its type.
+    pub fn new_notes(&mut self) -> Vec<String> {
+        let text = |note: Note| {
+            let warning = if note.warning { "Warning " } else { "" };
+            format!("{warning}{}: {}", note.reason, note.message)
+        };
+        self.notes.drain(..).map(text).collect()
     }
 
     /// Something changes that the controller is told of.
@@ -283,6 +295,7 @@ impl World {
             self.record(&decision.status.outbox);
             self.stale = self.instance.clone();
             self.instance.status = Some(decision.status);
+            self.notes.extend(decision.notes);
             self.writes += 1;
             self.touch();
         }
