@@ -216,7 +216,12 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
     let mut world = World::new(spec());
     world.set_settles(false);
     world.wait(Duration::from_secs(200));
-    let recorded: Vec<String> = world.status().outbox.iter().map(|entry| entry.id.clone()).collect();
+    let recorded: Vec<String> = world
+        .status()
+        .outbox
+        .iter()
+        .map(|entry| entry.id.clone())
+        .collect();
     assert_eq!(recorded.len(), 2);
     let observation = Observation {
         addresses: Addresses::default(),
@@ -231,8 +236,18 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
             user: Some(&world.user),
             is_settled: &|id| settled.iter().any(|settled| settled == id),
         };
-        let (now, seen) = (last + SignedDuration::from_secs(seconds), Seen::Observed(&observation));
-        let decision = decide(&world.instance, &Gate::Open, seen, audience, now, &Timings::default());
+        let (now, seen) = (
+            last + SignedDuration::from_secs(seconds),
+            Seen::Observed(&observation),
+        );
+        let decision = decide(
+            &world.instance,
+            &Gate::Open,
+            seen,
+            audience,
+            now,
+            &Timings::default(),
+        );
         decision.status.outbox.len()
     };
     let newer = &recorded[1..];

@@ -87,7 +87,10 @@ fn the_beginning_and_the_end_of_every_operation_is_told() {
         ]
     );
     world.delete();
-    assert_eq!(until_settled(&mut world), ["Deleting: the server is being removed"]);
+    assert_eq!(
+        until_settled(&mut world),
+        ["Deleting: the server is being removed"]
+    );
 }
 
 #[test]

@@ -79,7 +79,11 @@ fn conditions_say_which_operation_is_in_progress() {
     let conditions = world.status().conditions;
     let ready = conditions::find(&conditions, READY).unwrap();
     assert_eq!(
-        (ready.status.as_str(), ready.reason.as_str(), ready.message.as_str()),
+        (
+            ready.status.as_str(),
+            ready.reason.as_str(),
+            ready.message.as_str()
+        ),
         ("False", "Rebooting", "the server is being rebooted")
     );
     assert!(conditions::is_true(&conditions, RECONCILING));
@@ -190,7 +194,11 @@ fn an_operation_counts_from_its_own_beginning_while_clocks_differ_by_no_more_tha
 
 #[test]
 fn only_a_soft_stop_is_looked_at_again_when_its_grace_is_over() {
-    for (action, seconds) in [(Action::Stop, 120), (Action::PowerOff, 900), (Action::Reboot, 900)] {
+    for (action, seconds) in [
+        (Action::Stop, 120),
+        (Action::PowerOff, 900),
+        (Action::Reboot, 900),
+    ] {
         let mut world = World::running();
         world.act(action);
         world.pass();
