@@ -208,6 +208,61 @@ mod tests {
         assert_eq!(served, expected.map(str::to_owned).into());
     }
 
+    /// What each operation takes and answers, in brief: its parameters, whether its body is required, and the headers and error
+    /// codes of each status.
+    fn operations() -> String {
+        let names = |values: Vec<&str>| values.iter().map(|name| format!(" {name}")).collect::<String>();
+        let keys = |value: &Value| {
+            let keys = value.as_object().into_iter().flatten();
+            names(keys.map(|(name, _)| name.as_str()).collect())
+        };
+        let mut text = String::new();
+        for (path, item) in value()["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                text += &format!("{} {path}\n", method.to_uppercase());
+                let parameters = operation["parameters"].as_array().into_iter().flatten();
+                let parameters = parameters.filter_map(|of| match &of["$ref"] {
+                    Value::String(reference) => reference.rsplit('/').next(),
+                    _ => of["name"].as_str(),
+                });
+                text += &format!("  takes{}\n", names(parameters.collect()));
+                if let Some(body) = operation.get("requestBody") {
+                    let required = if body["required"] == true {
+                        "required"
+                    } else {
+                        "optional"
+                    };
+                    text += &format!("  body {required}\n");
+                }
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let examples = &response["content"]["application/json"]["examples"];
+                    text += &format!("  {status}{}:{}\n", keys(examples), keys(&response["headers"]));
+                }
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn what_each_operation_takes_and_answers_changes_on_purpose_only() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/facade/openapi/operations.txt");
+        let expected = std::fs::read_to_string(path).unwrap();
+        let found = operations();
+        for (number, (expected, found)) in expected.lines().zip(found.lines()).enumerate() {
+            assert_eq!(
+                found,
+                expected,
+                "line {} of operations.txt; if that is meant, change it",
+                number + 1
+            );
+        }
+        assert_eq!(found, expected);
+        assert_eq!(
+            value()["components"]["securitySchemes"]["key"]["scheme"],
+            "bearer"
+        );
+    }
+
     #[test]
     fn every_error_code_is_described_with_an_example() {
         let text = value().to_string();
