@@ -60,10 +60,11 @@ fn an_instance_whose_account_is_gone_is_deleted_although_nobody_can_be_told() {
 }
 
 #[test]
-fn a_server_that_went_off_and_is_deleted_before_that_was_seen_records_deleted_alone() {
+fn a_server_that_crashed_and_is_deleted_before_it_runs_again_records_deleted_alone() {
     let mut world = World::running();
     let mut since = world.events.len();
-    world.exit(OffCause::GuestShutdown);
+    world.exit(OffCause::Crashed);
+    world.pass();
     world.delete();
     world.settle();
     assert!(world.gone);

@@ -100,6 +100,7 @@ fn a_server_that_was_stopped_before_it_was_created_is_created_by_the_first_start
     world.fault(Fault::None);
     world.act(Action::PowerOff);
     world.settle();
+    world.pass();
     assert_eq!(world.state(), Some(Stopped));
     world.act(Action::Start);
     world.settle();
