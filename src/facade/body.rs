@@ -299,11 +299,21 @@ mod tests {
             code(request(None, Body::from_stream(stream))).await,
             "payload_too_large"
         );
-        let mut announced = request(None, "{}");
-        announced
-            .headers_mut()
-            .insert("content-length", "65537".parse().unwrap());
-        assert_eq!(code(announced).await, "payload_too_large");
+        let announced = |length: &str| {
+            let mut announced = request(None, "{}");
+            announced
+                .headers_mut()
+                .insert("content-length", length.parse().unwrap());
+            announced
+        };
+        assert!(required(announced("65536")).await.is_ok());
+        assert_eq!(code(announced("65537")).await, "payload_too_large");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_not_called_too_large() {
+        let broken = futures::stream::iter([Ok("{"), Err("reset")]);
+        assert_eq!(code(request(None, Body::from_stream(broken))).await, "json_error");
     }
 
     #[tokio::test]
@@ -321,6 +331,11 @@ mod tests {
         let one = canonical(r#"{"a":1,"b":[2]}"#);
         assert_eq!(one, canonical(r#" { "b" : [2], "a":1}"#));
         assert_ne!(one, canonical(r#"{"a":1,"b":[3]}"#));
+        // Of a hidden field only the presence counts.
+        let hiding = |body: &str| fields(body).ok().unwrap().canonical(Some("b"));
+        assert_eq!(hiding(r#"{"a":1,"b":2}"#), hiding(r#"{"a":1,"b":3}"#));
+        assert_ne!(hiding(r#"{"a":1,"b":2}"#), hiding(r#"{"a":4,"b":2}"#));
+        assert_ne!(hiding(r#"{"a":1,"b":2}"#), hiding(r#"{"a":1}"#));
         let mut twice = fields(r#"{"a":1,"a":2}"#).ok().unwrap();
         twice.skip("a");
         let error = twice.finish().unwrap_err();

@@ -543,4 +543,12 @@ mod tests {
         }
         assert_ne!(request_id(&HeaderMap::new()), request_id(&HeaderMap::new()));
     }
+
+    #[test]
+    fn metrics_name_the_methods_that_are_served_and_no_others() {
+        for method in ["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"] {
+            assert_eq!(method_label(&method.parse().unwrap()), method);
+        }
+        assert_eq!(method_label(&"BREW".parse().unwrap()), "other");
+    }
 }

@@ -326,6 +326,17 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_is_announced_in_whole_seconds_that_are_enough() {
+        for (milliseconds, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_999, 60)] {
+            assert_eq!(
+                ceil_seconds(Duration::from_millis(milliseconds)),
+                seconds,
+                "{milliseconds} ms"
+            );
+        }
+    }
+
+    #[test]
     fn all_keys_of_an_account_together_may_make_ten_times_the_requests_of_one() {
         let (credentials, limits) = twelve_keys(2);
         for number in 0..10 {

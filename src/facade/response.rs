@@ -75,3 +75,28 @@ pub fn locate(response: &mut Response, collection: &str, id: impl Display) {
         response.headers_mut().insert(header::LOCATION, location);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_page_of_any_length_is_json() {
+        for items in [vec![], vec!["1"], vec!["1", "2", "3"]] {
+            let rendered: Vec<&[u8]> = items.iter().map(|item| item.as_bytes()).collect();
+            let pagination = Pagination::new(1, 20, 3);
+            let answer = page(&rendered, pagination).unwrap();
+            assert_eq!(answer.headers()["content-type"], "application/json");
+            let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&bytes).unwrap();
+            let numbers: Vec<u32> = items.iter().map(|item| item.parse().unwrap()).collect();
+            assert_eq!(
+                (&body["data"], &body["pagination"]["total"]),
+                (&json!(numbers), &json!(3))
+            );
+        }
+    }
+}

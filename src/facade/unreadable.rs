@@ -32,3 +32,27 @@ pub(super) fn answer(status: StatusCode) -> Response<Bytes> {
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_answered_with_its_status_in_the_error_format() {
+        for (status, code) in [
+            (StatusCode::BAD_REQUEST, "bad_request"),
+            (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
+            (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"),
+        ] {
+            let answer = answer(status);
+            assert_eq!(answer.status(), status);
+            assert_eq!(answer.headers()["content-type"], "application/json");
+            let body: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+            assert_eq!(body["error"]["code"], code);
+            assert_eq!(
+                body["error"]["request_id"],
+                answer.headers()["x-request-id"].to_str().unwrap()
+            );
+        }
+    }
+}

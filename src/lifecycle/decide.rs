@@ -84,6 +84,7 @@ pub fn decide(
         mut status,
         trouble,
         off_cause,
+        ended,
         retry,
         ..
     } = machine;
@@ -101,8 +102,10 @@ pub fn decide(
             .or(Some(milliseconds(now)));
     }
     let begun = summary::begun(&before, &status);
-    let may_be_stored_later = !retry && begun.is_some_and(|begun| is_harmless(begun, &instance.spec));
-    let notes = summary::notes(&before, &status, trouble.as_ref(), off_cause);
+    // Not together with the end of another operation: if that is lost, too, it is repeated.
+    let may_be_stored_later =
+        !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
+    let notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
     if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
         && !finished
     {
@@ -129,12 +132,17 @@ pub fn decide(
 }
 
 /// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
-const fn is_harmless(operation: &Operation, spec: &InstanceSpec) -> bool {
+fn is_harmless(operation: &Operation, before: &InstanceStatus, spec: &InstanceSpec) -> bool {
     match operation.kind {
-        OperationKind::Create | OperationKind::Start | OperationKind::Stop | OperationKind::Delete => true,
+        OperationKind::Stop | OperationKind::Delete => true,
+        // One that makes the server, or changes its plan, is as a creation or a resize.
+        OperationKind::Start => before.provisioned_at.is_some() && before.plan == Some(operation.plan),
         // Otherwise a start follows, and a server that runs again is cut off again.
         OperationKind::PowerOff => matches!(spec.power_state, PowerState::Stopped),
-        OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => false,
+        // What a lost creation has made, of a spec that may have changed since, nobody could tell.
+        OperationKind::Create | OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => {
+            false
+        }
     }
 }
 
@@ -147,7 +155,7 @@ fn clear_outbox(
     now: Timestamp,
 ) -> Option<Duration> {
     let is_last = |entry: &OutboxEntry| entry.event_type == EventType::InstanceDeleted;
-    if status.outbox.is_empty() || status.outbox.iter().any(is_last) {
+    if status.outbox.iter().any(is_last) {
         return None;
     }
     // While other events are not settled yet, wait longer: one write for all is better than one for each.
@@ -240,7 +248,16 @@ impl Machine<'_> {
                 self.retry |= observation.power.is_some();
                 return observation.power.is_none();
             }
-            Progress::Done => self.complete(&operation),
+            Progress::Done => {
+                self.complete(&operation);
+                // More may have been done than was stored: by a process that died, or whose decision was refused.
+                if let (Some(Power::On), PowerState::Stopped)
+                | (Some(Power::Off(OffCause::Requested)), PowerState::Running) =
+                    (observation.power, operation.ends_in)
+                {
+                    self.observe_power(observation.power);
+                }
+            }
             Progress::Failed(message) => {
                 self.retry = true;
                 self.fail(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     events::payload::User,
     providers::{Addresses, Observation, ProviderError},
-    resources::InstanceStatus,
+    resources::{InstanceStatus, Operation},
 };
 
 /// Whose events to record, and which of them are settled.
@@ -50,6 +50,30 @@ pub struct Note {
     pub message: String,
     /// Whether it says that an operation begins, which is not worth saying of one that has ended by now.
     pub begins: bool,
+}
+
+/// The Kubernetes Events of decisions that are stored together.
+#[derive(Clone, Debug, Default)]
+pub struct Notes(Vec<Note>);
+
+impl Notes {
+    /// Adds those of a decision that followed another, which had this `operation`. Of one that has ended meanwhile, only the end
+    /// is told.
+    pub fn add(&mut self, operation: Option<&Operation>, decision: &Decision) {
+        if decision.status.operation.as_ref() != operation {
+            self.0.retain(|note| !note.begins);
+        }
+        self.0.extend_from_slice(&decision.notes);
+    }
+}
+
+impl IntoIterator for Notes {
+    type Item = Note;
+    type IntoIter = std::vec::IntoIter<Note>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
 }
 
 /// The output of a decision.

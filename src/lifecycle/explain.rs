@@ -156,16 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_shut_itself_down_can_be_started_without_naming_fields() {
-        let status = json!({
-            "state": "stopped", "power": "Stopped",
-            "conditions": [ready("False", "GuestShutdown", "start it with a new spec.startRequestedAt")],
-        });
-        let (reason, message) = explained(&json!({}), &status).unwrap();
-        assert!(
-            reason == "GuestShutdown" && !message.contains("spec."),
-            "{message}"
-        );
+    fn a_server_that_went_off_can_be_started_without_naming_fields() {
+        for why in ["GuestShutdown", "Stopped"] {
+            let status = json!({
+                "state": "stopped", "power": "Stopped",
+                "conditions": [ready("False", why, "start it with a new spec.startRequestedAt")],
+            });
+            let (reason, message) = explained(&json!({}), &status).unwrap();
+            assert!(reason == why && !message.contains("spec."), "{message}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod tests;
 
 pub use actions::Action;
 pub use decide::decide;
-pub use decision::{Audience, Decision, Gate, Next, Note, Seen};
+pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
 pub use explain::{Explanation, explain};
 pub use question::{Question, question};
 pub use requests::{current, project, take_on};

@@ -32,14 +32,6 @@ pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) 
     let spec = &instance.spec;
     echo_all(spec, status);
     begin(status, spec, OperationKind::Create, spec.power_state, now);
-    if let (Some(operation), Some(created)) = (
-        &mut status.operation,
-        instance.metadata.creation_timestamp.as_ref(),
-    ) {
-        // The same whenever it begins: a process may die before it has stored that it did, and the provider must know it again.
-        operation.started_at = created.0;
-        operation.counted_from = Some(milliseconds(now));
-    }
     status.plan = Some(spec.plan);
     status.image = Some(spec.image.clone());
     status.disk_size_gb = Some(spec.plan.size().disk_gb);

@@ -179,7 +179,7 @@ pub(super) const fn in_progress(kind: OperationKind) -> (&'static str, &'static 
     }
 }
 
-fn ended(operation: &Operation) -> (&'static str, String) {
+fn end_of(operation: &Operation) -> (&'static str, String) {
     let Operation { plan, image, .. } = operation;
     let plan = plan.as_str();
     match operation.kind {
@@ -207,10 +207,12 @@ pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> O
     after.operation.as_ref().filter(|op| old != Some(id(op)))
 }
 
-/// The Events of a transition: for changes of state or operation, and for new trouble.
+/// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation
+/// that has come to its end.
 pub(super) fn notes(
     before: &InstanceStatus,
     after: &InstanceStatus,
+    ended: Option<&Operation>,
     trouble: Option<&Trouble>,
     off_cause: Option<OffCause>,
 ) -> Vec<Note> {
@@ -244,14 +246,8 @@ pub(super) fn notes(
     }
     let began = begun(before, after);
     // The end of the previous operation comes before the beginning of the next.
-    if let Some(done) = before
-        .operation
-        .as_ref()
-        .filter(|_| after.operation.is_none() || began.is_some())
-        && trouble.is_none()
-        && after.power == Some(done.ends_in)
-    {
-        let (reason, what) = ended(done);
+    if let Some(done) = ended {
+        let (reason, what) = end_of(done);
         let power = if done.ends_in == PowerState::Running {
             "running"
         } else {

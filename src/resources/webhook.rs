@@ -165,7 +165,9 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn mail_times(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "maxItems": MAX_MAILS_PER_DAY, "items": times::time(generator) })
+    let mut item = times::time(generator);
+    item.insert("description".to_owned(), "When an e-mail was sent.".into());
+    json_schema!({ "type": "array", "maxItems": MAX_MAILS_PER_DAY, "items": item })
 }
 
 /// Why a webhook was disabled.

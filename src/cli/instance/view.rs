@@ -133,7 +133,7 @@ pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
         let kind = operation.kind.as_str().to_lowercase();
         fields.push((
             "Operation",
-            format!("{kind}, since {}", ago(operation.counted_from())),
+            format!("{kind}, since {}", ago(operation.started_at)),
         ));
     }
     let listed = instance.status.iter().flat_map(|status| &status.conditions);

@@ -2,6 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use futures::FutureExt as _;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -14,7 +15,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{InstanceController, queue::Class};
 use crate::{
     events::payload::User,
-    lifecycle::{Audience, Decision, Gate, Next, Note, Question, Seen, decide, question},
+    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
         Instance, InstanceStatus, conditions, instance::FINALIZER, tracking::CONTROLLER_MANAGER, validation,
@@ -211,15 +212,9 @@ impl<P: Provider> Reconciler<P> {
             .operation
             .as_ref()
             .map_or("Reconcile", |op| op.kind.as_str());
-        for note in &draft.notes {
-            let Note {
-                warning,
-                reason,
-                message,
-                ..
-            } = note;
+        for note in std::mem::take(&mut draft.notes) {
             let events = &self.controller.events;
-            events.publish(&*written, *warning, reason, action, message);
+            events.publish(&*written, note.warning, note.reason, action, &note.message);
         }
         *draft = Draft::new(written);
         Ok(())
@@ -304,8 +299,8 @@ impl<P: Provider> Reconciler<P> {
         if let Ok(asked) = tokio::time::timeout(AT_ONCE, &mut step).await {
             return Ok(Some(asked));
         }
-        let (asked, stored) = tokio::join!(step, self.store(draft));
-        stored?;
+        // If it cannot be stored, the step is given up, and the slot is free for others.
+        let (asked, ()) = tokio::try_join!(step.map(Ok), self.store(draft))?;
         Ok(Some(asked))
     }
 
@@ -454,7 +449,7 @@ struct Draft {
     instance: Arc<Instance>,
     stored: Arc<Instance>,
     /// What to tell people once it is stored.
-    notes: Vec<Note>,
+    notes: Notes,
 }
 
 impl Draft {
@@ -462,7 +457,7 @@ impl Draft {
         Self {
             instance: stored.clone(),
             stored,
-            notes: Vec::new(),
+            notes: Notes::default(),
         }
     }
 
@@ -475,10 +470,7 @@ impl Draft {
     /// Takes the status of a decision.
     fn take(&mut self, decision: Decision) {
         let operation = self.instance.status.as_ref().and_then(|s| s.operation.as_ref());
-        if decision.status.operation.as_ref() != operation {
-            self.notes.retain(|note| !note.begins);
-        }
-        self.notes.extend(decision.notes);
+        self.notes.add(operation, &decision);
         if self.instance.status.as_ref() != Some(&decision.status) {
             Arc::make_mut(&mut self.instance).status = Some(decision.status);
         }

@@ -51,11 +51,6 @@ pub(super) fn handle(shared: &Shared, shown: &Shown) {
 }
 
 fn webhook_changed(shared: &Shared, change: &Change<Webhook>) {
-    let shown = match change {
-        Change::Replaced(all) => all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0),
-        Change::Applied(webhook) | Change::Deleted(webhook) => revision(&**webhook),
-        Change::Unreadable(_) => 0,
-    };
     match change {
         Change::Replaced(all) => webhooks_listed(shared, all),
         Change::Applied(webhook) => shared.webhook_shown(&mut shared.state.lock(), webhook, shared.now()),
@@ -64,8 +59,13 @@ fn webhook_changed(shared: &Shared, change: &Change<Webhook>) {
         }
         Change::Unreadable(_) => {}
     }
-    let mut state = shared.state.lock();
-    state.webhooks_shown = state.webhooks_shown.max(shown);
+    let shown = &mut shared.state.lock().webhooks_shown;
+    match change {
+        // Not the greatest ever: versions begin anew where etcd was restored.
+        Change::Replaced(all) => *shown = all.iter().map(|webhook| revision(&**webhook)).max().unwrap_or(0),
+        Change::Applied(webhook) | Change::Deleted(webhook) => *shown = revision(&**webhook).max(*shown),
+        Change::Unreadable(_) => {}
+    }
 }
 
 /// Handles a new list of all webhooks.

@@ -59,6 +59,8 @@ pub(super) struct CachedSecret {
     source: Option<Source>,
     /// When the secret was last read, and the result.
     pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
+    /// The resourceVersion of the Secret that was last read; the API server's cache may have older ones.
+    pub(super) version: Option<u64>,
     /// When a read last failed.
     pub(super) failed_at: Option<Instant>,
     /// When the removal of an expired previous secret was last tried.

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     delivery::{dispatch::WebhookKey, signature::SigningKeys},
     resources::Webhook,
-    runtime::client::bounded,
+    runtime::{client::bounded, watch::revision},
 };
 
 /// A secret of this age or older is read again in the background.
@@ -80,7 +80,7 @@ pub(super) async fn keys(
 
 /// Reads a secret again.
 async fn read(shared: &Arc<Shared>, key: &WebhookKey, webhook: &Webhook) {
-    let answer = fetch(shared, webhook).await;
+    let answer = fetch(shared, webhook, newest(shared, key, webhook)).await;
     learn(shared, key, webhook, &answer);
     remove_expired(shared, key, webhook, &answer).await;
 }
@@ -110,15 +110,20 @@ async fn remove_expired(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (_
 /// When a read of a Secret began, and its result: the Secret, `None` if it does not exist, or an error if the read failed.
 type Answer = (Instant, Result<Option<Secret>, ()>);
 
-/// The Secret that a webhook names, from the API server's cache, but not older than REST has announced.
-async fn fetch(shared: &Shared, webhook: &Webhook) -> Answer {
+/// The newest version of a webhook's Secret of which is known that it exists: announced by REST, or read.
+fn newest(shared: &Shared, key: &WebhookKey, webhook: &Webhook) -> Option<u64> {
+    webhook
+        .announced_secret()
+        .max(shared.secrets.get(key, webhook).version)
+}
+
+/// The Secret that a webhook names, from the API server's cache, but in no older version than this one.
+async fn fetch(shared: &Shared, webhook: &Webhook, newest: Option<u64>) -> Answer {
     let asked_at = Instant::now();
     let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
     let name = &webhook.spec.secret_ref.name;
     let api: Api<Secret> = Api::namespaced(shared.deps.client.clone(), namespace);
-    let params = webhook
-        .announced_secret()
-        .map_or_else(GetParams::any, |version| GetParams::at(&version.to_string()));
+    let params = newest.map_or_else(GetParams::any, |version| GetParams::at(&version.to_string()));
     let secret = match bounded(api.get_with(name, &params)).await {
         Ok(secret) => Ok(Some(secret)),
         // The API server's cache may not have it yet, or never, if etcd was restored from before that version.
@@ -139,6 +144,7 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
         Ok(None) if webhook.awaits_secret(shared.deps.clock.now()) => return,
         Ok(secret) => {
             after.failed_at = None;
+            after.version = secret.as_ref().map(revision).or(after.version);
             after.read = Some((*asked_at, parse(secret.as_ref(), webhook)));
         }
         Err(()) => after.failed_at = Some(Instant::now()),
@@ -254,7 +260,8 @@ async fn read_for(shared: &Arc<Shared>, webhooks: Webhooks) {
     let Some((_, webhook)) = webhooks.first() else {
         return;
     };
-    let answer = fetch(shared, webhook).await;
+    let newest = webhooks.iter().map(|(key, webhook)| newest(shared, key, webhook));
+    let answer = fetch(shared, webhook, newest.max().flatten()).await;
     for (key, webhook) in &webhooks {
         learn(shared, key, webhook, &answer);
         remove_expired(shared, key, webhook, &answer).await;

@@ -208,6 +208,55 @@ mod tests {
         assert_eq!(served, expected.map(str::to_owned).into());
     }
 
+    /// What each operation takes and answers, in brief: its parameters, whether its body is required, and the headers and error
+    /// codes of each status.
+    fn operations() -> Vec<String> {
+        let keys = |value: &Value| {
+            let keys = value.as_object().into_iter().flatten();
+            keys.map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        let mut lines = Vec::new();
+        for (path, item) in value()["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                lines.push(format!("{} {path}", method.to_uppercase()));
+                let parameters = operation["parameters"].as_array().into_iter().flatten();
+                let names = parameters.filter_map(|of| match &of["$ref"] {
+                    Value::String(reference) => reference.rsplit('/').next(),
+                    _ => of["name"].as_str(),
+                });
+                lines.push(format!("  takes {}", names.collect::<Vec<_>>().join(" ")));
+                if let Some(body) = operation.get("requestBody") {
+                    let is_required = body["required"] == true;
+                    lines.push(format!("  body required: {is_required}"));
+                }
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let codes = keys(&response["content"]["application/json"]["examples"]);
+                    lines.push(format!("  {status} {codes}: {}", keys(&response["headers"])));
+                }
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn what_each_operation_takes_and_answers_changes_on_purpose_only() {
+        let expected: Vec<&str> = include_str!("operations.txt").lines().collect();
+        let found = operations();
+        for (expected, found) in expected.iter().zip(&found) {
+            assert_eq!(
+                found,
+                expected,
+                "if that is meant, change operations.txt to:\n{}",
+                operations().join("\n")
+            );
+        }
+        assert_eq!(found.len(), expected.len(), "{}", found.join("\n"));
+        assert_eq!(
+            value()["components"]["securitySchemes"]["key"]["scheme"],
+            "bearer"
+        );
+    }
+
     #[test]
     fn every_error_code_is_described_with_an_example() {
         let text = value().to_string();

@@ -1,7 +1,7 @@
 //! A provider that does what it is asked, however unwise that is.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     time::Duration,
 };
 
@@ -55,7 +55,8 @@ pub struct Cloud {
     pub made: usize,
     /// Operations that have begun, and when in the cloud's own time, which no wall clock changes.
     begun: HashMap<Id, Duration>,
-    done: HashSet<Id>,
+    /// The last that was done. It forgets those before: whoever asks for one of them again, gets it again.
+    done: Option<Id>,
     deleted: bool,
     pub steps: usize,
     pub boots: usize,
@@ -124,7 +125,7 @@ impl Cloud {
         timings: &Timings,
     ) -> (Progress, Option<Duration>) {
         let id = (operation.kind, operation.started_at);
-        if self.done.contains(&id) {
+        if self.done == Some(id) {
             return (Progress::Done, None);
         }
         if self.fault == Fault::Fails {
@@ -158,7 +159,7 @@ impl Cloud {
             .saturating_sub(uptime.saturating_sub(begun));
         if operation.forced || (left.is_zero() && !hangs) {
             self.finish(operation);
-            self.done.insert(id);
+            self.done = Some(id);
             return (Progress::Done, None);
         }
         (Progress::Busy, (!hangs).then_some(left))

@@ -1,13 +1,13 @@
 //! Which events are recorded, and how long they stay in the outbox.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::SignedDuration;
 
 use super::world::{World, spec};
 use crate::{
     lifecycle::{Action, Audience, Gate, Seen, Timings, decide},
-    providers::{Addresses, Observation, OffCause, Progress},
+    providers::{Addresses, Observation, OffCause, Power, Progress},
     resources::{Plan, PlanChange, PowerState},
 };
 
@@ -161,7 +161,8 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
         recheck_after: None,
         state: BTreeMap::new(),
     };
-    for settled in [false, true] {
+    // Were it removed from the outbox, however late, it would be recorded once more.
+    for (settled, later) in [(false, 0), (true, 0), (true, 3600)] {
         let decision = decide(
             &instance,
             &Gate::Open,
@@ -170,7 +171,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 user: Some(&world.user),
                 is_settled: &|_| settled,
             },
-            world.now(),
+            world.now() + SignedDuration::from_secs(later),
             &Timings::default(),
         );
         assert_eq!(decision.finished, settled);
@@ -208,4 +209,47 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
     assert_eq!(decide_with(&world, false, 1), 1);
     assert_eq!(decide_with(&world, true, 1), 0);
     world.pass();
+}
+
+#[test]
+fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
+    let mut world = World::new(spec());
+    world.set_settles(false);
+    world.wait(Duration::from_secs(200));
+    let recorded: Vec<String> = world
+        .status()
+        .outbox
+        .iter()
+        .map(|entry| entry.id.clone())
+        .collect();
+    assert_eq!(recorded.len(), 2);
+    let observation = Observation {
+        addresses: Addresses::default(),
+        power: Some(Power::On),
+        progress: Progress::Idle,
+        recheck_after: None,
+        state: BTreeMap::new(),
+    };
+    let left_after = |settled: &[String], seconds: i64| {
+        let last = world.status().outbox.last().unwrap().created_at;
+        let audience = Audience {
+            user: Some(&world.user),
+            is_settled: &|id| settled.iter().any(|settled| settled == id),
+        };
+        let (now, seen) = (
+            last + SignedDuration::from_secs(seconds),
+            Seen::Observed(&observation),
+        );
+        let decision = decide(
+            &world.instance,
+            &Gate::Open,
+            seen,
+            audience,
+            now,
+            &Timings::default(),
+        );
+        decision.status.outbox.len()
+    };
+    let newer = &recorded[1..];
+    assert_eq!((left_after(newer, 59), left_after(newer, 60)), (2, 1));
 }

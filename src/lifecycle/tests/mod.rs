@@ -3,13 +3,14 @@
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
 //! - `table`: the table of decisions, section 3, held against each write;
-//! - `operations`, `events`, `trouble`, `deletion`: one story each;
+//! - `operations`, `events`, `notes`, `trouble`, `deletion`: one story each;
 //! - `history`: any story.
 
 mod cloud;
 mod deletion;
 mod events;
 mod history;
+mod notes;
 mod operations;
 mod table;
 mod trouble;

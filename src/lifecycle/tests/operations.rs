@@ -10,7 +10,7 @@ use super::{
     world::{World, spec},
 };
 use crate::{
-    lifecycle::{Action, project},
+    lifecycle::{Action, current, project},
     resources::{
         InstanceSpec, InstanceState, OperationKind, Plan, PlanChange, PowerState,
         conditions::{self, READY, RECONCILING},
@@ -59,6 +59,46 @@ fn the_facade_shows_at_once_what_the_controller_will_write() {
         assert_eq!(projected.state, world.state(), "{action:?}");
         assert_eq!(projected.operation, world.status().operation, "{action:?}");
     }
+}
+
+#[test]
+fn people_are_shown_what_is_stored_only_once_the_controller_has_seen_the_spec() {
+    let mut world = World::running();
+    world.act(Action::Stop);
+    assert_eq!(world.state(), Some(Running));
+    assert_eq!(current(&world.instance).state, Some(Stopping));
+    world.pass();
+    assert_eq!(current(&world.instance), world.status());
+}
+
+#[test]
+fn conditions_say_which_operation_is_in_progress() {
+    let mut world = World::running();
+    world.act(Action::Reboot);
+    world.pass();
+    let conditions = world.status().conditions;
+    let ready = conditions::find(&conditions, READY).unwrap();
+    assert_eq!(
+        (
+            ready.status.as_str(),
+            ready.reason.as_str(),
+            ready.message.as_str()
+        ),
+        ("False", "Rebooting", "the server is being rebooted")
+    );
+    assert!(conditions::is_true(&conditions, RECONCILING));
+}
+
+#[test]
+fn a_rebuild_is_done_once_whatever_follows_it() {
+    let mut world = World::running();
+    world.act(Action::Rebuild);
+    world.settle();
+    for action in [Action::Reboot, Action::Stop, Action::Start] {
+        world.act(action);
+        world.settle();
+    }
+    assert_eq!(world.cloud.rebuilds, 1);
 }
 
 #[test]
@@ -140,6 +180,39 @@ fn a_clock_that_goes_back_repeats_no_operation_and_does_not_lengthen_it() {
 }
 
 #[test]
+fn an_operation_counts_from_its_own_beginning_while_clocks_differ_by_no_more_than_a_minute() {
+    for (seconds, is_counted_anew) in [(0, false), (60, false), (61, true)] {
+        let mut world = World::running();
+        world.act(Action::Reboot);
+        world.pass();
+        world.set_clock(SignedDuration::from_secs(-seconds));
+        world.pass();
+        let counted_from = world.status().operation.unwrap().counted_from;
+        assert_eq!(counted_from.is_some(), is_counted_anew, "{seconds} s");
+    }
+}
+
+#[test]
+fn only_a_soft_stop_is_looked_at_again_when_its_grace_is_over() {
+    for (action, seconds) in [
+        (Action::Stop, 120),
+        (Action::PowerOff, 900),
+        (Action::Reboot, 900),
+    ] {
+        let mut world = World::running();
+        world.act(action);
+        world.pass();
+        world.fault(Fault::Stuck);
+        let steps = world.cloud.steps;
+        world.wait(Duration::from_secs(seconds - 1));
+        let at_once = world.cloud.steps;
+        assert!(at_once <= steps + 1, "{action:?}");
+        world.wait(Duration::from_secs(1));
+        assert!(world.cloud.steps > at_once, "{action:?}");
+    }
+}
+
+#[test]
 fn poweroff_cuts_a_soft_stop_a_start_and_a_reboot_short() {
     for first in [Action::Stop, Action::Reboot] {
         let mut world = World::running();
@@ -200,7 +273,7 @@ fn at_once() -> World {
     // Clearing the outbox costs a write of its own.
     world.set_settles(false);
     world.settle();
-    assert_eq!((world.state(), world.writes), (Some(Running), 1));
+    assert_eq!((world.state(), world.writes), (Some(Running), 2));
     world
 }
 
@@ -243,14 +316,4 @@ fn an_opposite_request_while_nobody_looks_undoes_what_was_done_but_not_stored() 
         assert_eq!(world.cloud.is_on(), from == PowerState::Running, "{from:?}");
         assert!(conditions::is_true(&world.status().conditions, READY));
     }
-}
-
-#[test]
-fn a_creation_of_which_nothing_was_stored_is_the_same_creation_again() {
-    let mut world = World::new(spec());
-    world.reconcile(false, true);
-    assert_eq!((world.cloud.made, world.state()), (1, None));
-    world.outage(Duration::from_secs(3600));
-    world.settle();
-    assert_eq!((world.cloud.made, world.state()), (1, Some(Running)));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use InstanceState::{Error, Provisioning, Running, Starting, Stopped};
+use InstanceState::{Error, Provisioning, Rebooting, Running, Starting, Stopped};
 
 use super::{
     cloud::Fault,
@@ -12,7 +12,7 @@ use crate::{
     lifecycle::{Action, Gate},
     providers::OffCause,
     resources::{
-        InstanceState, OperationKind, PowerState,
+        InstanceState, OperationKind, Plan, PowerState,
         conditions::{self, READY, STALLED},
     },
 };
@@ -115,6 +115,8 @@ fn a_server_that_was_stopped_before_it_was_created_is_created_by_the_first_start
     world.fault(Fault::None);
     world.act(Action::PowerOff);
     world.settle();
+    world.pass();
+    assert_eq!(world.state(), Some(Stopped));
     world.act(Action::Start);
     world.settle();
     assert_eq!((world.state(), world.cloud.made), (Some(Running), 1));
@@ -176,4 +178,107 @@ fn an_operation_that_replaces_a_failing_one_in_the_same_millisecond_is_another_o
         (OperationKind::Rebuild, OperationKind::Rebuild)
     );
     assert_ne!(first.started_at, second.started_at);
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!((world.state(), world.cloud.rebuilds), (Some(Running), 1));
+}
+
+/// The reason and the message of the Ready condition.
+fn ready(world: &World) -> (String, String) {
+    let conditions = world.status().conditions;
+    let ready = conditions::find(&conditions, READY).unwrap();
+    (ready.reason.clone(), ready.message.clone())
+}
+
+#[test]
+fn a_provider_that_never_ends_an_operation_leads_to_an_error_that_says_so_and_clears() {
+    let mut world = World::running();
+    world.fault(Fault::Stuck);
+    world.act(Action::Reboot);
+    world.wait(Duration::from_secs(15 * 60 - 1));
+    assert_eq!(world.state(), Some(Rebooting));
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.state(), Some(Error));
+    let (reason, message) = ready(&world);
+    assert_eq!(reason, "DeadlineExceeded");
+    assert!(message.contains("after 15 minutes"), "{message}");
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+}
+
+#[test]
+fn an_error_clears_as_soon_as_the_provider_goes_on_with_the_operation() {
+    let mut world = World::running();
+    world.fault(Fault::Fails);
+    world.act(Action::Reboot);
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.state(), Some(Error));
+    world.fault(Fault::None);
+    world.pass();
+    assert_eq!(world.state(), Some(Rebooting));
+}
+
+#[test]
+fn an_operation_that_fails_says_which() {
+    for (action, mut world, expected) in [
+        (Action::Start, World::stopped(), "StartFailed"),
+        (Action::Stop, World::running(), "StopFailed"),
+        (Action::PowerOff, World::running(), "PowerOffFailed"),
+        (Action::Reboot, World::running(), "RebootFailed"),
+        (Action::Rebuild, World::running(), "RebuildFailed"),
+    ] {
+        world.fault(Fault::Fails);
+        world.act(action);
+        world.wait(Duration::from_secs(1));
+        assert_eq!(ready(&world), (expected.to_owned(), "broken".to_owned()));
+    }
+}
+
+#[test]
+fn a_stopped_server_that_is_lost_is_an_error_until_a_start_makes_another() {
+    let mut world = World::stopped();
+    world.lose_server();
+    world.pass();
+    assert_eq!(world.state(), Some(Error));
+    assert_eq!(ready(&world).0, "ServerMissing");
+    world.act(Action::Start);
+    world.settle();
+    assert_eq!((world.state(), world.cloud.made), (Some(Running), 2));
+}
+
+#[test]
+fn a_failing_plan_change_goes_on_as_one_operation_until_another_plan_is_asked_for() {
+    let mut world = World::running();
+    world.fault(Fault::Fails);
+    world.edit(|spec| spec.plan = Plan::Business);
+    world.wait(Duration::from_secs(1));
+    let first = world.status().operation.unwrap();
+    world.wait(Duration::from_secs(600));
+    assert_eq!(world.status().operation.unwrap().started_at, first.started_at);
+    world.edit(|spec| spec.plan = Plan::Performance);
+    world.wait(Duration::from_secs(1));
+    let second = world.status().operation.unwrap();
+    assert_eq!((first.plan, second.plan), (Plan::Business, Plan::Performance));
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!(
+        (world.state(), world.status().plan),
+        (Some(Running), Some(Plan::Performance))
+    );
+}
+
+#[test]
+fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
+    let mut world = World::stopped();
+    world.fault(Fault::Fails);
+    world.act(Action::Start);
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.state(), Some(Error));
+    world.edit(|spec| spec.power_state = PowerState::Stopped);
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.status().operation.unwrap().kind, OperationKind::Stop);
+    world.fault(Fault::None);
+    world.settle();
+    assert_eq!((world.state(), world.cloud.is_on()), (Some(Stopped), false));
 }

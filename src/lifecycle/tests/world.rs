@@ -11,15 +11,12 @@ use super::{
 };
 use crate::{
     events::{EventType, OutboxEntry, payload::User},
-    lifecycle::{Action, Audience, Gate, Next, Question, Seen, Timings, decide, question},
+    lifecycle::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, Timings, decide, question},
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{Instance, InstanceSpec, InstanceState, InstanceStatus, OperationKind, PowerState},
 };
 
 const PROVISIONING: f64 = 150.0;
-
-/// The wall clock when a world begins, in seconds since 1970.
-const BEGINNING: i64 = 1_800_000_000;
 
 /// Longest backoff of the controller, in seconds.
 const LONGEST_BACKOFF: u64 = 300;
@@ -57,6 +54,8 @@ pub struct World {
     pub user: User,
     /// All recorded events, in the order of the writes.
     pub events: Vec<OutboxEntry>,
+    /// All Kubernetes Events, in the order of the writes.
+    pub notes: Vec<Note>,
 }
 
 impl World {
@@ -64,7 +63,6 @@ impl World {
         let mut instance = Instance::new("web", spec);
         instance.metadata.uid = Some("u-1".into());
         instance.metadata.generation = Some(1);
-        instance.metadata.creation_timestamp = Some(Time(Timestamp::from_second(BEGINNING).unwrap()));
         instance.metadata.resource_version = Some("1".into());
         Self {
             stale: instance.clone(),
@@ -75,7 +73,7 @@ impl World {
             gate: Gate::Open,
             settles: true,
             uptime: Duration::ZERO,
-            epoch: Timestamp::from_second(BEGINNING).unwrap(),
+            epoch: Timestamp::from_second(1_800_000_000).unwrap(),
             wake: Some(Duration::ZERO),
             failures: 0,
             writes: 0,
@@ -86,6 +84,7 @@ impl World {
                 email: "ada@example.com".into(),
             },
             events: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -124,6 +123,15 @@ impl World {
         let new = new.map(|name| name.strip_prefix("instance.").unwrap()).collect();
         *since = self.events.len();
         new
+    }
+
+    /// The Kubernetes Events since the last call; of an ordinary one without its type.
+    pub fn new_notes(&mut self) -> Vec<String> {
+        let text = |note: Note| {
+            let warning = if note.warning { "Warning " } else { "" };
+            format!("{warning}{}: {}", note.reason, note.message)
+        };
+        self.notes.drain(..).map(text).collect()
     }
 
     /// Something changes that the controller is told of.
@@ -254,6 +262,7 @@ impl World {
         let is_current = seen_instance.metadata.resource_version == self.instance.metadata.resource_version;
         let (now, timings) = (self.now(), Timings::for_provisioning(self.provisioning));
         let has_account = !matches!(self.gate, Gate::NoAccount(_));
+        let mut notes = Notes::default();
         let (decision, changed) = loop {
             let addresses = Addresses::default();
             let answer = match question(&seen_instance, &self.gate, now) {
@@ -276,6 +285,10 @@ impl World {
             if is_current && changed && !decision.finished {
                 self.check(&before.unwrap_or_default(), &decision.status, answer.as_ref());
             }
+            notes.add(
+                seen_instance.status.as_ref().and_then(|s| s.operation.as_ref()),
+                &decision,
+            );
             if !decision.may_be_stored_later {
                 break (decision, changed);
             }
@@ -303,6 +316,7 @@ impl World {
             self.record(&decision.status.outbox);
             self.stale = self.instance.clone();
             self.instance.status = Some(decision.status);
+            self.notes.extend(notes);
             self.writes += 1;
             self.touch();
         }
@@ -422,8 +436,12 @@ impl World {
         };
         match (&observation.progress, operation.ends_in) {
             (Progress::Done, _) if operation.kind == OperationKind::Delete => Some(InstanceState::Deleting),
-            (Progress::Done, PowerState::Running) => Some(Running),
-            (Progress::Done, PowerState::Stopped) => Some(Stopped),
+            (Progress::Done, _) => Some(match observation.power {
+                Some(Power::On) => Running,
+                Some(Power::Off(OffCause::Requested)) => Stopped,
+                _ if operation.ends_in == PowerState::Running => Running,
+                _ => Stopped,
+            }),
             (Progress::Failed(_), _) => Some(Error),
             (Progress::Busy | Progress::Idle, _) if is_overdue => Some(Error),
             // It clears an error.
