@@ -81,20 +81,20 @@ impl World {
             ..deps(&[&format!("--smtp-url={url}")])
         };
         let shared = WebhookController::new(deps, ReconcileQueue::default()).shared;
-        let stores = Stores {
+        let caches = Stores {
             webhooks: reflector::store().0,
             deliveries: reflector::store().0,
             instances: reflector::store().0,
         };
         let webhooks = stored.lock().values().map(read).collect();
-        initial_state::prepare(&shared, &stores);
+        initial_state::prepare(&shared, &caches);
         let listed = Listed {
             webhooks,
             deliveries: Vec::new(),
             revision: 1,
         };
         let tenure = Tenure::until(tokio::time::Instant::now() + Duration::from_secs(600));
-        initial_state::open(&shared, &stores, listed, tenure).await;
+        initial_state::open(&shared, &caches, listed, tenure).await;
         Self {
             shared,
             events: Events::new(client, "test", "test"),
