@@ -10,12 +10,12 @@ use serde_json::json;
 use stellage::{
     providers::simulator::FAULT_ANNOTATION,
     resources::{
-        Instance, InstanceState, PowerState,
+        FINALIZER_POLICY, Instance, InstanceState, PowerState,
         conditions::{READY, RECONCILING, STALLED, find, is_true},
     },
 };
 
-use crate::support::{PATIENCE, Tenant, eventually, kubectl, shared, spec};
+use crate::support::{PATIENCE, Tenant, eventually, kubectl, own_plane, shared, spec};
 
 async fn patch(tenant: &Tenant, name: &str, change: serde_json::Value) -> Instance {
     tenant
@@ -283,23 +283,33 @@ async fn a_namespace_that_is_deleted_takes_its_instances_along_and_stops_nobody_
 }
 
 #[tokio::test]
-async fn an_instance_made_with_kubectl_has_its_finalizer_from_the_start() {
-    let tenant = Tenant::new("finalizer").await;
-    let dry_run = PostParams {
-        dry_run: true,
-        ..PostParams::default()
-    };
-    for others in [None, Some(vec!["example.com/mine".to_owned()])] {
-        let mut instance = Instance::new("web", spec());
-        instance.metadata.finalizers.clone_from(&others);
+async fn an_instance_made_with_kubectl_has_its_finalizer_from_the_start_where_the_policy_is_installed() {
+    let plane = own_plane().await;
+    kubectl(&plane, &["apply", "-f", "-"], Some(FINALIZER_POLICY.1)).unwrap();
+    let namespace = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme", "labels": {"stellage.dev/account": "acme"}}}"#;
+    kubectl(&plane, &["apply", "-f", "-"], Some(namespace)).unwrap();
+    for others in [json!([]), json!(["example.com/mine"])] {
+        let manifest = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Instance",
+            "metadata": { "name": "web", "namespace": "acme", "finalizers": others },
+            "spec": spec(),
+        })
+        .to_string();
+        let dry_run = ["create", "--dry-run=server", "--output=json", "--filename=-"];
         // The API server learns of a policy some seconds after it was installed.
-        let create = async || tenant.instances().create(&dry_run, &instance).await.unwrap();
-        let created = eventually("the policy to add it", create, Instance::has_finalizer).await;
-        let expected = others
-            .into_iter()
-            .flatten()
-            .chain(["stellage.dev/server".to_owned()]);
-        assert_eq!(created.finalizers(), expected.collect::<Vec<_>>());
+        let create = async || kubectl(&plane, &dry_run, Some(&manifest)).unwrap_or_default();
+        let has_it = |created: &String| created.contains("stellage.dev/server");
+        let created = eventually("the policy to add it", create, has_it).await;
+        let created: Instance = serde_json::from_str(&created).unwrap();
+        let others = others
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|other| other.as_str().unwrap());
+        assert_eq!(
+            created.finalizers(),
+            others.chain(["stellage.dev/server"]).collect::<Vec<_>>()
+        );
     }
 }
 

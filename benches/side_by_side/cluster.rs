@@ -35,10 +35,7 @@ impl Cluster {
             admin,
             operator,
         };
-        let crds = run(
-            Command::new(STELLAGE).args(["crds", "--with-policies", "--with-finalizer-policy"]),
-            "",
-        )?;
+        let crds = run(Command::new(STELLAGE).args(["crds", "--with-policies"]), "")?;
         cluster.kubectl(&["apply", "--server-side", "-f", "-"], &crds)?;
         let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
         cluster.kubectl(&["apply", "--server-side", "-f", &rbac.to_string_lossy()], "")?;

@@ -321,7 +321,7 @@ pub fn install(plane: &ControlPlane) {
     // Every reqwest client needs a default provider, even without TLS. The call fails if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let crds = Command::new(STELLAGE)
-        .args(["crds", "--with-policies", "--with-finalizer-policy"])
+        .args(["crds", "--with-policies"])
         .output()
         .unwrap();
     assert!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));

@@ -44,9 +44,7 @@ pub(super) struct Urls {
 impl Product<'_> {
     /// Installs the CRDs, the policies, the operator's namespace and its rights.
     pub(super) async fn install(&self, checkout: &Path) -> Result<(), Failure> {
-        let manifests = self
-            .stellage(&["crds", "--with-policies", "--with-finalizer-policy"])
-            .await?;
+        let manifests = self.stellage(&["crds", "--with-policies"]).await?;
         let apply = ["apply", "--server-side", "-f", "-"];
         self.kubectl(&apply, &manifests).await?;
         let namespace =
