@@ -354,28 +354,18 @@ mod tests {
 
     use axum::routing::get;
     use http_body_util::BodyExt as _;
-    use kube::{Client, Config};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
-        catalogue::Catalogue,
         facade::{Facade, openapi},
-        providers::simulator::SimulatedUsage,
-        runtime::{SystemClock, watch::Change},
-        service::{Dependencies, Service},
+        runtime::watch::Change,
+        service::Service,
     };
 
     /// A facade whose API server cannot be reached, with one account and a key of each scope.
     fn facade(metrics: &Metrics) -> Facade {
-        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
-        let service = Arc::new(Service::new(Dependencies {
-            client: Client::try_from(nowhere).unwrap(),
-            clock: Arc::new(SystemClock),
-            catalogue: Catalogue::default(),
-            usage: Box::new(SimulatedUsage::default()),
-            receiver_check: Arc::new(|_| Ok(())),
-        }));
+        let service = Arc::new(Service::without_cluster());
         let mut listeners = service.listeners();
         let parse = |value: Value| Arc::new(serde_json::from_value(value).unwrap());
         listeners.accounts.changed(&Change::Replaced(vec![parse(json!({

@@ -157,25 +157,13 @@ mod tests {
 
     use axum::routing::post;
     use http_body_util::Empty;
-    use kube::{Client, Config};
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::{
-        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
-        service::Dependencies,
-    };
 
     #[tokio::test]
     async fn a_request_that_writes_runs_to_its_end_although_its_client_has_hung_up() {
-        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
-        let service = Service::new(Dependencies {
-            client: Client::try_from(nowhere).unwrap(),
-            clock: Arc::new(SystemClock),
-            catalogue: Catalogue::default(),
-            usage: Box::new(SimulatedUsage::default()),
-            receiver_check: Arc::new(|_| Ok(())),
-        });
+        let service = Service::without_cluster();
         let mut facade = Facade::new(Arc::new(service), Duration::ZERO, &Metrics::new());
         let (begun, go_on, ended) = (
             Arc::new(Notify::new()),

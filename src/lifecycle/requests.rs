@@ -202,7 +202,7 @@ pub(super) fn begin(
 /// The operation as another one than the last, even if both begin in the same millisecond: one of the same kind and beginning is
 /// taken for a repetition.
 pub(super) fn told_apart(mut operation: Operation, last: Option<&Operation>) -> Operation {
-    if last.is_some_and(|last| (last.kind, last.started_at) == (operation.kind, operation.started_at)) {
+    if last.is_some_and(|last| last.id() == operation.id()) {
         operation.started_at += SignedDuration::from_millis(1);
     }
     operation

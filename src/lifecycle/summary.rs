@@ -202,9 +202,8 @@ fn end_of(operation: &Operation) -> (&'static str, String) {
 
 /// The operation that has begun.
 pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
-    let id = |op: &Operation| (op.kind, op.started_at);
-    let old = before.operation.as_ref().map(id);
-    after.operation.as_ref().filter(|op| old != Some(id(op)))
+    let old = before.operation.as_ref().map(Operation::id);
+    after.operation.as_ref().filter(|op| old != Some(op.id()))
 }
 
 /// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation

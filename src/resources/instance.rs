@@ -204,6 +204,11 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// What tells one operation from another: its kind and its beginning.
+    pub const fn id(&self) -> (OperationKind, Timestamp) {
+        (self.kind, self.started_at)
+    }
+
     /// The time from which its duration counts.
     pub fn counted_from(&self) -> Timestamp {
         self.counted_from.unwrap_or(self.started_at)

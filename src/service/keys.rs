@@ -183,30 +183,15 @@ fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedK
 
 #[cfg(test)]
 mod tests {
-    use kube::{Client, Config};
     use serde_json::json;
     use sha2::Digest as _;
 
     use super::*;
-    use crate::{
-        catalogue::Catalogue,
-        providers::simulator::SimulatedUsage,
-        resources::Account,
-        runtime::{SystemClock, watch::Change},
-        service::Dependencies,
-    };
+    use crate::{resources::Account, runtime::watch::Change};
 
     #[tokio::test]
     async fn an_account_has_as_many_keys_as_the_operator_allows() {
-        let nowhere = Config::new("http://127.0.0.1:1".parse().unwrap());
-        let service = Service::new(Dependencies {
-            client: Client::try_from(nowhere).unwrap(),
-            clock: Arc::new(SystemClock),
-            catalogue: Catalogue::default(),
-            usage: Box::new(SimulatedUsage::default()),
-            receiver_check: Arc::new(|_| Ok(())),
-        })
-        .with_key_quota(1);
+        let service = Service::without_cluster().with_key_quota(1);
         let account: Account = serde_json::from_value(json!({
             "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
             "spec": { "email": "ada@example.com" },

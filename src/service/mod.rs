@@ -111,6 +111,21 @@ pub struct Listeners {
     pub accounts: Box<dyn Listener<Account>>,
 }
 
+#[cfg(test)]
+impl Service {
+    /// A service whose API server cannot be reached.
+    pub(crate) fn without_cluster() -> Self {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Self::new(Dependencies {
+            client: Client::try_from(nowhere).unwrap(),
+            clock: Arc::new(crate::runtime::SystemClock),
+            catalogue: Catalogue::default(),
+            usage: Box::new(crate::providers::simulator::SimulatedUsage::default()),
+            receiver_check: Arc::new(|_| Ok(())),
+        })
+    }
+}
+
 impl Service {
     /// A service with these dependencies.
     pub fn new(dependencies: Dependencies) -> Self {

@@ -162,7 +162,7 @@ impl<P: Provider> Reconciler<P> {
             };
             // The provider call may have taken a while. If the spec has changed since, decide on the new one; the provider's
             // answer still matches the status, which only this controller writes.
-            draft.refresh(|stored| self.queue.freshest(stored));
+            draft.refresh(self.queue.freshest(draft.stored.clone()));
             let now = self.controller.clock.now();
             let audience = Audience {
                 user: holder.as_ref(),
@@ -477,8 +477,7 @@ impl Draft {
     }
 
     /// Goes on with a fresher version, if only its spec is new.
-    fn refresh(&mut self, freshest: impl FnOnce(Arc<Instance>) -> Arc<Instance>) {
-        let fresh = freshest(self.stored.clone());
+    fn refresh(&mut self, fresh: Arc<Instance>) {
         if fresh.status != self.stored.status {
             return;
         }

@@ -124,7 +124,7 @@ impl Cloud {
         uptime: Duration,
         timings: &Timings,
     ) -> (Progress, Option<Duration>) {
-        let id = (operation.kind, operation.started_at);
+        let id = operation.id();
         if self.done == Some(id) {
             return (Progress::Done, None);
         }

@@ -128,7 +128,7 @@ pub fn check(
     assert!(failing || after.state == Some(row.during), "{}", told());
     let is_same = |old: &&_| {
         let old: &crate::resources::Operation = old;
-        (old.kind, old.started_at) == (operation.kind, operation.started_at)
+        old.id() == operation.id()
     };
     if let Some(old) = before.operation.as_ref().filter(is_same) {
         assert_eq!(

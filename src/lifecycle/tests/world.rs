@@ -389,9 +389,7 @@ impl World {
         let (Some(old), new) = (&before.operation, &after.operation) else {
             return;
         };
-        let is_same = new
-            .as_ref()
-            .is_some_and(|new| (new.kind, new.started_at) == (old.kind, old.started_at));
+        let is_same = new.as_ref().is_some_and(|new| new.id() == old.id());
         let is_done = matches!(answer, Some(Ok(Observation { progress, .. })) if *progress == Progress::Done);
         let is_cut_short = new.as_ref().is_some_and(|new| {
             let stops = matches!(
