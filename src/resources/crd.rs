@@ -118,7 +118,7 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 5] = [
+        let expected: [(&str, &[&str]); 6] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
@@ -147,6 +147,7 @@ mod tests {
                     "Age",
                 ],
             ),
+            ("EventLog", &["From", "To", "Events", "Delivered", "Age"]),
         ];
         assert_eq!(columns.len(), expected.len());
         for ((kind, shown), (expected_kind, expected)) in columns.iter().zip(expected) {

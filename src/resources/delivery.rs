@@ -236,6 +236,29 @@ impl DeliveryStatus {
 }
 
 impl Delivery {
+    /// Sets the status, and the labels and annotations that lists select and sort by. A finished one was finished `now`. Test
+    /// events are created without the order.
+    pub fn set_status(&mut self, status: DeliveryStatus, now: Timestamp) {
+        let (at, sequence) = (self.spec.event_created_at, self.spec.sequence);
+        set_event_order(&mut self.metadata, at, sequence);
+        let labels = self.metadata.labels.get_or_insert_default();
+        labels.insert(PHASE_LABEL.to_owned(), status.phase.as_str().to_owned());
+        labels.insert(WEBHOOK_LABEL.to_owned(), self.spec.webhook.clone());
+        labels.insert(
+            EVENT_TYPE_LABEL.to_owned(),
+            self.spec.event_type.as_str().to_owned(),
+        );
+        let annotations = self.metadata.annotations.get_or_insert_default();
+        if status.phase.is_finished() {
+            labels.insert(FINISHED_LABEL.to_owned(), "true".to_owned());
+            annotations.insert(FINISHED_AT_ANNOTATION.to_owned(), format!("{now:.3}"));
+        } else {
+            labels.remove(FINISHED_LABEL);
+            annotations.remove(FINISHED_AT_ANNOTATION);
+        }
+        self.status = Some(status);
+    }
+
     /// The nonce of the last request to send this delivery now, answered or not.
     pub fn requested_attempt(&self) -> Option<&str> {
         let annotations = self.metadata.annotations.as_ref()?;

@@ -1,6 +1,6 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
-//! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`]: the kinds;
+//! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`], [`event_log`]: the kinds;
 //! - [`event`]: event types and outbox entries;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
@@ -19,6 +19,7 @@ pub mod conditions;
 mod crd;
 pub mod delivery;
 pub mod event;
+pub mod event_log;
 pub mod ids;
 pub mod instance;
 pub mod quota;
@@ -31,6 +32,7 @@ pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
 pub use event::{EventType, OutboxEntry};
+pub use event_log::{EventLog, EventLogSpec, LoggedDelivery, LoggedEvent, PageIndex};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
     PowerState,
@@ -60,6 +62,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Instance::crd(),
         Webhook::crd(),
         crd::without_subresources(Delivery::crd()),
+        EventLog::crd(),
     ]
     .map(crd::polish)
     .into()
@@ -72,7 +75,7 @@ pub const POLICIES: [(&str, &str); 2] = [
         "deletion-protection.yaml",
         include_str!("../../crds/deletion-protection.yaml"),
     ),
-    // Only the operator writes statuses and Deliveries.
+    // Only the operator writes statuses, Deliveries and EventLogs.
     (
         "operator-only.yaml",
         include_str!("../../crds/operator-only.yaml"),

@@ -1,7 +1,10 @@
 //! `Webhook`: one receiver of an account's events.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::{
+    api::core::v1::Secret,
+    apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference},
+};
 use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -339,6 +342,17 @@ pub struct WebhookStatus {
 }
 
 impl Webhook {
+    /// The owner reference of the Deliveries of the Webhook with this name and UID.
+    pub fn owner_reference(name: &str, uid: &str) -> OwnerReference {
+        OwnerReference {
+            api_version: Self::api_version(&()).into_owned(),
+            kind: Self::kind(&()).into_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            ..OwnerReference::default()
+        }
+    }
+
     /// The public id, a pure function of the object (decisions, section 2).
     pub fn id(&self) -> String {
         ids::webhook_id(

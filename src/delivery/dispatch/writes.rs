@@ -1,9 +1,8 @@
 //! The records of jobs.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Resource as _, api::ObjectMeta};
+use kube::api::ObjectMeta;
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, WriteClass,
@@ -12,13 +11,7 @@ use super::{
     webhook_queue::{Backlog, WebhookFacts, WebhookQueue},
 };
 use crate::{
-    resources::{
-        Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook,
-        delivery::{
-            EVENT_TYPE_LABEL, FINISHED_AT_ANNOTATION, FINISHED_LABEL, PHASE_LABEL, WEBHOOK_LABEL,
-            set_event_order,
-        },
-    },
+    resources::{Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, Webhook},
     runtime::watch::revision,
 };
 
@@ -103,15 +96,14 @@ impl Dispatcher {
             Source::Record(record) => {
                 let status = job.desired.as_deref()?.clone();
                 let mut delivery = (**record).clone();
-                label(&mut delivery, &status, now);
-                delivery.status = Some(status);
+                delivery.set_status(status, now.wall);
                 WriteRequest::Replace(Box::new(delivery))
             }
             Source::Outbox(event) => {
                 let status = job.desired.as_deref()?.clone();
                 let facts = &self.queues.get(&job.webhook)?.facts;
                 job.may_be_stored = true;
-                WriteRequest::Create(Box::new(delivery(event, name_of(key), facts, status, now)))
+                WriteRequest::Create(Box::new(delivery_of(event, name_of(key), facts, status, now)))
             }
         };
         job.is_creating = matches!(request, WriteRequest::Create(_));
@@ -225,46 +217,18 @@ impl Dispatcher {
     }
 }
 
-/// Sets the labels and annotations that lists select and sort by. Test events are created without the order.
-fn label(delivery: &mut Delivery, status: &DeliveryStatus, now: Now) {
-    let (at, sequence) = (delivery.spec.event_created_at, delivery.spec.sequence);
-    set_event_order(&mut delivery.metadata, at, sequence);
-    let labels = delivery.metadata.labels.get_or_insert_default();
-    labels.insert(PHASE_LABEL.to_owned(), status.phase.as_str().to_owned());
-    labels.insert(WEBHOOK_LABEL.to_owned(), delivery.spec.webhook.clone());
-    labels.insert(
-        EVENT_TYPE_LABEL.to_owned(),
-        delivery.spec.event_type.as_str().to_owned(),
-    );
-    if status.phase.is_finished() {
-        labels.insert(FINISHED_LABEL.to_owned(), "true".to_owned());
-        delivery
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(FINISHED_AT_ANNOTATION.to_owned(), format!("{:.3}", now.wall));
-    } else {
-        labels.remove(FINISHED_LABEL);
-        if let Some(annotations) = &mut delivery.metadata.annotations {
-            annotations.remove(FINISHED_AT_ANNOTATION);
-        }
-    }
-}
-
-fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliveryStatus, now: Now) -> Delivery {
-    let owner = OwnerReference {
-        api_version: Webhook::api_version(&()).into_owned(),
-        kind: Webhook::kind(&()).into_owned(),
-        name: facts.name.to_string(),
-        uid: facts.uid.to_string(),
-        ..OwnerReference::default()
-    };
+fn delivery_of(
+    event: &Event,
+    name: &str,
+    facts: &WebhookFacts,
+    status: DeliveryStatus,
+    now: Now,
+) -> Delivery {
     let mut delivery = Delivery {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             namespace: Some(facts.namespace.to_string()),
-            labels: Some(BTreeMap::new()),
-            owner_references: Some(vec![owner]),
+            owner_references: Some(vec![Webhook::owner_reference(&facts.name, &facts.uid)]),
             ..ObjectMeta::default()
         },
         spec: DeliverySpec {
@@ -279,7 +243,6 @@ fn delivery(event: &Event, name: &str, facts: &WebhookFacts, status: DeliverySta
         },
         status: None,
     };
-    label(&mut delivery, &status, now);
-    delivery.status = Some(status);
+    delivery.set_status(status, now.wall);
     delivery
 }

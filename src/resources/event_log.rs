@@ -1,0 +1,262 @@
+//! `EventLog`: a page of the events of an account, each with its body and the webhooks that it was delivered to at once.
+//!
+//! A page is written once and never changed. Its name begins with the time of its writing, inverted, so that a list of pages in
+//! the order of their names begins with the newest. An annotation repeats what lists and look-ups need, so that they read the
+//! metadata of many pages and the contents of few.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use kube::{CustomResource, KubeSchema, api::ObjectMeta};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
+    event::{EventType, MAX_BODY},
+    ids, times,
+};
+
+/// Most events on a page (decisions, section 1).
+pub const MAX_EVENTS: usize = 200;
+/// Most deliveries of an event on a page. An event that is delivered to more webhooks at once has the others as Deliveries.
+pub const MAX_DELIVERIES: usize = 256;
+/// Annotation of a page with its [`PageIndex`] as JSON.
+const INDEX_ANNOTATION: &str = "stellage.dev/index";
+/// Annotation of a Delivery that was made from a page to send it again: the name of that page. The Delivery replaces what the
+/// page tells of it.
+pub const LOGGED_IN_ANNOTATION: &str = "stellage.dev/logged-in";
+
+/// What pages' names begin with.
+const PREFIX: &str = "evlog-";
+/// What a page's time in milliseconds is subtracted from: its 13 digits last until the year 2286.
+const LAST_MILLISECOND: i64 = 9_999_999_999_999;
+/// Characters of the suffix of a page's name.
+const SUFFIX: usize = 8;
+
+/// A delivery that succeeded at the first attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LoggedDelivery {
+    /// Name of the Webhook.
+    #[schemars(length(max = 63))]
+    pub webhook: String,
+    /// UID of the Webhook.
+    #[schemars(length(max = 64))]
+    pub webhook_uid: String,
+    /// The attempt.
+    #[serde(flatten)]
+    pub attempt: Attempt,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LoggedEvent {
+    /// Id of the event, `evt_…`.
+    #[schemars(length(max = 64))]
+    pub id: String,
+    /// Type of the event.
+    #[serde(rename = "type")]
+    pub event_type: EventType,
+    /// When the event happened.
+    #[schemars(schema_with = "times::time")]
+    pub created_at: Timestamp,
+    /// Sequence number of the event among those of its object.
+    #[schemars(extend("format" = "int64"))]
+    pub sequence: i64,
+    /// UID of the object that the event is about.
+    #[schemars(length(max = 64))]
+    pub subject: String,
+    /// The request body of its deliveries, byte for byte.
+    #[schemars(length(max = MAX_BODY))]
+    pub body: String,
+    /// The deliveries that succeeded at the first attempt. Others are Deliveries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_DELIVERIES))]
+    pub deliveries: Vec<LoggedDelivery>,
+}
+
+/// A page of events.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "EventLog",
+    plural = "eventlogs",
+    shortname = "evlog",
+    category = "stellage",
+    namespaced,
+    derive = "PartialEq",
+    doc = "A page of the events of an account, each with its body and the webhooks that it was delivered to at the first attempt. Written once by the operator, and deleted after a day. To read the events of an account: stellage events --account NAME",
+    printcolumn(name = "From", type_ = "string", json_path = ".spec.from"),
+    printcolumn(name = "To", type_ = "string", json_path = ".spec.to"),
+    printcolumn(name = "Events", type_ = "integer", json_path = ".spec.count"),
+    printcolumn(name = "Delivered", type_ = "integer", json_path = ".spec.delivered"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct EventLogSpec {
+    /// UID of the Account whose events these are.
+    #[schemars(length(max = 64))]
+    pub account: String,
+    /// When the earliest of the events happened.
+    #[schemars(schema_with = "times::time")]
+    pub from: Timestamp,
+    /// When the latest of the events happened.
+    #[schemars(schema_with = "times::time")]
+    pub to: Timestamp,
+    /// Number of events.
+    #[schemars(extend("format" = "int32"))]
+    pub count: u32,
+    /// Number of deliveries that succeeded at the first attempt.
+    #[schemars(extend("format" = "int32"))]
+    pub delivered: u32,
+    /// The events, in their order.
+    #[schemars(length(max = MAX_EVENTS))]
+    pub events: Vec<LoggedEvent>,
+}
+
+/// What lists and look-ups need of a page, in its metadata.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct PageIndex {
+    /// UID of the Account.
+    pub account: String,
+    /// When the earliest of the events happened.
+    pub from: Timestamp,
+    /// When the latest of the events happened.
+    pub to: Timestamp,
+    /// Size of the events as JSON, in bytes.
+    pub bytes: u64,
+    /// Ids of the events, without `evt_`.
+    pub ids: Vec<String>,
+    /// Number of events of each type.
+    pub events: BTreeMap<EventType, u32>,
+    /// Number of delivered events of each type, by UID of the Webhook.
+    pub delivered: BTreeMap<String, BTreeMap<EventType, u32>>,
+}
+
+impl PageIndex {
+    fn of(spec: &EventLogSpec) -> Self {
+        let mut index = Self {
+            account: spec.account.clone(),
+            from: spec.from,
+            to: spec.to,
+            bytes: serde_json::to_vec(&spec.events).map_or(0, |json| json.len() as u64),
+            ids: Vec::new(),
+            events: BTreeMap::new(),
+            delivered: BTreeMap::new(),
+        };
+        for event in &spec.events {
+            index.ids.push(short(&event.id).to_owned());
+            *index.events.entry(event.event_type).or_default() += 1;
+            for delivery in &event.deliveries {
+                let of_webhook = index.delivered.entry(delivery.webhook_uid.clone()).or_default();
+                *of_webhook.entry(event.event_type).or_default() += 1;
+            }
+        }
+        index
+    }
+
+    /// The index in a page's metadata; `None` if it was tampered with.
+    pub fn read(metadata: &ObjectMeta) -> Option<Self> {
+        let text = metadata.annotations.as_ref()?.get(INDEX_ANNOTATION)?;
+        serde_json::from_str(text).ok()
+    }
+
+    /// Whether the page has the event with this id.
+    pub fn has(&self, event_id: &str) -> bool {
+        self.ids.iter().any(|id| id == short(event_id))
+    }
+
+    /// The ids of its events.
+    pub fn event_ids(&self) -> impl Iterator<Item = String> {
+        self.ids.iter().map(|id| format!("evt_{id}"))
+    }
+
+    /// The number of its events, or of those of one type.
+    pub fn count(&self, event_type: Option<EventType>) -> usize {
+        sum(&self.events, event_type)
+    }
+
+    /// The number of its events, or of those of one type, that were delivered to the Webhook with this UID.
+    pub fn delivered_to(&self, webhook_uid: &str, event_type: Option<EventType>) -> usize {
+        self.delivered
+            .get(webhook_uid)
+            .map_or(0, |delivered| sum(delivered, event_type))
+    }
+}
+
+fn short(event_id: &str) -> &str {
+    event_id.strip_prefix("evt_").unwrap_or(event_id)
+}
+
+fn sum(counts: &BTreeMap<EventType, u32>, event_type: Option<EventType>) -> usize {
+    let counts = counts
+        .iter()
+        .filter(|(counted, _)| event_type.is_none_or(|wanted| wanted == **counted));
+    counts.map(|(_, count)| *count as usize).sum()
+}
+
+impl EventLog {
+    /// A page of these events, written at `at`; `None` without events. They must not be more than [`MAX_EVENTS`].
+    pub fn page(namespace: &str, account: &str, at: Timestamp, mut events: Vec<LoggedEvent>) -> Option<Self> {
+        events.sort_by(|a, b| a.order().cmp(&b.order()));
+        let (first, last) = (events.first()?, events.last()?);
+        let delivered: usize = events.iter().map(|event| event.deliveries.len()).sum();
+        let spec = EventLogSpec {
+            account: account.to_owned(),
+            from: first.created_at,
+            to: last.created_at,
+            count: u32::try_from(events.len()).unwrap_or(u32::MAX),
+            delivered: u32::try_from(delivered).unwrap_or(u32::MAX),
+            events,
+        };
+        let seed: String = spec.events.iter().map(|event| event.id.as_str()).collect();
+        let suffix = &ids::derived_suffix(seed.as_bytes())[..SUFFIX];
+        let inverted = LAST_MILLISECOND - at.as_millisecond();
+        let index = serde_json::to_string(&PageIndex::of(&spec)).unwrap_or_default();
+        let mut page = Self::new(&format!("{PREFIX}{inverted:013}-{suffix}"), spec);
+        page.metadata.namespace = Some(namespace.to_owned());
+        page.metadata.annotations = Some(BTreeMap::from([(INDEX_ANNOTATION.to_owned(), index)]));
+        Some(page)
+    }
+}
+
+/// When the page with this name was written; `None` if it is not the name of a page.
+pub fn written_at(name: &str) -> Option<Timestamp> {
+    let (inverted, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    Timestamp::from_millisecond(LAST_MILLISECOND - inverted.parse::<i64>().ok()?).ok()
+}
+
+impl LoggedEvent {
+    /// The place of the event among those of its account.
+    pub fn order(&self) -> (Timestamp, i64, &str) {
+        (self.created_at, self.sequence, &self.id)
+    }
+
+    /// Its delivery to the Webhook with this UID, if it succeeded at the first attempt: as the Delivery that it would be.
+    pub fn delivery_to(&self, webhook_uid: &str, page: &EventLog) -> Option<Delivery> {
+        let delivered = self.deliveries.iter().find(|it| it.webhook_uid == webhook_uid)?;
+        let mut delivery = Delivery::new(
+            &ids::delivery_name(webhook_uid, &self.id),
+            DeliverySpec {
+                webhook: delivered.webhook.clone(),
+                event_id: self.id.clone(),
+                event_type: self.event_type,
+                event_created_at: self.created_at,
+                sequence: self.sequence,
+                subject: self.subject.clone(),
+                body: self.body.clone(),
+                test: false,
+            },
+        );
+        delivery.metadata.namespace.clone_from(&page.metadata.namespace);
+        let mut status = DeliveryStatus::new(DeliveryPhase::Delivered, None);
+        status.attempt_count = 1;
+        status.last_status_code = delivered.attempt.status_code;
+        status.attempts.push(delivered.attempt.clone());
+        delivery.status = Some(status);
+        Some(delivery)
+    }
+}
