@@ -219,8 +219,8 @@ async fn prune_in(
     }
 }
 
-/// Namespace and name of a page, if it is too old or beyond the limit. Pages must come in the order of their names, which is that
-/// of their age.
+/// Namespace and name of a page, if it is too old or beyond the limit; never those of an account's newest page because of its
+/// size. Pages must come in the order of their names, which is that of their age.
 fn surplus(
     page: ObjectMeta,
     kept: &mut HashMap<String, Size>,
@@ -234,8 +234,9 @@ fn surplus(
     });
     let created = page.creation_timestamp.map(|time| time.0);
     let at = written_at(&name).or(created).unwrap_or(Timestamp::MAX);
-    let with_it = kept.get(&namespace).copied().unwrap_or_default().plus(size);
-    if at < since || with_it.exceeds(limit) {
+    let newer = kept.get(&namespace).copied();
+    let with_it = newer.unwrap_or_default().plus(size);
+    if at < since || newer.is_some() && with_it.exceeds(limit) {
         return Some((namespace, name));
     }
     kept.insert(namespace, with_it);
@@ -290,6 +291,7 @@ mod tests {
         assert_eq!(deleted(pages(), limit(30, u64::MAX), 0), of("a", &[1, 0]));
         let old = [of("a", &[2, 1, 0]), of("b", &[0])].concat();
         assert_eq!(deleted(pages(), limit(1000, u64::MAX), 1_800_000_003), old);
+        assert_eq!(deleted(pages(), limit(5, u64::MAX), 0), of("a", &[3, 2, 1, 0]));
         let bytes = PageIndex::read(&page("a", 1_800_000_000, 10)).unwrap().bytes;
         assert_eq!(deleted(pages(), limit(1000, 4 * bytes), 0), of("a", &[0]));
     }
