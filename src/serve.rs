@@ -20,7 +20,7 @@ use crate::{
         instance::InstanceController,
         webhook::{self, WebhookController},
     },
-    delivery::{ClientError, ReceiverClient, ReceiverUrl, TargetRules},
+    delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
@@ -154,6 +154,10 @@ pub async fn serve(
         ));
     }
     let controllers = controller
+        .map(|mut settings| {
+            settings.delivery.delivery_log = common.delivery_log;
+            settings
+        })
         .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
@@ -248,6 +252,7 @@ fn service(
     Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
+        .with_event_log(common.delivery_log == DeliveryLog::All)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;

@@ -18,8 +18,8 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
     pub retry_schedule: RetrySchedule,
 
-    /// Which deliveries that succeed at the first attempt are recorded: each (`all`), or none (`failures`)
-    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
+    /// Which events and deliveries are logged. Set from the common settings, since the REST API shows them.
+    #[arg(skip)]
     pub delivery_log: DeliveryLog,
 
     /// Attempts at the same time
