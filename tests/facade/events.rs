@@ -3,8 +3,9 @@
 
 use control_plane::Identity;
 use jiff::{SignedDuration, Timestamp, ToSpan as _};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
-    Api,
+    Api, Resource as _,
     api::{DeleteParams, PostParams},
 };
 use reqwest::Method;
@@ -265,7 +266,7 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
     }
 }
 
-/// Writes a Delivery of event `number` as the controller does, of a type that TYPES says.
+/// Writes a Delivery of an event as the controller does, except for the owner. Returns its id.
 async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: DeliveryPhase) -> String {
     let uid = webhook.metadata.uid.as_deref().unwrap();
     let mut delivery = Delivery::new(
@@ -281,7 +282,10 @@ async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: D
             test: false,
         },
     );
-    // Without an owner, the controller leaves it alone.
+    // With the webhook's Secret as owner, the controller ignores it, as if it were another webhook's.
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let owner = secrets.get(&webhook.spec.secret_ref.name).await.unwrap();
+    delivery.metadata.owner_references = owner.owner_ref(&()).map(|owner| vec![owner]);
     let next = (phase == DeliveryPhase::Pending).then(|| "2036-11-22T10:00:00Z".parse().unwrap());
     delivery.set_status(DeliveryStatus::new(phase, next), Timestamp::now());
     let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
@@ -425,7 +429,8 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     };
     assert_eq!(total("").await, 12);
 
-    let event = &events[5];
+    // Number 6.
+    let event = &events[11 - 6];
     let name = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &event.id);
     let id = ids::delivery_id(&name);
     let redeliver = format!("{path}/{id}/redeliver");
@@ -477,7 +482,9 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
     let log = pages_of(&tenant).await;
     log.delete(page, &DeleteParams::default()).await.unwrap();
     assert_eq!(total("").await, left);
-    let gone = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &events[6].id);
+    // Number 8 was on the same page as number 6.
+    assert_eq!(page_of(8), page_of(6));
+    let gone = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &events[11 - 8].id);
     let gone = format!("{path}/{}/redeliver", ids::delivery_id(&gone));
     expect(&tenant, 404, Method::POST, &gone, None, &[]).await;
     assert_eq!(receiver.count(), 1, "each request was carried out once");

@@ -65,9 +65,14 @@ impl<'a> Pages<'a> {
         let api: Api<EventLog> = self.calls.api(self.namespace);
         let mut parameters = ListParams::default().limit(PAGE);
         loop {
-            let list = {
+            let listed = {
                 let _permit = self.calls.permit(self.namespace).await?;
-                bounded(api.list_metadata(&parameters)).await?
+                bounded(api.list_metadata(&parameters)).await
+            };
+            let list = match listed {
+                // An upgrade has not installed the kind yet, so there are no pages.
+                Err(error) if error.is_not_found() => return Ok(()),
+                listed => listed?,
             };
             for object in list.items {
                 let index = PageIndex::read(&object.metadata);
@@ -129,5 +134,166 @@ impl<'a> Pages<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use kube::Client;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        events::EventType,
+        resources::LoggedEvent,
+        runtime::client::answered_by,
+        service::events::{EventFilter, place, window::Span},
+    };
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn page(account: &str, seconds: &[i64]) -> EventLog {
+        let events = seconds.iter().map(|second| LoggedEvent {
+            id: format!("evt_{second:0>16}"),
+            event_type: EventType::InstanceStarted,
+            created_at: at(*second),
+            sequence: 1,
+            subject: "u".to_owned(),
+            body: second.to_string(),
+            deliveries: Vec::new(),
+        });
+        let written = at(seconds.iter().max().unwrap() + 2);
+        EventLog::page("demo", account, written, events.collect()).unwrap()
+    }
+
+    /// An API server with these pages, one in each answer to a list, and the paths of the requests that it gets. A page with an
+    /// event of second 0 is listed, but gone when it is read.
+    fn server(pages: Vec<EventLog>) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let requests = seen.clone();
+        let client = answered_by(move |_, path, _| {
+            let (path, query) = path.split_once('?').unwrap_or((&path, ""));
+            requests
+                .lock()
+                .push(path.rsplit('/').next().unwrap_or_default().to_owned());
+            let answer = match path.strip_suffix("/eventlogs") {
+                Some(_) => {
+                    let of = |pair: &str| pair.strip_prefix("continue=").and_then(|n| n.parse().ok());
+                    let index: usize = query.split('&').find_map(of).unwrap_or(0);
+                    let next = (index + 1 < pages.len()).then(|| (index + 1).to_string());
+                    let items: Vec<Value> = pages
+                        .get(index)
+                        .map(|page| json!({ "metadata": page.metadata }))
+                        .into_iter()
+                        .collect();
+                    (200, json!({ "metadata": { "continue": next }, "items": items }))
+                }
+                None => {
+                    let named = |page: &&EventLog| path.ends_with(page.metadata.name.as_deref().unwrap());
+                    match pages.iter().find(named).filter(|page| page.spec.from > at(0)) {
+                        Some(page) => (200, json!(page)),
+                        None => (
+                            404,
+                            json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": "" }),
+                        ),
+                    }
+                }
+            };
+            async move { answer }
+        });
+        (client, seen)
+    }
+
+    fn pages_through(calls: &ApiCalls) -> Pages<'_> {
+        Pages {
+            calls,
+            namespace: "demo",
+            account: "u",
+        }
+    }
+
+    #[tokio::test]
+    async fn the_pages_of_the_account_are_listed_until_the_one_looked_for_and_a_long_list_takes_a_permit() {
+        let (client, requests) = server(vec![
+            page("u", &[30]),
+            page("former", &[20]),
+            page("u", &[10, 12]),
+        ]);
+        let calls = ApiCalls::new(client, 4);
+        let pages = pages_through(&calls);
+        let listed = async |reading: &mut Option<Permit>, last: i64| {
+            let mut listed = Vec::new();
+            let see = |page: ListedPage| {
+                listed.push(page.index.to.as_second());
+                if page.index.to == at(last) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            pages.each(reading, see).await.unwrap();
+            listed
+        };
+        let mut reading = None;
+        assert_eq!(listed(&mut reading, 30).await, [30]);
+        assert!(reading.is_none());
+        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
+        assert!(reading.is_some());
+        assert_eq!(requests.lock().len(), 1 + 3);
+        // One that is already held is used.
+        let other = calls.long_read("demo").await.unwrap();
+        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
+        drop(other);
+    }
+
+    #[tokio::test]
+    async fn pages_are_merged_as_they_are_read_and_one_that_is_gone_is_skipped() {
+        let all = vec![
+            page("u", &[14, 18]),
+            page("u", &[0, 17]),
+            page("u", &[10, 15, 16]),
+        ];
+        let (client, requests) = server(all.clone());
+        let calls = ApiCalls::new(client, 4);
+        let filter = EventFilter::default();
+        let selected = all.iter().map(|page| Selected {
+            name: page.metadata.name.clone().unwrap(),
+            segment: filter
+                .selected(&PageIndex::read(&page.metadata).unwrap())
+                .unwrap(),
+        });
+        let mut merge = Merge::new(Span::of(1, 4), 0);
+        let items = |page: EventLog| {
+            let events = page.spec.events.into_iter();
+            events.map(|event| (place(&event), event.body)).collect()
+        };
+        let pages = pages_through(&calls);
+        pages.merge(selected.collect(), &mut merge, items).await.unwrap();
+        let (shown, total) = merge.finish();
+        assert_eq!(shown, ["18", "16", "15", "14"]);
+        assert_eq!(total, 5);
+        assert_eq!(requests.lock().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_does_not_know_the_kind_has_no_pages() {
+        let client = answered_by(|_, _, _| async {
+            let message = "the server could not find the requested resource";
+            (
+                404,
+                json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": message }),
+            )
+        });
+        let calls = ApiCalls::new(client, 4);
+        let listed = pages_through(&calls)
+            .each(&mut None, |_| ControlFlow::Continue(()))
+            .await;
+        assert_eq!(listed, Ok(()));
     }
 }
