@@ -154,10 +154,6 @@ pub async fn serve(
         ));
     }
     let controllers = controller
-        .map(|mut settings| {
-            settings.delivery.delivery_log = common.delivery_log;
-            settings
-        })
         .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
@@ -293,12 +289,13 @@ struct Controllers {
 
 impl Controllers {
     fn new(
-        settings: ControllerSettings,
+        mut settings: ControllerSettings,
         common: &CommonSettings,
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
+        settings.delivery.delivery_log = common.delivery_log;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let webhooks = WebhookController::new(

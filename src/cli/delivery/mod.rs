@@ -138,7 +138,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let selection = ListParams::default().labels(&format!("{WEBHOOK_LABEL}={}", webhook.name_any()));
     let mut deliveries: Vec<Delivery> = objects::list(cluster, Some(namespace), &selection).await?;
     deliveries.retain(|delivery| is_of(delivery, &webhook));
-    let stored: HashSet<String> = deliveries.iter().map(|delivery| delivery.name_any()).collect();
+    let stored: HashSet<String> = deliveries.iter().map(kube::ResourceExt::name_any).collect();
     deliveries.retain(|delivery| {
         args.status.is_none_or(|status| status == shown_phase(delivery))
             && args

@@ -35,9 +35,9 @@ const TOO_DEEP: &str =
 const WORD: &str = "event";
 
 impl Service {
-    /// One page of an account's events, newest first, as the bodies that receivers get; and their total number. `page` counts from
-    /// 1. `None` as the filter selects nothing. `invalid_input` if the page is too deep, but not past the end; `not_found` if
-    /// events are not logged.
+    /// One page of an account's events, newest first, as the bodies that receivers get; and their total number. `page` is counted
+    /// from 1. `None` as the filter selects nothing. `invalid_input` if the page is too deep, but not past the end; `not_found`
+    /// if events are not logged.
     pub async fn list_events(
         &self,
         tenant: &Tenant,

@@ -182,8 +182,8 @@ mod tests {
             requests
                 .lock()
                 .push(path.rsplit('/').next().unwrap_or_default().to_owned());
-            let answer = match path.strip_suffix("/eventlogs") {
-                Some(_) => {
+            let answer = match path.ends_with("/eventlogs") {
+                true => {
                     let of = |pair: &str| pair.strip_prefix("continue=").and_then(|n| n.parse().ok());
                     let index: usize = query.split('&').find_map(of).unwrap_or(0);
                     let next = (index + 1 < pages.len()).then(|| (index + 1).to_string());
@@ -194,7 +194,7 @@ mod tests {
                         .collect();
                     (200, json!({ "metadata": { "continue": next }, "items": items }))
                 }
-                None => {
+                false => {
                     let named = |page: &&EventLog| path.ends_with(page.metadata.name.as_deref().unwrap());
                     match pages.iter().find(named).filter(|page| page.spec.from > at(0)) {
                         Some(page) => (200, json!(page)),
