@@ -55,7 +55,7 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_API_KEYS_PER_ACCOUNT", default_value_t = DEFAULT_KEY_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub api_keys_per_account: u32,
 
-    /// Which events and deliveries are logged: all, or only deliveries that have failed at least once (`failures`), and no events
+    /// Whether events, and their deliveries that succeed at the first attempt, are logged (`all`) or not (`failures`)
     #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
     pub delivery_log: DeliveryLog,
 

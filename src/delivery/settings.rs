@@ -18,7 +18,8 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
     pub retry_schedule: RetrySchedule,
 
-    /// Which events and deliveries are logged. Set from the common settings, since the REST API shows them.
+    /// Whether events, and their deliveries that succeed at the first attempt, are logged. Set from the common settings, because
+    /// the REST API shows them.
     #[arg(skip)]
     pub delivery_log: DeliveryLog,
 
@@ -58,7 +59,19 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_KEPT_RESPONSE_BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(0..=i64::from(MAX_RESPONSE_BYTES)))]
     pub kept_response_bytes: u16,
 
-    /// Hours to keep finished deliveries
+    /// Events to keep in the log per account; the oldest are deleted first
+    #[arg(long, env = "STELLAGE_LOGGED_EVENTS_PER_ACCOUNT", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub logged_events_per_account: u32,
+
+    /// Size to keep of the log per account, in MiB
+    #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_PER_ACCOUNT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub logged_mebibytes_per_account: u32,
+
+    /// The same, in all: beyond it, the accounts that have most lose their oldest events first
+    #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_IN_ALL", value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub logged_mebibytes_in_all: u32,
+
+    /// Hours to keep logged events and finished deliveries
     #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
     pub delivery_retention_hours: u32,
 

@@ -134,15 +134,13 @@ pub fn decide(
 /// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
 fn is_harmless(operation: &Operation, before: &InstanceStatus, spec: &InstanceSpec) -> bool {
     match operation.kind {
-        OperationKind::Stop | OperationKind::Delete => true,
+        // A creation is the same operation if it is decided again.
+        OperationKind::Create | OperationKind::Stop | OperationKind::Delete => true,
         // One that makes the server, or changes its plan, is as a creation or a resize.
         OperationKind::Start => before.provisioned_at.is_some() && before.plan == Some(operation.plan),
         // Otherwise a start follows, and a server that runs again is cut off again.
         OperationKind::PowerOff => matches!(spec.power_state, PowerState::Stopped),
-        // What a lost creation has made, of a spec that may have changed since, nobody could tell.
-        OperationKind::Create | OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => {
-            false
-        }
+        OperationKind::Reboot | OperationKind::Resize | OperationKind::Rebuild => false,
     }
 }
 

@@ -27,11 +27,18 @@ pub fn current(instance: &Instance) -> InstanceStatus {
     }
 }
 
-/// Accepts a new instance: begins to create its server.
+/// Accepts a new instance: begins to create its server. The operation is the same however often that is decided, so that a
+/// process which dies before it has stored it leaves no second server behind.
 pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let spec = &instance.spec;
     echo_all(spec, status);
     begin(status, spec, OperationKind::Create, spec.power_state, now);
+    if let Some(operation) = &mut status.operation
+        && let Some(created) = &instance.metadata.creation_timestamp
+    {
+        operation.counted_from = Some(operation.started_at);
+        operation.started_at = created.0;
+    }
     status.plan = Some(spec.plan);
     status.image = Some(spec.image.clone());
     status.disk_size_gb = Some(spec.plan.size().disk_gb);

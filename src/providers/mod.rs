@@ -115,8 +115,9 @@ pub struct Usage {
 }
 
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the Instance's UID, and
-/// continues the same operation, named by its kind and `startedAt`. Once a server has been deleted, no late call makes another
-/// for the same UID.
+/// continues the same operation, named by its kind and `startedAt`. A creation whose end was never stored may come again with
+/// another plan or image: then the server that it made is changed to these, or replaced. Once a server has been deleted, no late
+/// call makes another for the same UID.
 pub trait Provider: Send + Sync + 'static {
     /// Static name for metrics.
     fn name(&self) -> &'static str;

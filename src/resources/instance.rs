@@ -178,17 +178,19 @@ impl OperationKind {
     }
 }
 
-/// The operation in progress. One that creates or interrupts a server is written before the provider is called, so that after a
-/// crash in between it is repeated instead of another one started.
+/// The operation in progress. One that interrupts a server is written before the provider is called, so that after a crash in
+/// between it is repeated instead of another one started.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
     /// What the operation does.
     pub kind: OperationKind,
-    /// When it began. With the kind, this tells the provider one operation from another, so it never changes.
+    /// When it began; of a creation, when the instance was created. With the kind, this tells the provider one operation from
+    /// another, so it never changes.
     #[schemars(schema_with = "times::time")]
     pub started_at: Timestamp,
-    /// The time from which its duration counts, if the clock was set back since it began.
+    /// The time from which its duration counts, if that is not startedAt: of a creation, when the controller accepted the
+    /// instance; or the clock was set back since the operation began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub counted_from: Option<Timestamp>,

@@ -93,6 +93,8 @@ pub struct Metrics {
     pub delivery_seconds: Histogram,
     /// Writes of Delivery objects.
     pub delivery_writes: Family<OutcomeLabels, Counter>,
+    /// Writes of pages of the event log.
+    pub event_log_writes: Family<OutcomeLabels, Counter>,
     /// Deliveries that wait for an attempt.
     pub deliveries_pending: Gauge,
     /// Held deliveries.
@@ -138,6 +140,7 @@ impl Metrics {
             delivery_attempts: Family::default(),
             delivery_seconds: seconds(),
             delivery_writes: Family::default(),
+            event_log_writes: Family::default(),
             deliveries_pending: Gauge::default(),
             deliveries_held: Gauge::default(),
             deliveries_dropped: Counter::default(),
@@ -212,6 +215,11 @@ impl Metrics {
             "delivery_writes",
             "Writes of Deliveries",
             self.delivery_writes.clone(),
+        );
+        registry.register(
+            "event_log_writes",
+            "Writes of pages of the event log",
+            self.event_log_writes.clone(),
         );
         registry.register(
             "deliveries_pending",

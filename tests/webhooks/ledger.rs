@@ -24,7 +24,7 @@ use kube::{
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use serde_json::json;
-use stellage::resources::{Instance, InstanceState, ids};
+use stellage::resources::{EventLog, Instance, InstanceState, ids};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -247,7 +247,7 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// When each Delivery was seen to be finished, by webhook and event.
+/// When each delivery was seen to be finished, by webhook and event.
 #[derive(Clone)]
 pub struct Logged {
     seen: Arc<Mutex<HashMap<(String, String), Instant>>>,
@@ -262,6 +262,31 @@ impl Logged {
             seen: Arc::default(),
             is_complete,
         };
+        let log = logged.clone();
+        let pages: Api<EventLog> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+        let stream = watcher(pages, watcher::Config::default()).backoff(patient());
+        tokio::spawn(async move {
+            let mut stream = std::pin::pin!(stream);
+            let mut pages: HashMap<String, String> = HashMap::new();
+            while let Some(event) = stream.next().await {
+                let Ok(Event::Apply(page) | Event::InitApply(page)) = event else {
+                    continue;
+                };
+                let name = page.name_any();
+                for event in page.spec.events {
+                    let earlier = pages.insert(event.id.clone(), name.clone());
+                    assert!(
+                        earlier.is_none_or(|earlier| earlier == name),
+                        "{} is on two pages",
+                        event.id
+                    );
+                    for delivery in event.deliveries {
+                        let key = (delivery.webhook, event.id.clone());
+                        log.seen.lock().entry(key).or_insert_with(Instant::now);
+                    }
+                }
+            }
+        });
         let log = logged.clone();
         let stream = watcher(tenant.deliveries(), watcher::Config::default()).backoff(patient());
         tokio::spawn(async move {

@@ -21,11 +21,11 @@ mod writes;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use stellage::resources::{Delivery, DeliveryPhase, Webhook};
+use stellage::resources::{Delivery, DeliveryPhase, EventLog, Webhook};
 
 use crate::support::{Tenant, eventually, receivers::Received};
 
@@ -100,10 +100,25 @@ impl Tenant {
         eventually(what, look, is).await
     }
 
-    /// The deliveries of a webhook, oldest event first.
+    /// The pages of the event log, newest first.
+    pub async fn pages(&self) -> Vec<EventLog> {
+        let pages: Api<EventLog> = Api::namespaced(self.kube.clone(), &self.namespace);
+        pages.list(&ListParams::default()).await.unwrap().items
+    }
+
+    /// The deliveries of a webhook, oldest event first: the Deliveries, and those that are only logged.
     pub async fn deliveries_of(&self, webhook: &str) -> Vec<Delivery> {
         let params = ListParams::default().labels(&format!("stellage.dev/webhook={webhook}"));
         let mut all = self.deliveries().list(&params).await.unwrap().items;
+        for page in self.pages().await {
+            let logged = page.spec.events.iter().filter_map(|event| {
+                let to_it = event.deliveries.iter().find(|it| it.webhook == webhook)?;
+                event.delivery_to(&to_it.webhook_uid, &page)
+            });
+            let is_known = |it: &Delivery| all.iter().any(|known| known.name_any() == it.name_any());
+            let logged: Vec<_> = logged.filter(|it| !is_known(it)).collect();
+            all.extend(logged);
+        }
         all.sort_by_key(|delivery| (delivery.spec.event_created_at, delivery.spec.sequence));
         all
     }

@@ -1,11 +1,11 @@
-//! How long finished deliveries are kept, and how many held ones.
+//! How many finished and held deliveries are kept, and how much of the event log.
 
 use serde_json::json;
-use stellage::resources::{DeliveryPhase, InstanceState};
+use stellage::resources::{DeliveryPhase, EventLog, InstanceState};
 
 use super::phase_of;
 use crate::support::{
-    Operator, Tenant, own_plane, receiver_arguments,
+    Operator, Tenant, eventually, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
 };
 
@@ -89,5 +89,34 @@ async fn the_oldest_held_deliveries_are_dropped_and_counted_and_few_finished_one
         kept.iter()
             .all(|delivery| phase_of(delivery).is_some_and(DeliveryPhase::is_finished))
     );
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn the_oldest_pages_of_the_event_log_go_when_an_account_has_too_many_events() {
+    let plane = own_plane().await;
+    let arguments = [
+        "run",
+        "--provisioning-seconds=0",
+        "--logged-events-per-account=10",
+    ];
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &operator, "logged").await;
+    for number in 0..8 {
+        let name = format!("web-{number}");
+        tenant.apply(&name, |_| {}).await;
+        tenant.wait_for_state(&name, InstanceState::Running).await;
+        let is_new = |all: &Vec<EventLog>| {
+            let has_it = |page: &EventLog| page.spec.events.iter().any(|it| it.body.contains(&name));
+            all.iter().any(has_it)
+        };
+        eventually("it to be logged", async || tenant.pages().await, is_new).await;
+    }
+    let few = |all: &Vec<EventLog>| all.iter().map(|page| page.spec.count).sum::<u32>() <= 10;
+    let kept = eventually("the oldest to go", async || tenant.pages().await, few).await;
+    let is_newest = |page: &EventLog| page.spec.events.iter().any(|it| it.body.contains("web-7"));
+    assert!(is_newest(&kept[0]), "the newest comes first: {kept:?}");
+    let is_oldest = |page: &EventLog| page.spec.events.iter().any(|it| it.body.contains("web-0"));
+    assert!(!kept.iter().any(is_oldest), "{kept:?}");
     operator.stop().await;
 }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     resources::{
-        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Instance, Webhook,
+        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
         conditions,
         webhook::WEBHOOK_SECRET_LABEL,
@@ -546,7 +546,7 @@ impl Work<'_> {
     }
 
     /// Deletes the ApiKeys, and then the namespace, or our objects in it if it was adopted: also the webhooks, with their
-    /// deliveries, and the signing Secrets, so that the next account to adopt it finds nothing.
+    /// deliveries, the event log, and the signing Secrets, so that the next account to adopt it finds nothing.
     async fn clear(&self, namespace: &Namespace, created_by_operator: bool) -> Result<(), AccountError> {
         let all = ListParams::default();
         self.delete_all::<ApiKey>(&all, "list the ApiKeys", "delete an ApiKey")
@@ -564,6 +564,8 @@ impl Work<'_> {
             return gone_is_fine(deleted.doing("delete the namespace").await);
         }
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
+            .await?;
+        self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
             .await?;
         let bindings = self.inside::<RoleBinding>();
         let binding = bindings.get_opt(children::BINDING_NAME);

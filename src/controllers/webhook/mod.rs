@@ -9,13 +9,16 @@
 //! - `send`: makes one attempt;
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
+//! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
+mod event_log;
 mod initial_state;
 mod listeners;
+mod log_retention;
 mod lookup;
 mod mail_limiter;
 mod mail_queue;
@@ -143,7 +146,8 @@ impl WebhookController {
             lookup::run(shared.clone(), shutdown.clone()),
             secrets::poll(shared.clone(), shutdown.clone()),
             status_writer::run(shared.clone(), events.clone(), shutdown.clone()),
-            retention::run(shared.clone(), shutdown),
+            retention::run(shared.clone(), shutdown.clone()),
+            log_retention::run(shared.clone(), shutdown),
         );
         // Write the statuses that were decided during the shutdown.
         status_writer::flush(&shared, &events).await;

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::{
     Deps,
+    log_retention::LogTally,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     secret_cache::{Problem, SecretCache},
@@ -76,6 +77,7 @@ pub(super) struct State {
     /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
     pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
+    pub(super) log_tally: LogTally,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
     /// Webhooks whose secrets have never been read.
@@ -216,6 +218,7 @@ impl Shared {
                     later: BTreeSet::new(),
                     mails: MailQueue::default(),
                     mail_limiter: MailLimiter::new(deps.mail_limits),
+                    log_tally: LogTally::default(),
                     disabled: HashSet::new(),
                     unread: BTreeSet::new(),
                     unclaimed: VecDeque::new(),

@@ -97,7 +97,7 @@ fn failed(delivery: &Delivery, error: &CallError) -> Written {
 }
 
 /// Whether nothing can be created any more, because the namespace is gone or being deleted.
-fn is_hopeless(error: &CallError) -> bool {
+pub(super) fn is_hopeless(error: &CallError) -> bool {
     let causes = |status: &Status| {
         let details = status.details.as_ref();
         details.is_some_and(|details| {

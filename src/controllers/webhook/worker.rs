@@ -8,12 +8,15 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    send,
+    event_log, send,
     shared::Shared,
     store,
-    write_queue::{CallQueue, Permit, WriteQueue},
+    write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
 };
-use crate::delivery::dispatch::{Command, JobKey, Written};
+use crate::{
+    delivery::dispatch::{Command, JobKey, PageWritten, Written},
+    runtime::metrics::OutcomeLabels,
+};
 
 /// Polls the dispatcher at this interval even without a wake-up.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -21,6 +24,8 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 256;
 /// Lookups of Deliveries at the same time, as a multiple of the writes.
 const CHECKS_PER_WRITE: usize = 2;
+/// Accounts whose event logs are read at the same time, to find out what was logged before a restart.
+const LOG_CHECKS: usize = 8;
 
 /// Runs until shutdown, then starts nothing new and waits up to `grace` for attempts and writes in flight.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
@@ -28,6 +33,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     let permits = usize::from(shared.deps.write_concurrency);
     let mut writes = WriteQueue::new(permits);
     let mut checks = CallQueue::default();
+    let mut log_checks = CallQueue::default();
     loop {
         let (commands, timer) = collect(&shared);
         for command in commands {
@@ -45,13 +51,20 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
                     });
                 }
                 Command::Write { job, class } => writes.push(job, class),
+                Command::Log(namespace) => writes.push_page(namespace),
                 Command::Check(job) => checks.push(job),
+                Command::CheckLog(namespace) => log_checks.push(namespace),
                 Command::Disable(disablement) => shared.disable(disablement),
                 Command::Settled(uid) => shared.requeue(&uid),
             }
         }
-        while let Some((job, permit)) = writes.pop() {
-            spawn_write(&shared, &tasks, job, permit);
+        while let Some((next, permit)) = writes.pop() {
+            spawn_write(&shared, &tasks, next, permit);
+        }
+        while log_checks.running() < LOG_CHECKS
+            && let Some((namespace, permit)) = log_checks.pop()
+        {
+            spawn_log_check(&shared, &tasks, namespace, permit);
         }
         while checks.running() < permits * CHECKS_PER_WRITE
             && let Some((job, permit)) = checks.pop()
@@ -106,7 +119,54 @@ fn collect(shared: &Shared) -> (Vec<Command>, Option<Instant>) {
     (commands, timers.into_iter().flatten().min())
 }
 
-fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: Permit) {
+fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, next: NextWrite, permit: Permit) {
+    match next {
+        NextWrite::Record(job) => spawn_record(shared, tasks, job, permit),
+        NextWrite::Page(namespace) => spawn_page(shared, tasks, namespace, permit),
+    }
+}
+
+fn spawn_page(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str>, permit: Permit) {
+    let Some(page) = shared.state.lock().dispatcher.page(&namespace) else {
+        return;
+    };
+    let shared = shared.clone();
+    tasks.spawn(async move {
+        let written = event_log::write(&shared, &namespace, page).await;
+        drop(permit);
+        let outcome = match written {
+            PageWritten::Stored => "stored",
+            PageWritten::Impossible => "impossible",
+            PageWritten::Failed => "failed",
+        };
+        let labels = OutcomeLabels { outcome };
+        shared.deps.metrics.event_log_writes.get_or_create(&labels).inc();
+        let now = shared.now();
+        let dispatcher = &mut shared.state.lock().dispatcher;
+        dispatcher.page_written(&namespace, written, now);
+        shared.wake.notify_one();
+    });
+}
+
+fn spawn_log_check(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str>, permit: Permit) {
+    let Some((since, events)) = shared.state.lock().dispatcher.unknown_to_log(&namespace) else {
+        return;
+    };
+    let shared = shared.clone();
+    tasks.spawn(async move {
+        let found = event_log::mentions(&shared, &namespace, since, &events).await;
+        drop(permit);
+        if let Err(error) = &found {
+            tracing::warn!(%namespace, %error, "cannot read the event log; will retry");
+        }
+        let now = shared.now();
+        let dispatcher = &mut shared.state.lock().dispatcher;
+        dispatcher.log_checked(&namespace, &events, found.as_ref().map_err(|_| ()), now);
+        shared.wake.notify_one();
+    });
+}
+
+fn spawn_record(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: Permit) {
     let now = shared.now();
     let Some(request) = shared.state.lock().dispatcher.begin_write(&job, now) else {
         return;
@@ -123,7 +183,7 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
             Written::Failed => "failed",
         };
         let metrics = &shared.deps.metrics;
-        let labels = crate::runtime::metrics::OutcomeLabels { outcome };
+        let labels = OutcomeLabels { outcome };
         metrics.delivery_writes.get_or_create(&labels).inc();
         let now = shared.now();
         let mut state = shared.state.lock();
@@ -139,27 +199,31 @@ fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: P
 /// Waits for the attempts in flight, and records their outcomes.
 async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue) {
     loop {
+        let is_idle = tasks.is_empty() && writes.is_empty();
         let commands: Vec<Command> = {
+            let now = shared.now();
             let mut state = shared.state.lock();
+            state.dispatcher.schedule_pages(now);
             let commands = std::iter::from_fn(|| state.dispatcher.next_command());
             commands.take(AT_ONCE).collect()
         };
+        if is_idle && commands.is_empty() {
+            return;
+        }
         let may_be_more = commands.len() == AT_ONCE;
         for command in commands {
             match command {
                 Command::Write { job, class } => writes.push(job, class),
+                Command::Log(namespace) => writes.push_page(namespace),
                 Command::Disable(disablement) => shared.disable(disablement),
-                Command::Attempt { .. } | Command::Check(_) | Command::Settled(_) => {}
+                Command::Attempt { .. } | Command::Check(_) | Command::CheckLog(_) | Command::Settled(_) => {}
             }
         }
-        while let Some((job, permit)) = writes.pop() {
-            spawn_write(shared, tasks, job, permit);
+        while let Some((next, permit)) = writes.pop() {
+            spawn_write(shared, tasks, next, permit);
         }
-        if may_be_more {
+        if may_be_more || tasks.is_empty() {
             continue;
-        }
-        if tasks.is_empty() && writes.is_empty() {
-            return;
         }
         tokio::select! {
             () = shared.wake.notified() => {}

@@ -17,7 +17,16 @@ pub(super) struct WriteQueue {
     permits: usize,
     owed: CallQueue,
     suspect: CallQueue,
-    log: CallQueue,
+    pages: CallQueue,
+}
+
+/// A write for which there is a permit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NextWrite {
+    /// The record of a job.
+    Record(JobKey),
+    /// The page of the event log of a namespace.
+    Page(Arc<str>),
 }
 
 /// A queue of API calls, fair among accounts, which also counts the running ones.
@@ -37,9 +46,10 @@ impl Drop for Permit {
 }
 
 impl CallQueue {
-    pub(super) fn push(&mut self, job: JobKey) {
-        let account = job.split_once('/').map_or("", |(namespace, _)| namespace);
-        self.waiting.push(&account.into(), job);
+    /// Adds a call for a job, or for a whole namespace.
+    pub(super) fn push(&mut self, key: Arc<str>) {
+        let account = key.split_once('/').map_or(&*key, |(namespace, _)| namespace);
+        self.waiting.push(&account.into(), key);
     }
 
     /// The number of running calls.
@@ -48,10 +58,10 @@ impl CallQueue {
     }
 
     /// The next call, which counts as running until its permit is dropped.
-    pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
-        let job = self.waiting.pop()?;
+    pub(super) fn pop(&mut self) -> Option<(Arc<str>, Permit)> {
+        let key = self.waiting.pop()?;
         self.running.fetch_add(1, Ordering::Relaxed);
-        Some((job, Permit(self.running.clone())))
+        Some((key, Permit(self.running.clone())))
     }
 }
 
@@ -61,7 +71,7 @@ impl WriteQueue {
             permits,
             owed: CallQueue::default(),
             suspect: CallQueue::default(),
-            log: CallQueue::default(),
+            pages: CallQueue::default(),
         }
     }
 
@@ -69,15 +79,18 @@ impl WriteQueue {
         match class {
             WriteClass::Owed => self.owed.push(job),
             WriteClass::Suspect => self.suspect.push(job),
-            WriteClass::Log => self.log.push(job),
         }
     }
 
+    pub(super) fn push_page(&mut self, namespace: Arc<str>) {
+        self.pages.push(namespace);
+    }
+
     /// The next write for which there is a permit. An eighth of the permits is reserved for failing receivers, and another
-    /// eighth for the log.
-    pub(super) fn pop(&mut self) -> Option<(JobKey, Permit)> {
+    /// eighth for the event log.
+    pub(super) fn pop(&mut self) -> Option<(NextWrite, Permit)> {
         let share = (self.permits / 8).max(1);
-        let others = self.owed.running() + self.log.running();
+        let others = self.owed.running() + self.pages.running();
         let mut next = None;
         if self.owed.running() < self.permits.saturating_sub(2 * share).max(1) {
             next = self.owed.pop();
@@ -85,15 +98,19 @@ impl WriteQueue {
         if next.is_none() && self.suspect.running() < share {
             next = self.suspect.pop();
         }
-        if next.is_none() && (others < self.permits.div_ceil(2) || self.log.running() < share) {
-            next = self.log.pop();
+        if let Some((job, permit)) = next {
+            return Some((NextWrite::Record(job), permit));
         }
-        next
+        if others < self.permits.div_ceil(2) || self.pages.running() < share {
+            let (namespace, permit) = self.pages.pop()?;
+            return Some((NextWrite::Page(namespace), permit));
+        }
+        None
     }
 
     /// Whether no write waits.
     pub(super) fn is_empty(&self) -> bool {
-        [&self.owed, &self.suspect, &self.log]
+        [&self.owed, &self.suspect, &self.pages]
             .iter()
             .all(|queue| queue.waiting.is_empty())
     }
@@ -103,12 +120,17 @@ impl WriteQueue {
 mod tests {
     use super::*;
 
-    fn started(queue: &mut WriteQueue) -> Vec<(JobKey, Permit)> {
+    fn started(queue: &mut WriteQueue) -> Vec<(NextWrite, Permit)> {
         std::iter::from_fn(|| queue.pop()).collect()
     }
 
-    fn names(started: &[(JobKey, Permit)]) -> Vec<&str> {
-        started.iter().map(|(job, _)| &**job).collect()
+    fn names(started: &[(NextWrite, Permit)]) -> Vec<&str> {
+        started
+            .iter()
+            .map(|(write, _)| match write {
+                NextWrite::Record(key) | NextWrite::Page(key) => &**key,
+            })
+            .collect()
     }
 
     #[test]
@@ -121,8 +143,8 @@ mod tests {
         let started = started(&mut queue);
         assert_eq!(names(&started)[..3], ["big/0", "small/0", "big/1"]);
         assert_eq!(started.len(), 6, "permits are left to suspects and the log");
-        queue.push("other/log".into(), WriteClass::Log);
-        assert_eq!(names(&self::started(&mut queue)), ["other/log"]);
+        queue.push_page("other".into());
+        assert_eq!(names(&self::started(&mut queue)), ["other"]);
     }
 
     #[test]
@@ -130,13 +152,13 @@ mod tests {
         let mut queue = WriteQueue::new(16);
         for n in 0..1000 {
             queue.push(format!("bad/{n}").into(), WriteClass::Suspect);
-            queue.push(format!("good/{n}").into(), WriteClass::Log);
+            queue.push_page(format!("good-{n}").into());
         }
         let before = started(&mut queue);
         let of = |account| {
             names(&before)
                 .iter()
-                .filter(|job| job.starts_with(account))
+                .filter(|key| key.starts_with(account))
                 .count()
         };
         assert_eq!((of("bad"), of("good")), (2, 8));
@@ -147,10 +169,10 @@ mod tests {
     #[test]
     fn no_class_starves_even_with_a_single_permit() {
         let mut queue = WriteQueue::new(1);
-        for class in [WriteClass::Owed, WriteClass::Suspect, WriteClass::Log] {
-            queue.push(format!("account/{class:?}").into(), class);
-        }
+        queue.push("account/owed".into(), WriteClass::Owed);
+        queue.push("account/suspect".into(), WriteClass::Suspect);
+        queue.push_page("account".into());
         let first = started(&mut queue);
-        assert_eq!(names(&first), ["account/Owed", "account/Suspect", "account/Log"]);
+        assert_eq!(names(&first), ["account/owed", "account/suspect", "account"]);
     }
 }

@@ -222,9 +222,15 @@ impl Dispatcher {
         status.phase = DeliveryPhase::Delivered;
         job.state = State::Over;
         let at_once = status.attempt_count == 1 && job.is_unrecorded();
-        if self.log == DeliveryLog::Failures && at_once {
+        let needs_no_record = at_once
+            && (self.log == DeliveryLog::Failures
+                || status
+                    .attempts
+                    .first()
+                    .is_some_and(|it| self.log_success(key, it, now)));
+        if needs_no_record {
             self.forget(key);
-        } else {
+        } else if let Some(job) = self.jobs.get_mut(key) {
             job.set_status(status);
             self.write(key);
         }

@@ -109,6 +109,13 @@ pub(super) enum Counted {
     Held,
 }
 
+/// Counts a failure, and returns the pause after it.
+pub(super) fn pause_after(failures: &mut u32) -> Duration {
+    let pause = FIRST_PAUSE.saturating_mul(1 << (*failures).min(8));
+    *failures += 1;
+    pause.min(LONGEST_PAUSE)
+}
+
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Job {
@@ -207,9 +214,7 @@ impl Job {
 
     /// Counts a failed write or lookup, or an attempt that could not be made, and returns the pause after it.
     pub(super) fn next_pause(&mut self) -> Duration {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8));
-        self.failures += 1;
-        pause.min(LONGEST_PAUSE)
+        pause_after(&mut self.failures)
     }
 
     /// The event to send.

@@ -6,8 +6,8 @@
 //! take turns, and so do the webhooks of one account. A job starts without any write. A Delivery is created for it once
 //! something is owed (decisions, section 5): its attempt failed or has no outcome within a second, or the webhook has a
 //! backlog or cannot be sent to. An outbox entry is *settled* once the webhooks have been listed after it was recorded, and
-//! each of its jobs has a Delivery, or was delivered without need for one. Until then it stays in the outbox, so that a crash
-//! loses nothing.
+//! each of its jobs has a Delivery, or was delivered without need for one, and it is in the log of events. Until then it stays
+//! in the outbox, so that a crash loses nothing.
 //!
 //! A webhook is a *suspect* if its last attempt failed or was slow, or if it has not had a success yet. Suspects share a limited
 //! part of the slots and writes.
@@ -21,6 +21,7 @@
 //! - `attempts`: starts attempts and evaluates their outcomes;
 //! - `requests`: deliveries that are requested to be sent now, before they are due;
 //! - `writes`: the records of jobs;
+//! - `event_log`: the log of events, and of the deliveries that succeeded at once;
 //! - `bounds`: how many deliveries wait or are held, and who has most;
 //! - `held`: deliveries that are held, released, or dropped because there are too many;
 //! - `observed`: existing Deliveries, from the watch and lists;
@@ -28,6 +29,7 @@
 
 mod attempts;
 mod bounds;
+mod event_log;
 mod first_attempts;
 mod held;
 mod job;
@@ -50,6 +52,7 @@ use std::{
 use jiff::Timestamp;
 
 pub use bounds::Bound;
+pub use event_log::{Mentions, Page, PageWritten};
 pub use job::Event;
 pub use observed::{job_key_of, sort_for_adoption};
 pub use outbox::{Origin, Unverified};
@@ -59,6 +62,7 @@ pub use writes::{WriteRequest, Written};
 use self::{
     attempts::Flight,
     bounds::Counts,
+    event_log::Logs,
     job::{Job, State, Writing},
     observed::{Orphans, Tombstone},
     outbox::Entries,
@@ -87,13 +91,13 @@ const RELEASED_AT_ONCE: usize = 64;
 /// Longest pause after a failed write or lookup.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// Which deliveries that succeed at the first attempt are recorded.
+/// Whether events, and their deliveries that succeed at the first attempt, are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeliveryLog {
-    /// Each, as one Delivery.
+    /// They are, in the account's EventLogs.
     #[default]
     All,
-    /// None; only deliveries that failed at least once are recorded.
+    /// They are not; only deliveries that failed at least once are recorded.
     Failures,
 }
 
@@ -158,6 +162,12 @@ pub enum Command {
     },
     /// Read the Delivery, if it exists, then call [`Dispatcher::checked`].
     Check(JobKey),
+    /// Look up the entries of [`Dispatcher::unknown_to_log`] in the pages of this namespace, then call
+    /// [`Dispatcher::log_checked`].
+    CheckLog(Arc<str>),
+    /// Write the [`Dispatcher::page`] of this namespace when there is a permit for a write, then call
+    /// [`Dispatcher::page_written`].
+    Log(Arc<str>),
     /// Call [`Dispatcher::begin_write`] when there is a permit for a write.
     Write {
         /// The job.
@@ -178,8 +188,6 @@ pub enum WriteClass {
     Owed,
     /// A record of a suspect webhook. There may be very many of them.
     Suspect,
-    /// A success that is only logged.
-    Log,
 }
 
 /// A webhook to disable.
@@ -241,6 +249,10 @@ enum Timer {
     Patience(JobKey),
     /// A failed write or lookup can be retried.
     Again(JobKey),
+    /// The next page of this namespace is due.
+    Log(Arc<str>),
+    /// The pages of this namespace can be read again.
+    CheckLog(Arc<str>),
     /// There may be room for more held deliveries.
     Room,
 }
@@ -265,6 +277,7 @@ pub struct Dispatcher {
     tombstones: BTreeMap<JobKey, Tombstone>,
     orphans: Orphans,
     entries: Entries,
+    logs: Logs,
     totals: Totals,
     /// Webhooks with something to send.
     ready: FairQueue,
@@ -351,6 +364,7 @@ impl Dispatcher {
             tombstones: BTreeMap::new(),
             orphans: Orphans::default(),
             entries: Entries::default(),
+            logs: Logs::default(),
             ready: FairQueue::default(),
             parked: FairQueue::default(),
             timers: BTreeMap::new(),
@@ -361,9 +375,11 @@ impl Dispatcher {
         }
     }
 
-    /// Starts no new attempts from now on; outcomes of those in flight can still be recorded.
+    /// Starts no new attempts from now on; outcomes of those in flight can still be recorded. Call [`Self::schedule_pages`]
+    /// afterwards, so that they are logged.
     pub fn stop(&mut self) {
         self.stopped = true;
+        self.log_all();
     }
 
     /// The next command. After every call that changes something, take commands until there is none.
@@ -414,9 +430,12 @@ impl Dispatcher {
                         self.write(&key);
                     }
                 }
+                Timer::Log(namespace) => self.page_due(&namespace, now),
+                Timer::CheckLog(namespace) => self.commands.push_back(Command::CheckLog(namespace)),
                 Timer::Room => self.expects_room = false,
             }
         }
+        self.schedule_pages(now);
         self.fill_up(now);
     }
 

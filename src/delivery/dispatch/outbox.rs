@@ -6,10 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,
+    event_log::Logged,
     job::{Job, State},
     key, keys_after,
     webhook_queue::{Gate, WebhookFacts},
@@ -52,6 +53,8 @@ pub(super) struct Entries {
     jobs: HashSet<JobKey>,
     /// Entries whose webhooks have not been listed since: namespace and id of the event.
     unverified: BTreeSet<(Arc<str>, Arc<str>)>,
+    /// Entries that are no longer in their outboxes, of which the log has not been told.
+    removed: Vec<(Arc<str>, Arc<str>)>,
 }
 
 #[derive(Debug, Default)]
@@ -75,17 +78,22 @@ struct Entry {
     jobs: Vec<JobKey>,
     /// Number of jobs that are not settled.
     open: usize,
+    logged: Logged,
 }
 
 impl Entry {
-    fn is_settled(&self) -> bool {
+    /// Whether nothing is left to do but to log it.
+    fn is_complete(&self) -> bool {
         self.is_verified && self.open == 0
+    }
+
+    fn is_settled(&self) -> bool {
+        self.is_complete() && matches!(self.logged, Logged::Done(_))
     }
 }
 
 impl Entries {
-    fn insert(&mut self, namespace: &str, event: Arc<Event>, origin: Origin, revision: u64) {
-        let namespace: Arc<str> = namespace.into();
+    fn insert(&mut self, namespace: Arc<str>, event: Arc<Event>, origin: Origin, revision: u64) {
         self.unverified.insert((namespace.clone(), event.id.clone()));
         let entry = Entry {
             namespace,
@@ -94,6 +102,7 @@ impl Entries {
             is_verified: false,
             jobs: Vec::new(),
             open: 0,
+            logged: Logged::Unknown,
             event: event.clone(),
         };
         self.by_event.insert(event.id.clone(), entry);
@@ -101,9 +110,38 @@ impl Entries {
 
     fn remove(&mut self, id: &Arc<str>) {
         self.verify(id);
-        for job in self.by_event.remove(id).into_iter().flat_map(|entry| entry.jobs) {
-            self.jobs.remove(&job);
+        let Some(entry) = self.by_event.remove(id) else {
+            return;
+        };
+        for job in &entry.jobs {
+            self.jobs.remove(job);
         }
+        self.removed.push((entry.namespace, id.clone()));
+    }
+
+    /// The namespaces and ids of the entries that have been removed since the last call.
+    pub(super) fn take_removed(&mut self) -> Vec<(Arc<str>, Arc<str>)> {
+        std::mem::take(&mut self.removed)
+    }
+
+    pub(super) fn created_at(&self, id: &str) -> Option<Timestamp> {
+        Some(self.by_event.get(id)?.event.created_at)
+    }
+
+    pub(super) fn logged(&self, id: &str) -> Option<&Logged> {
+        Some(&self.by_event.get(id)?.logged)
+    }
+
+    pub(super) fn set_logged(&mut self, id: &str, logged: Logged) {
+        if let Some(entry) = self.by_event.get_mut(id) {
+            entry.logged = logged;
+        }
+    }
+
+    /// The event and the jobs of an entry of which it is not known whether it is on a page.
+    pub(super) fn if_unknown_to_log(&self, id: &str) -> Option<(Arc<Event>, Vec<JobKey>)> {
+        let entry = self.by_event.get(id)?;
+        (entry.logged == Logged::Unknown).then(|| (entry.event.clone(), entry.jobs.clone()))
     }
 
     fn verify(&mut self, id: &Arc<str>) {
@@ -147,6 +185,7 @@ impl Entries {
             && self.by_object.is_empty()
             && self.unverified.is_empty()
             && self.jobs.is_empty()
+            && self.removed.is_empty()
     }
 }
 
@@ -167,6 +206,7 @@ impl Dispatcher {
             return;
         }
         let mut object: Option<Arc<str>> = None;
+        let mut namespace_key: Option<Arc<str>> = None;
         for entry in outbox {
             if self.knows(&entry.id) {
                 continue;
@@ -177,7 +217,16 @@ impl Dispatcher {
             let known = self.entries.by_object.entry(uid.clone()).or_default();
             known.revision = revision;
             known.events.push(id.clone());
-            self.entries.insert(namespace, event, origin, revision);
+            let namespace = namespace_key.get_or_insert_with(|| namespace.into());
+            self.entries
+                .insert(namespace.clone(), event.clone(), origin, revision);
+            match origin {
+                Origin::Fresh => {
+                    let logged = self.open_draft(namespace, &event);
+                    self.entries.set_logged(&id, logged);
+                }
+                Origin::Found => self.check_log(namespace, &id),
+            }
             self.create_jobs(&id, origin == Origin::Fresh, now);
         }
         if origin == Origin::Found {
@@ -260,7 +309,7 @@ impl Dispatcher {
         for id in event_ids {
             self.create_jobs(id, false, now);
             self.entries.verify(id);
-            self.report_if_settled(id);
+            self.entry_changed(id);
         }
     }
 
@@ -316,7 +365,7 @@ impl Dispatcher {
             self.jobs.insert(job_key.clone(), job);
             match origin {
                 Origin::Fresh => self.start(&job_key, now),
-                Origin::Found => self.commands.push_back(Command::Check(job_key)),
+                Origin::Found => self.look_up(&job_key),
             }
         }
     }
@@ -374,12 +423,21 @@ impl Dispatcher {
         let id = job.event_id.clone();
         if let Some(entry) = self.entries.by_event.get_mut(&id) {
             entry.open = entry.open.saturating_sub(1);
-            self.report_if_settled(&id);
+            self.entry_changed(&id);
         }
     }
 
+    /// Has an entry logged once nothing else is left to do for it, and reports if it is settled.
+    pub(super) fn entry_changed(&mut self, id: &Arc<str>) {
+        let entry = self.entries.by_event.get(id);
+        if entry.is_some_and(|entry| entry.is_complete() && entry.logged == Logged::Awaited) {
+            self.finish_draft(id);
+        }
+        self.report_if_settled(id);
+    }
+
     /// Reports that the last event of an object is settled, once all events before it are settled too.
-    fn report_if_settled(&mut self, id: &Arc<str>) {
+    pub(super) fn report_if_settled(&mut self, id: &Arc<str>) {
         let Some(entry) = self.entries.by_event.get(id) else {
             return;
         };

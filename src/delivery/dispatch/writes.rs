@@ -53,12 +53,8 @@ impl Dispatcher {
             return;
         }
         job.writing = Writing::Queued;
-        let delivered = |status: &DeliveryStatus| status.phase == DeliveryPhase::Delivered;
-        let is_log = job.is_unrecorded() && job.desired.as_deref().is_some_and(delivered);
         let is_suspect = |queue: &WebhookQueue| queue.is_suspect;
-        let class = if is_log {
-            WriteClass::Log
-        } else if !job.test && self.queues.get(&job.webhook).is_some_and(is_suspect) {
+        let class = if !job.test && self.queues.get(&job.webhook).is_some_and(is_suspect) {
             WriteClass::Suspect
         } else {
             WriteClass::Owed

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use crate::{
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError, Timings},
-    resources::{Instance, Operation, OperationKind, PowerState},
+    resources::{Instance, Operation, OperationKind, Plan, PowerState},
 };
 
 /// What tells one operation from another: its kind and its beginning.
@@ -20,6 +20,8 @@ type Id = (OperationKind, Timestamp);
 pub struct Server {
     made_by: Id,
     address: String,
+    pub plan: Plan,
+    pub image: String,
     pub on: bool,
     /// Why it is off, if not because that was requested.
     pub exit: Option<OffCause>,
@@ -46,7 +48,7 @@ pub enum Fault {
 
 /// A provider of servers for one instance. It makes a server for each operation that creates one, and does not look whether
 /// there is one already. It only keeps what [`Provider`](crate::providers::Provider) asks of it: an operation that is repeated
-/// is the same operation, and once the server has been deleted none is made again.
+/// is the same operation, a creation that is repeated with another plan or image changes what it made, and once the server has been deleted none is made again.
 #[derive(Debug, Default)]
 pub struct Cloud {
     pub servers: Vec<Server>,
@@ -125,6 +127,12 @@ impl Cloud {
         timings: &Timings,
     ) -> (Progress, Option<Duration>) {
         let id = operation.id();
+        if operation.kind == OperationKind::Create {
+            for server in self.servers.iter_mut().filter(|server| server.made_by == id) {
+                server.plan = operation.plan;
+                server.image.clone_from(&operation.image);
+            }
+        }
         if self.done == Some(id) {
             return (Progress::Done, None);
         }
@@ -145,6 +153,8 @@ impl Cloud {
             self.servers.push(Server {
                 made_by: id,
                 address: format!("198.18.0.{}", self.made),
+                plan: operation.plan,
+                image: operation.image.clone(),
                 on: false,
                 exit: None,
             });
@@ -177,6 +187,8 @@ impl Cloud {
         }
         let off = matches!(operation.kind, OperationKind::Stop | OperationKind::PowerOff);
         for server in &mut self.servers {
+            server.plan = operation.plan;
+            server.image.clone_from(&operation.image);
             server.on = operation.ends_in == PowerState::Running;
             if server.on || off {
                 server.exit = None;

@@ -162,6 +162,10 @@ proptest! {
         prop_assert!(power == spec.power_state || shut_itself_down, "{power:?} {:#?}", world.instance);
         prop_assert_eq!(status.power, Some(power));
         prop_assert_eq!(status.image.as_ref(), Some(&spec.image));
+        if let Some(server) = world.cloud.server() {
+            prop_assert_eq!(Some(server.plan), status.plan);
+            prop_assert_eq!(Some(&server.image), status.image.as_ref());
+        }
         prop_assert!(status.plan == Some(spec.plan) || spec.plan_change == PlanChange::OnReboot);
         for (asked, handled) in [
             (&spec.start_requested_at, &status.start_requested_at),

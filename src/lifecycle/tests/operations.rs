@@ -273,7 +273,7 @@ fn at_once() -> World {
     // Clearing the outbox costs a write of its own.
     world.set_settles(false);
     world.settle();
-    assert_eq!((world.state(), world.writes), (Some(Running), 2));
+    assert_eq!((world.state(), world.writes), (Some(Running), 1));
     world
 }
 
@@ -297,6 +297,26 @@ fn what_is_done_at_once_costs_one_write_unless_its_repetition_would_interrupt_th
     let before = world.writes;
     world.settle();
     assert_eq!(world.writes - before, 2);
+}
+
+#[test]
+fn a_creation_that_is_lost_with_its_process_leaves_no_second_server_and_none_of_another_plan() {
+    let mut world = World::new(spec());
+    world.provisioning = 0.0;
+    world.reconcile(false, true);
+    assert!(world.cloud.is_on() && world.status().operation.is_none());
+    world.edit(|spec| {
+        spec.plan = Plan::Business;
+        spec.image = "debian-12".into();
+    });
+    world.wait(Duration::from_secs(60));
+    let server = world.cloud.server().unwrap();
+    assert_eq!(
+        (server.plan, server.image.as_str()),
+        (Plan::Business, "debian-12")
+    );
+    assert_eq!((world.cloud.made, world.status().plan), (1, Some(Plan::Business)));
+    assert_eq!(world.new_events(&mut 0), ["created", "started"]);
 }
 
 #[test]

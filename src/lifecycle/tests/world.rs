@@ -64,6 +64,8 @@ impl World {
         instance.metadata.uid = Some("u-1".into());
         instance.metadata.generation = Some(1);
         instance.metadata.resource_version = Some("1".into());
+        let epoch = Timestamp::from_second(1_800_000_000).unwrap();
+        instance.metadata.creation_timestamp = Some(Time(epoch));
         Self {
             stale: instance.clone(),
             instance,
@@ -73,7 +75,7 @@ impl World {
             gate: Gate::Open,
             settles: true,
             uptime: Duration::ZERO,
-            epoch: Timestamp::from_second(1_800_000_000).unwrap(),
+            epoch,
             wake: Some(Duration::ZERO),
             failures: 0,
             writes: 0,

@@ -182,28 +182,18 @@ mod tests {
             requests
                 .lock()
                 .push(path.rsplit('/').next().unwrap_or_default().to_owned());
-            let answer = match path.ends_with("/eventlogs") {
-                true => {
-                    let of = |pair: &str| pair.strip_prefix("continue=").and_then(|n| n.parse().ok());
-                    let index: usize = query.split('&').find_map(of).unwrap_or(0);
-                    let next = (index + 1 < pages.len()).then(|| (index + 1).to_string());
-                    let items: Vec<Value> = pages
-                        .get(index)
-                        .map(|page| json!({ "metadata": page.metadata }))
-                        .into_iter()
-                        .collect();
-                    (200, json!({ "metadata": { "continue": next }, "items": items }))
-                }
-                false => {
-                    let named = |page: &&EventLog| path.ends_with(page.metadata.name.as_deref().unwrap());
-                    match pages.iter().find(named).filter(|page| page.spec.from > at(0)) {
-                        Some(page) => (200, json!(page)),
-                        None => (
-                            404,
-                            json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": "" }),
-                        ),
-                    }
-                }
+            let answer = if path.ends_with("/eventlogs") {
+                let of = |pair: &str| pair.strip_prefix("continue=").and_then(|n| n.parse().ok());
+                let index: usize = query.split('&').find_map(of).unwrap_or(0);
+                let next = (index + 1 < pages.len()).then(|| (index + 1).to_string());
+                let page = pages.get(index).map(|page| json!({ "metadata": page.metadata }));
+                let items: Vec<Value> = page.into_iter().collect();
+                (200, json!({ "metadata": { "continue": next }, "items": items }))
+            } else {
+                let named = |page: &&EventLog| path.ends_with(page.metadata.name.as_deref().unwrap());
+                let found = pages.iter().find(named).filter(|page| page.spec.from > at(0));
+                let gone = json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": "" });
+                found.map_or((404, gone), |page| (200, json!(page)))
             };
             async move { answer }
         });

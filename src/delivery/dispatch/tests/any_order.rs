@@ -41,8 +41,11 @@ fn take(world: &mut World, (what, pick, dice): Step) {
             }
         }
         (13..=15, _) => {
-            if let Some(index) = index(world.requests.len()) {
-                world.write(index, fate(dice));
+            if let Some(index) = index(world.requests.len() + world.page_requests.len()) {
+                match index.checked_sub(world.requests.len()) {
+                    Some(index) => world.write_page(index, fate(dice)),
+                    None => world.write(index, fate(dice)),
+                }
             }
         }
         (16..=18, _) => {
@@ -81,11 +84,16 @@ fn take(world: &mut World, (what, pick, dice): Step) {
         }
         (33, Some(webhook)) => drop(world.add_test(&webhook, &format!("test-{pick}-{dice}"))),
         (34, _) => {
-            if let Some(job) = nth(world.deliveries.keys().cloned(), pick) {
+            let logged = world
+                .arrived
+                .iter()
+                .cloned()
+                .collect::<std::collections::BTreeSet<_>>();
+            if let Some(job) = nth(world.deliveries.keys().cloned().chain(logged), pick) {
                 match dice % 8 {
-                    0 => world.delete_delivery(&job),
+                    0 if world.deliveries.contains_key(&job) => world.delete_delivery(&job),
                     1..=3 => world.redeliver(&job),
-                    4 => world.take_back(&job),
+                    4 if world.deliveries.contains_key(&job) => world.take_back(&job),
                     _ => drop(world.request(&job)),
                 }
             }

@@ -4,6 +4,7 @@ mod any_order;
 mod bounds;
 mod clocks;
 mod costs;
+mod event_log;
 mod fairness;
 mod ladder;
 mod races;

@@ -15,8 +15,9 @@ use super::super::{job::Counted, *};
 use crate::{
     events::{EventType, OutboxEntry},
     resources::{
-        Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
+        Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
+        event_log::MAX_EVENTS,
         ids,
     },
     runtime::watch::revision,
@@ -72,6 +73,8 @@ enum HookChange {
 pub enum Answer {
     Written(JobKey, Written),
     Checked(JobKey, Result<Option<Arc<Delivery>>, ()>),
+    Paged(Arc<str>, PageWritten),
+    LogChecked(Arc<str>, Vec<Arc<str>>, Result<Mentions, ()>),
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +90,7 @@ pub struct Writes {
     pub creates: usize,
     pub replaces: usize,
     pub deletes: usize,
+    pub pages: usize,
 }
 
 pub struct World {
@@ -112,6 +116,10 @@ pub struct World {
     pub quota: usize,
     pub commands: Vec<Command>,
     pub requests: Vec<(JobKey, WriteRequest)>,
+    /// Pages that are being written.
+    pub page_requests: Vec<(Arc<str>, Page)>,
+    /// The pages of the event log, by namespace and time.
+    pub pages: BTreeMap<(Arc<str>, Timestamp, Vec<String>), Page>,
     pub answers: Vec<Answer>,
     pub sendings: Vec<Sending>,
     lookup: Option<(Vec<Arc<str>>, Vec<WebhookFacts>)>,
@@ -127,8 +135,10 @@ pub struct World {
     bodies: HashMap<String, String>,
     /// Events that must arrive.
     pub owed: HashMap<JobKey, (WebhookKey, String)>,
-    /// Deliveries recorded as delivered and not requested again.
+    /// Deliveries recorded or logged as delivered and not requested again.
     logged: HashSet<JobKey>,
+    /// Events that were recorded.
+    recorded: HashSet<String>,
     /// What has been dropped for want of room, and need not arrive.
     dropped: HashSet<JobKey>,
 }
@@ -163,6 +173,8 @@ impl World {
             quota: usize::MAX,
             commands: Vec::new(),
             requests: Vec::new(),
+            page_requests: Vec::new(),
+            pages: BTreeMap::new(),
             answers: Vec::new(),
             sendings: Vec::new(),
             lookup: None,
@@ -175,6 +187,7 @@ impl World {
             bodies: HashMap::new(),
             owed: HashMap::new(),
             logged: HashSet::new(),
+            recorded: HashSet::new(),
             dropped: HashSet::new(),
         }
     }
@@ -288,13 +301,34 @@ impl World {
 
     /// Removes the label of a finished Delivery.
     pub fn redeliver(&mut self, job: &JobKey) {
-        let Some(record) = self.deliveries.get(job).filter(|record| is_labelled(record)) else {
+        let record = self.deliveries.get(job).map(|record| (**record).clone());
+        let Some(mut record) = record.or_else(|| self.of_page(job)).filter(is_labelled) else {
             return;
         };
-        let mut record = (**record).clone();
         record.metadata.labels.as_mut().unwrap().remove(FINISHED_LABEL);
         self.logged.remove(job);
         self.store(job, record);
+    }
+
+    /// The Delivery that REST makes of a delivery on a page.
+    fn of_page(&self, job: &JobKey) -> Option<Delivery> {
+        let hooks = self.hooks.values().map(|hook| &hook.facts);
+        self.pages.iter().find_map(|((namespace, at, _), page)| {
+            page.events.iter().find_map(|event| {
+                let name = |uid: &str| ids::delivery_name(uid, &event.id);
+                let facts = hooks
+                    .clone()
+                    .find(|facts| super::super::key(namespace, &name(&facts.uid)) == *job)?;
+                let events = page.events.clone();
+                let page = EventLog::page(namespace, "uid", *at, events)?;
+                let mut delivery = event.delivery_to(&facts.uid, &page)?;
+                let owner = Webhook::owner_reference(&facts.name, &facts.uid);
+                delivery.metadata.owner_references = Some(vec![owner]);
+                let status = delivery.status.take()?;
+                delivery.set_status(status, *at);
+                Some(delivery)
+            })
+        })
     }
 
     /// Requests that a Delivery be sent now, as REST does. Returns the nonce.
@@ -380,6 +414,7 @@ impl World {
             body: body.clone(),
         });
         self.bodies.insert(id.clone(), body);
+        self.recorded.insert(id.clone());
         for (webhook, hook) in &self.hooks {
             if hook.active && *hook.facts.namespace == *namespace {
                 let job = key(namespace, &ids::delivery_name(&hook.facts.uid, &id));
@@ -475,6 +510,45 @@ impl World {
         }
     }
 
+    fn apply_page(&mut self, namespace: &Arc<str>, page: Page) -> PageWritten {
+        self.writes.pages += 1;
+        let ids: Vec<String> = page.events.iter().map(|event| event.id.clone()).collect();
+        assert!(!ids.is_empty() && ids.len() <= MAX_EVENTS);
+        let key = (namespace.clone(), page.at, ids);
+        if let Some(there) = self.pages.get(&key) {
+            assert_eq!(*there, page, "another page of the same name");
+            return PageWritten::Stored;
+        }
+        for event in &page.events {
+            assert!(!self.is_logged(&event.id), "{} is logged twice", event.id);
+            assert_eq!(event.body, self.bodies[&event.id]);
+            for delivery in &event.deliveries {
+                let name = ids::delivery_name(&delivery.webhook_uid, &event.id);
+                self.logged.insert(super::super::key(namespace, &name));
+            }
+        }
+        self.pages.insert(key, page);
+        PageWritten::Stored
+    }
+
+    fn is_logged(&self, event: &str) -> bool {
+        self.pages
+            .values()
+            .any(|page| page.events.iter().any(|it| it.id == event))
+    }
+
+    fn mentions(&self, namespace: &str, events: &[Arc<str>]) -> Mentions {
+        let pages = self.pages.iter().filter(|((of, ..), _)| **of == *namespace);
+        let logged = pages.flat_map(|(_, page)| &page.events);
+        let asked = logged.filter_map(|it| Some((it, events.iter().find(|id| ***id == *it.id)?)));
+        asked
+            .map(|(it, id)| {
+                let delivered = it.deliveries.iter().map(|it| it.webhook_uid.clone());
+                (id.clone(), delivered.collect())
+            })
+            .collect()
+    }
+
     // The controller.
 
     pub fn take_commands(&mut self) {
@@ -510,6 +584,22 @@ impl World {
                         "two writes of {job}"
                     );
                     self.requests.push((job, request));
+                }
+            }
+            Command::Log(namespace) => {
+                if let Some(page) = self.dispatcher.page(&namespace) {
+                    let others = self.page_requests.iter();
+                    assert!(others.map(|(other, _)| other).all(|other| *other != namespace));
+                    self.page_requests.push((namespace, page));
+                }
+            }
+            Command::CheckLog(namespace) => {
+                if let Some((_, events)) = self.dispatcher.unknown_to_log(&namespace) {
+                    let found = match fate {
+                        Fate::Good => Ok(self.mentions(&namespace, &events)),
+                        _ => Err(()),
+                    };
+                    self.answers.push(Answer::LogChecked(namespace, events, found));
                 }
             }
             Command::Disable(disablement) => self.disable(disablement, fate),
@@ -574,11 +664,29 @@ impl World {
         self.answers.push(Answer::Written(job, result));
     }
 
+    pub fn write_page(&mut self, index: usize, fate: Fate) {
+        let (namespace, page) = self.page_requests.remove(index);
+        let result = match fate {
+            Fate::Good => self.apply_page(&namespace, page),
+            Fate::Lost => PageWritten::Failed,
+            Fate::Unheard => {
+                self.apply_page(&namespace, page);
+                PageWritten::Failed
+            }
+        };
+        self.answers.push(Answer::Paged(namespace, result));
+    }
+
     pub fn answer(&mut self, index: usize) {
         let now = self.now();
         match self.answers.remove(index) {
             Answer::Written(job, result) => self.dispatcher.written(&job, result, now),
             Answer::Checked(job, result) => self.dispatcher.checked(&job, result, now),
+            Answer::Paged(namespace, written) => self.dispatcher.page_written(&namespace, written, now),
+            Answer::LogChecked(namespace, events, found) => {
+                let found = found.as_ref().map_err(|()| ());
+                self.dispatcher.log_checked(&namespace, &events, found, now);
+            }
         }
         self.take_commands();
     }
@@ -768,6 +876,11 @@ impl World {
                 self.apply(&job, request);
             }
         }
+        for (index, (namespace, page)) in std::mem::take(&mut self.page_requests).into_iter().enumerate() {
+            if lands(index + 2) {
+                self.apply_page(&namespace, page);
+            }
+        }
         for (index, sending) in std::mem::take(&mut self.sendings).into_iter().enumerate() {
             if lands(index + 1) {
                 self.arrived.insert(sending.job);
@@ -835,6 +948,8 @@ impl World {
             self.execute(0, Fate::Good);
         } else if !self.requests.is_empty() {
             self.write(0, Fate::Good);
+        } else if !self.page_requests.is_empty() {
+            self.write_page(0, Fate::Good);
         } else if !self.answers.is_empty() {
             self.answer(0);
         } else if land && !self.sendings.is_empty() {
@@ -962,6 +1077,14 @@ impl World {
         assert!(d.tombstones.is_empty(), "tombstones: {:?}", d.tombstones);
         assert!(d.flights.is_empty() && d.suspects_in_flight == 0);
         assert!(d.entries.is_empty(), "entries left: {:?}", d.entries);
+        assert!(d.logs.is_empty(), "to be logged: {:?}", d.logs);
+        if self.log == DeliveryLog::All {
+            for event in &self.recorded {
+                assert!(self.is_logged(event), "{event} is not logged");
+            }
+        } else {
+            assert!(self.pages.is_empty());
+        }
         assert!(d.timers.is_empty() && d.orphans.is_empty());
         assert!(d.totals.owed.is_empty() && d.totals.held.is_empty());
         for (webhook, it) in &d.queues {

@@ -1,0 +1,307 @@
+//! Deletes old pages of the event log, and those beyond the bounds of an account or of all together (decisions, section 8).
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::StreamExt as _;
+use jiff::{SignedDuration, Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+    core::ObjectMeta,
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::shared::Shared;
+use crate::{
+    resources::{EventLog, PageIndex, event_log::written_at},
+    runtime::client::{CallError, bounded, next_page},
+};
+
+/// How often to check for accounts that have logged much.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// How often to prune all accounts.
+const ROUND: Duration = Duration::from_secs(600);
+/// An account, or all together, may exceed a bound by this part of it between two prunings.
+const SLACK: u64 = 10;
+/// Pages on one page of a list.
+const PAGE: u32 = 500;
+/// Deletions at the same time.
+const CONCURRENCY: usize = 4;
+
+/// What has been logged since the last pruning.
+#[derive(Debug, Default)]
+pub(super) struct LogTally {
+    by_namespace: HashMap<Arc<str>, Size>,
+    /// Bytes, since the last round.
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Size {
+    events: u64,
+    bytes: u64,
+}
+
+impl Size {
+    const fn plus(self, other: Self) -> Self {
+        Self {
+            events: self.events + other.events,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+
+    const fn exceeds(self, limit: Self) -> bool {
+        self.events > limit.events || self.bytes > limit.bytes
+    }
+}
+
+impl Shared {
+    /// Notes that a page has been written.
+    pub(super) fn logged(&self, namespace: &str, events: u64, bytes: u64) {
+        let tally = &mut self.state.lock().log_tally;
+        let size = tally.by_namespace.entry(namespace.into()).or_default();
+        *size = size.plus(Size { events, bytes });
+        tally.bytes += bytes;
+    }
+}
+
+/// The bounds.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    age: SignedDuration,
+    account: Size,
+    total_bytes: u64,
+}
+
+impl Bounds {
+    fn of(shared: &Shared) -> Self {
+        const MEBIBYTE: u64 = 1 << 20;
+        let settings = &shared.deps.settings;
+        Self {
+            age: SignedDuration::from_hours(i64::from(settings.delivery_retention_hours)),
+            account: Size {
+                events: settings.logged_events_per_account.into(),
+                bytes: u64::from(settings.logged_mebibytes_per_account) * MEBIBYTE,
+            },
+            total_bytes: u64::from(settings.logged_mebibytes_in_all) * MEBIBYTE,
+        }
+    }
+}
+
+/// Runs until shutdown.
+pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+    let work = async {
+        let bounds = Bounds::of(&shared);
+        let mut next_round = Instant::now();
+        loop {
+            tokio::time::sleep(CHECK_EVERY).await;
+            let (due, is_full) = due(&shared, &bounds);
+            let is_round = is_full || Instant::now() >= next_round;
+            let pruned = if is_round {
+                next_round = Instant::now() + ROUND;
+                round(&shared, &bounds).await
+            } else {
+                let prune =
+                    async |namespace: &Arc<str>| prune(&shared, namespace, &bounds, bounds.account).await;
+                let mut pruned = Ok(());
+                for namespace in &due {
+                    pruned = pruned.and(prune(namespace).await.map(drop));
+                }
+                pruned
+            };
+            if let Err(error) = pruned {
+                tracing::warn!(%error, "cannot delete old pages of the event log; will retry");
+            }
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+/// The namespaces to prune now, and whether to prune all.
+fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
+    let limit = Size {
+        events: bounds.account.events / SLACK,
+        bytes: bounds.account.bytes / SLACK,
+    };
+    let tally = &mut shared.state.lock().log_tally;
+    if tally.bytes > bounds.total_bytes / SLACK {
+        *tally = LogTally::default();
+        return (Vec::new(), true);
+    }
+    let due = tally.by_namespace.extract_if(|_, size| size.exceeds(limit));
+    (due.map(|(namespace, _)| namespace).collect(), false)
+}
+
+/// Prunes all accounts, and those with most again if all together are over their bound.
+async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
+    shared.state.lock().log_tally = LogTally::default();
+    let kept = prune_in(
+        shared,
+        &Api::all(shared.deps.client.clone()),
+        bounds,
+        bounds.account,
+    )
+    .await?;
+    let sizes: Vec<u64> = kept.values().map(|size| size.bytes).collect();
+    let Some(level) = level(sizes, bounds.total_bytes) else {
+        return Ok(());
+    };
+    tracing::warn!(
+        level,
+        "the event log has reached its bound; what accounts have logged beyond this many bytes is deleted, oldest first"
+    );
+    let limit = Size {
+        bytes: level,
+        ..bounds.account
+    };
+    for (namespace, _) in kept.iter().filter(|(_, size)| size.bytes > level) {
+        prune(shared, namespace, bounds, limit).await?;
+    }
+    Ok(())
+}
+
+/// The most that each account may have so that all together have no more than `total`; `None` if they have no more anyway.
+fn level(mut sizes: Vec<u64>, total: u64) -> Option<u64> {
+    sizes.sort_unstable();
+    let mut left = total;
+    let mut others = sizes.len() as u64;
+    for size in sizes {
+        if size > left / others {
+            return Some(left / others);
+        }
+        left -= size;
+        others -= 1;
+    }
+    None
+}
+
+async fn prune(shared: &Shared, namespace: &str, bounds: &Bounds, limit: Size) -> Result<(), CallError> {
+    let api = Api::namespaced(shared.deps.client.clone(), namespace);
+    prune_in(shared, &api, bounds, limit).await.map(drop)
+}
+
+/// Deletes the surplus pages. Returns what is kept of each account.
+async fn prune_in(
+    shared: &Shared,
+    api: &Api<EventLog>,
+    bounds: &Bounds,
+    limit: Size,
+) -> Result<HashMap<String, Size>, CallError> {
+    let mut kept: HashMap<String, Size> = HashMap::new();
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let list = bounded(api.list_metadata(&params)).await?;
+        let has_more = next_page(&mut params, &list.metadata);
+        let since = shared.deps.clock.now().saturating_sub(bounds.age);
+        let since = since.unwrap_or(Timestamp::MIN);
+        let pages = list.items.into_iter().map(|page| page.metadata);
+        let surplus: Vec<_> = pages
+            .filter_map(|page| surplus(page, &mut kept, limit, since))
+            .collect();
+        futures::stream::iter(surplus)
+            .for_each_concurrent(CONCURRENCY, async |(namespace, name)| {
+                let api: Api<EventLog> = Api::namespaced(shared.deps.client.clone(), &namespace);
+                // A failed deletion is repeated in the next round.
+                if let Err(error) = bounded(api.delete(&name, &DeleteParams::default())).await
+                    && !error.is_not_found()
+                {
+                    tracing::debug!(namespace, name, %error, "cannot delete a page of the event log");
+                }
+            })
+            .await;
+        if !has_more {
+            return Ok(kept);
+        }
+    }
+}
+
+/// Namespace and name of a page, if it is too old or beyond the limit; never those of an account's newest page because of its
+/// size. Pages must come in the order of their names, which is that of their age.
+fn surplus(
+    page: ObjectMeta,
+    kept: &mut HashMap<String, Size>,
+    limit: Size,
+    since: Timestamp,
+) -> Option<(String, String)> {
+    let (namespace, name) = (page.namespace.clone()?, page.name.clone()?);
+    let size = PageIndex::read(&page).map_or_else(Size::default, |index| Size {
+        events: index.ids.len() as u64,
+        bytes: index.bytes,
+    });
+    let created = page.creation_timestamp.map(|time| time.0);
+    let at = written_at(&name).or(created).unwrap_or(Timestamp::MAX);
+    let newer = kept.get(&namespace).copied();
+    let with_it = newer.unwrap_or_default().plus(size);
+    if at < since || newer.is_some() && with_it.exceeds(limit) {
+        return Some((namespace, name));
+    }
+    kept.insert(namespace, with_it);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::{EventType, LoggedEvent};
+
+    fn page(namespace: &str, at: i64, events: usize) -> ObjectMeta {
+        let at = Timestamp::from_second(at).unwrap();
+        let event = |number| LoggedEvent {
+            id: format!("evt_{at}-{number}"),
+            event_type: EventType::InstanceStarted,
+            created_at: at,
+            sequence: 1,
+            subject: "uid".to_owned(),
+            body: "{}".to_owned(),
+            deliveries: Vec::new(),
+        };
+        let page = EventLog::page(namespace, "uid", at, (0..events).map(event).collect());
+        page.unwrap().metadata
+    }
+
+    fn deleted(mut pages: Vec<ObjectMeta>, limit: Size, since: i64) -> Vec<(String, i64)> {
+        pages.sort_by_key(|page| (page.namespace.clone(), page.name.clone()));
+        let mut kept = HashMap::new();
+        let since = Timestamp::from_second(since).unwrap();
+        let deleted = pages
+            .into_iter()
+            .filter_map(|page| surplus(page, &mut kept, limit, since));
+        let times = deleted.map(|(namespace, name)| (namespace, written_at(&name).unwrap().as_second()));
+        times.collect()
+    }
+
+    #[test]
+    fn of_each_account_the_oldest_pages_go_when_there_are_too_many_events_or_they_are_too_old() {
+        let pages = || {
+            let a = (0..5).map(|n| page("a", 1_800_000_000 + n, 10));
+            a.chain([page("b", 1_800_000_000, 30)]).collect()
+        };
+        let limit = |events, bytes| Size { events, bytes };
+        let of = |namespace: &str, times: &[i64]| -> Vec<(String, i64)> {
+            times
+                .iter()
+                .map(|at| (namespace.to_owned(), 1_800_000_000 + at))
+                .collect()
+        };
+        assert_eq!(deleted(pages(), limit(1000, u64::MAX), 0), []);
+        assert_eq!(deleted(pages(), limit(30, u64::MAX), 0), of("a", &[1, 0]));
+        let old = [of("a", &[2, 1, 0]), of("b", &[0])].concat();
+        assert_eq!(deleted(pages(), limit(1000, u64::MAX), 1_800_000_003), old);
+        assert_eq!(deleted(pages(), limit(5, u64::MAX), 0), of("a", &[3, 2, 1, 0]));
+        let bytes = PageIndex::read(&page("a", 1_800_000_000, 10)).unwrap().bytes;
+        assert_eq!(deleted(pages(), limit(1000, 4 * bytes), 0), of("a", &[0]));
+    }
+
+    #[test]
+    fn when_all_have_too_much_the_accounts_with_most_give() {
+        assert_eq!(level(vec![10, 20, 30], 60), None);
+        assert_eq!(level(vec![], 0), None);
+        assert_eq!(level(vec![50, 10, 20], 60), Some(30));
+        assert_eq!(level(vec![50, 50, 1], 41), Some(20));
+        assert_eq!(level(vec![5, 5], 0), Some(0));
+    }
+}

@@ -1,0 +1,449 @@
+//! The log of events: what goes on which page, and when.
+//!
+//! An event is logged together with its deliveries that succeeded at once: as soon as each of its webhooks has either got it
+//! or a Delivery for it, but not much later than the first of them got it, since a crash repeats what is not logged. Its later
+//! deliveries are then Deliveries. Of each account one page is written at a time; the events of some time are put on one page.
+//!
+//! An entry stays in its outbox until it is on a page. After a crash the pages tell which entries were logged, and to which
+//! webhooks they were delivered.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+
+use super::{
+    Command, DeliveryLog, Dispatcher, Event, JobKey, Now, Timer,
+    job::{Job, State, pause_after},
+};
+use crate::resources::{
+    Attempt, LoggedDelivery, LoggedEvent,
+    event_log::{MAX_DELIVERIES, MAX_EVENTS},
+};
+
+/// How long an event that can be logged waits for others of its account, and how long one that was delivered to a webhook waits
+/// for its others. With the time of a write, a success is on a page within two seconds (decisions, section 5).
+const WAIT: Duration = Duration::from_secs(1);
+/// Most bytes of a page, approximately. etcd takes 1.5 MiB.
+const MAX_BYTES: usize = 256 * 1024;
+/// Bytes of an event on a page, and of each delivery, beside its body and the text of the answer.
+const OVERHEAD: usize = 250;
+
+/// Whether an entry is on a page.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Logged {
+    /// An earlier process may have logged it; that is being looked up.
+    Unknown,
+    /// It will be.
+    Awaited,
+    /// It is on a page, which tells that it was delivered to the webhooks with these UIDs. Or there is no log.
+    Done(HashSet<String>),
+}
+
+/// A page to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Page {
+    /// When it was begun. The same for each try to write it, and so is its name.
+    pub at: Timestamp,
+    /// Its events.
+    pub events: Vec<LoggedEvent>,
+}
+
+/// The outcome of the write of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageWritten {
+    /// It is there.
+    Stored,
+    /// It can never be written; its events are not logged.
+    Impossible,
+    /// The write failed and must be retried.
+    Failed,
+}
+
+/// Where pages mention some events.
+pub type Mentions = HashMap<Arc<str>, HashSet<String>>;
+
+/// The events to be logged.
+#[derive(Debug, Default)]
+pub(super) struct Logs {
+    drafts: HashMap<Arc<str>, Draft>,
+    /// By namespace.
+    accounts: HashMap<Arc<str>, AccountLog>,
+    /// Namespaces whose logs have changed since the last [`Dispatcher::schedule_pages`].
+    changed: BTreeSet<Arc<str>>,
+    /// Entries of which it is not known whether they are on a page, by namespace.
+    unknown: HashMap<Arc<str>, Unknown>,
+}
+
+/// An event to be logged.
+#[derive(Debug)]
+struct Draft {
+    namespace: Arc<str>,
+    event: Arc<Event>,
+    deliveries: Vec<LoggedDelivery>,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Some of its webhooks have neither got it nor a Delivery for it.
+    Open,
+    /// It waits for the next page.
+    Ready,
+    /// It is on the page that is being written.
+    Paged,
+}
+
+impl Draft {
+    fn bytes(&self) -> usize {
+        let answers = self.deliveries.iter().map(|it| &it.attempt.response);
+        let texts: usize = answers.map(|text| text.as_ref().map_or(0, String::len)).sum();
+        OVERHEAD * (1 + self.deliveries.len()) + self.event.body.len() + texts
+    }
+
+    fn logged(&self) -> LoggedEvent {
+        let event = &self.event;
+        LoggedEvent {
+            id: event.id.to_string(),
+            event_type: event.event_type,
+            created_at: event.created_at,
+            sequence: event.sequence,
+            subject: event.subject.to_string(),
+            body: String::from_utf8_lossy(&event.body).into_owned(),
+            deliveries: self.deliveries.clone(),
+        }
+    }
+}
+
+/// What is to be logged of an account.
+#[derive(Debug, Default)]
+struct AccountLog {
+    ready: VecDeque<Arc<str>>,
+    ready_bytes: usize,
+    /// Events that were delivered to a webhook, and when first.
+    delivered: VecDeque<(Instant, Arc<str>)>,
+    /// Whether there is a [`Timer::Log`].
+    is_timed: bool,
+    page: Option<PageUnderWay>,
+    /// Number of consecutive failed writes.
+    failures: u32,
+}
+
+#[derive(Debug)]
+struct PageUnderWay {
+    at: Timestamp,
+    events: Vec<Arc<str>>,
+    /// Whether there were more events than it has room for.
+    is_full: bool,
+    /// Whether its write failed, and is to be tried again.
+    is_paused: bool,
+}
+
+/// Entries of a namespace that may be on a page.
+#[derive(Debug, Default)]
+struct Unknown {
+    events: BTreeSet<Arc<str>>,
+    /// Whether there is a [`Command::CheckLog`], or a [`Timer::CheckLog`].
+    is_asked: bool,
+    failures: u32,
+}
+
+#[cfg(test)]
+impl Logs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+            && self.drafts.is_empty()
+            && self.accounts.is_empty()
+            && self.unknown.is_empty()
+    }
+}
+
+impl Dispatcher {
+    /// Begins to log an entry that is on no page.
+    pub(super) fn open_draft(&mut self, namespace: &Arc<str>, event: &Arc<Event>) -> Logged {
+        if self.log == DeliveryLog::Failures {
+            return Logged::Done(HashSet::new());
+        }
+        let draft = || Draft {
+            namespace: namespace.clone(),
+            event: event.clone(),
+            deliveries: Vec::new(),
+            place: Place::Open,
+        };
+        // There is one already if the entry was thought to be gone.
+        self.logs.drafts.entry(event.id.clone()).or_insert_with(draft);
+        Logged::Awaited
+    }
+
+    /// Notes a delivery that succeeded at once. Returns whether it will be logged, so that it needs no Delivery.
+    pub(super) fn log_success(&mut self, key: &JobKey, attempt: &Attempt, now: Now) -> bool {
+        let Some(job) = self.jobs.get(key) else {
+            return false;
+        };
+        let Some(queue) = self.queues.get(&job.webhook) else {
+            return false;
+        };
+        let Some(draft) = self.logs.drafts.get_mut(&job.event_id) else {
+            return false;
+        };
+        if draft.place == Place::Paged || draft.deliveries.len() >= MAX_DELIVERIES {
+            return false;
+        }
+        let bytes = draft.bytes();
+        draft.deliveries.push(LoggedDelivery {
+            webhook: queue.facts.name.to_string(),
+            webhook_uid: queue.facts.uid.to_string(),
+            attempt: attempt.clone(),
+        });
+        let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
+        if draft.place == Place::Ready {
+            account.ready_bytes += draft.bytes() - bytes;
+        }
+        if draft.deliveries.len() == 1 {
+            account.delivered.push_back((now.mono, job.event_id.clone()));
+        }
+        self.logs.changed.insert(draft.namespace.clone());
+        true
+    }
+
+    /// Has an event put on the next page.
+    pub(super) fn finish_draft(&mut self, id: &Arc<str>) {
+        let draft = self.logs.drafts.get_mut(id);
+        let Some(draft) = draft.filter(|draft| draft.place == Place::Open) else {
+            return;
+        };
+        draft.place = Place::Ready;
+        let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
+        account.ready_bytes += draft.bytes();
+        account.ready.push_back(id.clone());
+        self.logs.changed.insert(draft.namespace.clone());
+    }
+
+    /// Has everything logged at the next [`Self::schedule_pages`] that can be.
+    pub(super) fn log_all(&mut self) {
+        self.logs.changed.extend(self.logs.accounts.keys().cloned());
+    }
+
+    /// Begins pages that are full, and sees to it that the others are begun in time. [`Self::tick`] does it too.
+    pub fn schedule_pages(&mut self, now: Now) {
+        for (namespace, id) in self.entries.take_removed() {
+            self.entry_gone(&namespace, &id);
+        }
+        for namespace in std::mem::take(&mut self.logs.changed) {
+            self.schedule_page(&namespace, now);
+        }
+    }
+
+    fn schedule_page(&mut self, namespace: &Arc<str>, now: Now) {
+        let Some(account) = self.logs.accounts.get_mut(namespace) else {
+            return;
+        };
+        if account.page.is_some() {
+            return;
+        }
+        if account.ready.len() >= MAX_EVENTS || account.ready_bytes >= MAX_BYTES || self.stopped {
+            self.begin_page(namespace, now);
+            return;
+        }
+        if !std::mem::replace(&mut account.is_timed, true) {
+            let since = account.delivered.front().map_or(now.mono, |(since, _)| *since);
+            self.timer(since + WAIT, Timer::Log(namespace.clone()));
+        }
+    }
+
+    /// Handles a [`Timer::Log`].
+    pub(super) fn page_due(&mut self, namespace: &Arc<str>, now: Now) {
+        let Some(account) = self.logs.accounts.get_mut(namespace) else {
+            return;
+        };
+        account.is_timed = false;
+        match &mut account.page {
+            None => self.begin_page(namespace, now),
+            Some(page) => {
+                if std::mem::take(&mut page.is_paused) {
+                    self.commands.push_back(Command::Log(namespace.clone()));
+                }
+            }
+        }
+    }
+
+    fn begin_page(&mut self, namespace: &Arc<str>, now: Now) {
+        let Some(account) = self.logs.accounts.get_mut(namespace) else {
+            return;
+        };
+        // Those that were delivered to a webhook do not wait any longer for their other webhooks.
+        while let Some((since, id)) = account.delivered.front() {
+            if let Some(draft) = self.logs.drafts.get_mut(id)
+                && draft.place == Place::Open
+            {
+                if *since + WAIT > now.mono && !self.stopped {
+                    break;
+                }
+                draft.place = Place::Ready;
+                account.ready_bytes += draft.bytes();
+                account.ready.push_back(id.clone());
+            }
+            account.delivered.pop_front();
+        }
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        while events.len() < MAX_EVENTS
+            && bytes < MAX_BYTES
+            && let Some(id) = account.ready.pop_front()
+        {
+            if let Some(draft) = self.logs.drafts.get_mut(&id) {
+                draft.place = Place::Paged;
+                bytes += draft.bytes();
+                events.push(id);
+            }
+        }
+        account.ready_bytes = account.ready_bytes.saturating_sub(bytes);
+        if !events.is_empty() {
+            account.page = Some(PageUnderWay {
+                at: now.wall,
+                events,
+                is_full: !account.ready.is_empty(),
+                is_paused: false,
+            });
+            self.commands.push_back(Command::Log(namespace.clone()));
+        } else if !account.delivered.is_empty() {
+            self.schedule_page(namespace, now);
+        } else if !account.is_timed {
+            self.logs.accounts.remove(namespace);
+        }
+    }
+
+    /// The page to write for a [`Command::Log`]. Report its outcome with [`Self::page_written`].
+    pub fn page(&self, namespace: &str) -> Option<Page> {
+        let page = self.logs.accounts.get(namespace)?.page.as_ref()?;
+        let drafts = page.events.iter().filter_map(|id| self.logs.drafts.get(id));
+        Some(Page {
+            at: page.at,
+            events: drafts.map(Draft::logged).collect(),
+        })
+    }
+
+    /// Reports the outcome of the write of a page.
+    pub fn page_written(&mut self, namespace: &Arc<str>, written: PageWritten, now: Now) {
+        let Some(account) = self.logs.accounts.get_mut(namespace) else {
+            return;
+        };
+        if written == PageWritten::Failed {
+            let pause = pause_after(&mut account.failures);
+            if let Some(page) = &mut account.page {
+                page.is_paused = true;
+            }
+            self.timer(now.mono + pause, Timer::Log(namespace.clone()));
+            return;
+        }
+        account.failures = 0;
+        let Some(page) = account.page.take() else { return };
+        for id in page.events {
+            self.logs.drafts.remove(&id);
+            self.entries.set_logged(&id, Logged::Done(HashSet::new()));
+            self.report_if_settled(&id);
+        }
+        if page.is_full {
+            self.begin_page(namespace, now);
+            return;
+        }
+        let account = self.logs.accounts.get(namespace);
+        if account.is_some_and(|it| it.ready.is_empty() && it.delivered.is_empty() && !it.is_timed) {
+            self.logs.accounts.remove(namespace);
+        } else {
+            self.schedule_page(namespace, now);
+        }
+    }
+
+    /// Has it looked up whether an entry is on a page.
+    pub(super) fn check_log(&mut self, namespace: &Arc<str>, id: &Arc<str>) {
+        let unknown = self.logs.unknown.entry(namespace.clone()).or_default();
+        unknown.events.insert(id.clone());
+        if !std::mem::replace(&mut unknown.is_asked, true) {
+            self.commands.push_back(Command::CheckLog(namespace.clone()));
+        }
+    }
+
+    /// The events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them happened.
+    /// Report the result with [`Self::log_checked`].
+    pub fn unknown_to_log(&mut self, namespace: &str) -> Option<(Timestamp, Vec<Arc<str>>)> {
+        let unknown = self.logs.unknown.get_mut(namespace)?;
+        unknown.events.retain(|id| self.entries.created_at(id).is_some());
+        let times = unknown.events.iter().filter_map(|id| self.entries.created_at(id));
+        let Some(earliest) = times.min() else {
+            self.logs.unknown.remove(namespace);
+            return None;
+        };
+        Some((earliest, unknown.events.iter().cloned().collect()))
+    }
+
+    /// Reports which of the `asked` events are on pages, and to which webhooks these tell that they were delivered.
+    pub fn log_checked(
+        &mut self,
+        namespace: &Arc<str>,
+        asked: &[Arc<str>],
+        found: Result<&Mentions, ()>,
+        now: Now,
+    ) {
+        let Some(unknown) = self.logs.unknown.get_mut(namespace) else {
+            return;
+        };
+        let Ok(found) = found else {
+            let pause = pause_after(&mut unknown.failures);
+            self.timer(now.mono + pause, Timer::CheckLog(namespace.clone()));
+            return;
+        };
+        unknown.failures = 0;
+        for id in asked {
+            unknown.events.remove(id);
+        }
+        if unknown.events.is_empty() {
+            self.logs.unknown.remove(namespace);
+        } else {
+            self.commands.push_back(Command::CheckLog(namespace.clone()));
+        }
+        for id in asked {
+            let Some((event, jobs)) = self.entries.if_unknown_to_log(id) else {
+                continue;
+            };
+            let logged = match found.get(id) {
+                Some(delivered) => Logged::Done(delivered.clone()),
+                None => self.open_draft(namespace, &event),
+            };
+            self.entries.set_logged(id, logged);
+            for job in jobs {
+                self.look_up(&job);
+            }
+            self.entry_changed(id);
+        }
+    }
+
+    /// Logs an entry that is gone, if it was to be logged.
+    fn entry_gone(&mut self, namespace: &Arc<str>, id: &Arc<str>) {
+        if self.knows(id) {
+            return;
+        }
+        self.finish_draft(id);
+        if let Some(unknown) = self.logs.unknown.get_mut(namespace) {
+            unknown.events.remove(id);
+        }
+    }
+
+    /// Looks up the record of a job of a found entry, unless a page tells that it was delivered.
+    pub(super) fn look_up(&mut self, key: &JobKey) {
+        let is_it = |job: &&Job| job.state == State::Checking;
+        let Some(job) = self.jobs.get(key).filter(is_it) else {
+            return;
+        };
+        let uid = self.queues.get(&job.webhook).map(|queue| &*queue.facts.uid);
+        match self.entries.logged(&job.event_id) {
+            Some(Logged::Unknown) => {}
+            Some(Logged::Done(delivered)) if uid.is_some_and(|uid| delivered.contains(uid)) => {
+                self.forget(key);
+            }
+            _ => self.commands.push_back(Command::Check(key.clone())),
+        }
+    }
+}

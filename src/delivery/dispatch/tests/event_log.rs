@@ -1,0 +1,216 @@
+//! What is logged, when, and what that says after a crash.
+
+use std::time::Duration;
+
+use super::{
+    super::*,
+    world::{Fate, World},
+};
+use crate::resources::DeliveryPhase;
+
+fn world() -> (World, WebhookKey) {
+    let mut world = World::new(DeliveryLog::All);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    (world, webhook)
+}
+
+/// The ids of the events on each page, with the number of deliveries of each.
+fn pages(world: &World) -> Vec<Vec<(String, usize)>> {
+    let page = |page: &Page| {
+        let events = page.events.iter();
+        events.map(|it| (it.id.clone(), it.deliveries.len())).collect()
+    };
+    world.pages.values().map(page).collect()
+}
+
+/// Lets time pass in small steps, while attempts stay in flight.
+fn wait(world: &mut World, time: Duration) {
+    let until = world.elapsed + time;
+    while world.elapsed < until {
+        world.work(false);
+        world.pass(Duration::from_millis(50));
+    }
+    world.work(false);
+}
+
+#[test]
+fn the_events_of_a_second_are_one_page_with_the_webhooks_that_had_each_at_once() {
+    let (mut world, _) = world();
+    world.add_hook("ns", "two");
+    world.settle();
+    let events: Vec<_> = (0..10)
+        .map(|number| {
+            let event = world.record("ns", &format!("i-{number}"), Fate::Good).unwrap();
+            world.settle();
+            world.pass(Duration::from_millis(50));
+            (event, 2)
+        })
+        .collect();
+    let elsewhere = world.record("other", "i-x", Fate::Good).unwrap();
+    world.run();
+    assert_eq!(pages(&world), [events, vec![(elsewhere, 0)]]);
+    assert_eq!(world.writes.creates, 0);
+    world.audit_end();
+}
+
+#[test]
+fn a_success_is_logged_within_a_second_although_another_webhook_does_not_answer() {
+    let (mut world, one) = world();
+    let two = world.add_hook("ns", "two");
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.work(false);
+    world.pass(Duration::from_millis(500));
+    world.work(false);
+    let index = world.sendings.iter().position(|it| it.webhook == one).unwrap();
+    world.land(index);
+    wait(&mut world, Duration::from_millis(1000));
+    assert_eq!(pages(&world), [vec![(event.clone(), 1)]]);
+    world.land(0);
+    world.run();
+    // The event is on its page already, so the other delivery is a Delivery.
+    assert_eq!(
+        world.status(&world.job(&two, &event)).phase,
+        DeliveryPhase::Delivered
+    );
+    assert_eq!(pages(&world), [vec![(event, 1)]]);
+    world.audit_end();
+}
+
+#[test]
+fn an_entry_stays_in_its_outbox_until_it_is_logged() {
+    let (mut world, _) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    assert_eq!(world.arrived.len(), 1);
+    assert!(!world.dispatcher.is_settled(&event));
+    world.pass(Duration::from_secs(1));
+    let is_log = |command: &Command| matches!(command, Command::Log(_));
+    let index = world.commands.iter().position(is_log).unwrap();
+    world.execute(index, Fate::Good);
+    world.write_page(0, Fate::Lost);
+    world.answer(0);
+    assert!(!world.dispatcher.is_settled(&event));
+    world.run();
+    assert_eq!(world.writes.pages, 1);
+    world.audit_end();
+}
+
+#[test]
+fn after_a_crash_what_is_on_a_page_is_not_sent_again_and_what_is_not_is() {
+    for (page, attempts) in [(Some(Fate::Unheard), 1), (Some(Fate::Lost), 2), (None, 2)] {
+        let (mut world, _) = world();
+        world.record("ns", "i-1", Fate::Good);
+        world.work(true);
+        if let Some(fate) = page {
+            world.pass(Duration::from_secs(1));
+            world.execute(0, Fate::Good);
+            world.write_page(0, fate);
+        }
+        world.crash(|_| false);
+        world.run();
+        assert_eq!(world.begun.len(), attempts, "{page:?}");
+        assert_eq!(pages(&world).len(), 1);
+        world.audit_end();
+    }
+}
+
+#[test]
+fn a_crash_repeats_no_more_than_what_was_sent_in_the_two_seconds_before() {
+    let (mut world, _) = world();
+    let mut times = Vec::new();
+    for number in 0..100 {
+        let event = world.record("ns", &format!("i-{number}"), Fate::Good).unwrap();
+        times.push((event, world.elapsed));
+        world.settle();
+        world.pass(Duration::from_millis(70));
+        // A write takes a while.
+        world.work(true);
+    }
+    let crashed_at = world.elapsed;
+    let before = world.begun.len();
+    world.crash(|_| false);
+    world.run();
+    let repeated: Vec<_> = world.begun[before..]
+        .iter()
+        .map(|it| it.event.id.to_string())
+        .collect();
+    assert!(!repeated.is_empty());
+    for (event, at) in times {
+        assert!(
+            !repeated.contains(&event) || crashed_at - at <= Duration::from_secs(2),
+            "{event}"
+        );
+    }
+    world.audit_end();
+}
+
+#[test]
+fn a_page_has_at_most_200_events_and_a_quarter_of_a_mebibyte() {
+    let (mut world, _) = world();
+    for number in 0..450 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.run();
+    let sizes: Vec<_> = pages(&world).iter().map(Vec::len).collect();
+    assert_eq!(sizes.iter().sum::<usize>(), 450);
+    assert!(
+        sizes.iter().all(|size| *size <= 200) && sizes.len() <= 4,
+        "{sizes:?}"
+    );
+    world.audit_end();
+
+    let (mut world, _) = self::world();
+    for number in 0..40 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.work(false);
+    assert!(!world.sendings.is_empty());
+    while !world.sendings.is_empty() {
+        let Report::Sent { mut attempt, .. } = world.report(200, None) else {
+            unreachable!()
+        };
+        attempt.response = Some("x".repeat(16 * 1024));
+        let report = Report::Sent {
+            attempt,
+            retry_after: None,
+        };
+        world.report_of(0, report);
+        world.work(false);
+    }
+    world.run();
+    let sizes: Vec<_> = pages(&world).iter().map(Vec::len).collect();
+    assert!(
+        sizes.iter().all(|size| *size <= 17) && sizes.len() >= 3,
+        "{sizes:?}"
+    );
+    world.audit_end();
+}
+
+#[test]
+fn what_was_delivered_is_logged_at_once_when_the_process_ends() {
+    let (mut world, _) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    world.dispatcher.stop();
+    let now = world.now();
+    world.dispatcher.schedule_pages(now);
+    world.take_commands();
+    world.work(false);
+    assert_eq!(pages(&world), [vec![(event, 1)]]);
+}
+
+#[test]
+fn a_page_that_can_never_be_written_keeps_nothing_waiting() {
+    let (mut world, _) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.settle();
+    world.pass(Duration::from_secs(1));
+    world.commands.clear();
+    let now = world.now();
+    world
+        .dispatcher
+        .page_written(&"ns".into(), PageWritten::Impossible, now);
+    assert!(world.dispatcher.is_settled(&event));
+}
