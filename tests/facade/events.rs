@@ -206,16 +206,13 @@ async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overla
                     .filter(|event| number.is_none_or(|number| event.body.contains(&instance(number))))
                     .map(|event| event.id.as_str())
                     .collect();
-                let mut query = "limit=4&page=2".to_owned();
-                for (name, value) in [
-                    ("type", event_type.map(|it| it.to_string())),
-                    ("since", since.map(|it| it.to_string())),
-                    ("instance_id", number.map(instance)),
-                ] {
-                    if let Some(value) = value {
-                        query += &format!("&{name}={value}");
-                    }
-                }
+                let query = [
+                    Some("limit=4&page=2".to_owned()),
+                    event_type.map(|it| format!("type={it}")),
+                    since.map(|it| format!("since={it}")),
+                    number.map(|it| format!("instance_id={}", instance(it))),
+                ];
+                let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
                 let list = get(&query).await.json();
                 assert_eq!(list["pagination"]["total"], expected.len(), "{query}");
                 let second: Vec<&str> = expected.iter().skip(4).take(4).copied().collect();
