@@ -488,6 +488,47 @@ async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_receiver_got_at_once_is_what_the_log_shows_of_it() {
+    let tenant = Tenant::new("evt-real").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let hook = tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant
+        .wait_for_webhook("hook", "its conditions", |webhook| {
+            let status = webhook.status.as_ref();
+            status.is_some_and(|status| !status.conditions.is_empty())
+        })
+        .await;
+    let instance = tenant.apply("web", |_| {}).await;
+    let list = eventually(
+        "both events to be logged",
+        async || {
+            let path = format!("/v1/events?instance_id={}", instance.id());
+            expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+        },
+        |list| list["pagination"]["total"] == 2,
+    )
+    .await;
+    assert_eq!(
+        [&list["data"][0]["type"], &list["data"][1]["type"]],
+        ["instance.started", "instance.created"],
+        "also what no webhook wanted"
+    );
+    let sent = receiver.wait_for(1).await.pop().unwrap();
+    let path = format!("/v1/events/{}", list["data"][1]["id"].as_str().unwrap());
+    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    assert_eq!(
+        shown.text.as_bytes(),
+        [&b"{\"data\":"[..], &sent.body[..], b"}"].concat()
+    );
+    let path = format!("/v1/webhooks/{}/deliveries?status=delivered", hook.id());
+    let delivered = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    assert_eq!(delivered["pagination"]["total"], 1);
+    assert_eq!(delivered["data"][0]["event_id"], list["data"][1]["id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_log_there_are_no_events_and_the_answer_says_why() {
     let plane = shared().await.plane;
     let mut api = Operator::start(plane, &["api", "--delivery-log=failures"]).await;
