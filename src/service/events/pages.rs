@@ -244,10 +244,12 @@ mod tests {
 
     #[tokio::test]
     async fn pages_are_merged_as_they_are_read_and_one_that_is_gone_is_skipped() {
+        // In another order than that of their times.
         let all = vec![
-            page("u", &[14, 18]),
-            page("u", &[0, 17]),
+            page("u", &[11, 17]),
+            page("u", &[0, 13]),
             page("u", &[10, 15, 16]),
+            page("u", &[14, 18]),
         ];
         let (client, requests) = server(all.clone());
         let calls = ApiCalls::new(client, 4);
@@ -266,9 +268,9 @@ mod tests {
         let pages = pages_through(&calls);
         pages.merge(selected.collect(), &mut merge, items).await.unwrap();
         let (shown, total) = merge.finish();
-        assert_eq!(shown, ["18", "16", "15", "14"]);
-        assert_eq!(total, 5);
-        assert_eq!(requests.lock().len(), 3);
+        assert_eq!(shown, ["18", "17", "16", "15"]);
+        assert_eq!(total, 7);
+        assert_eq!(requests.lock().len(), 4);
     }
 
     #[tokio::test]
