@@ -10,13 +10,15 @@ use k8s_openapi::api::{
     rbac::v1::RoleBinding,
 };
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt as _,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stellage::resources::{Account, ApiKey, Delivery, Instance, InstanceState, Webhook, conditions};
+use stellage::resources::{
+    Account, ApiKey, Delivery, EventLog, Instance, InstanceState, Webhook, conditions,
+};
 
 use crate::{
     support::{self, PATIENCE, Tenant, eventually, stellage},
@@ -415,6 +417,43 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
     patch(again).await.unwrap();
     receiver.wait_for(2).await;
     deliveries.delete(&name, &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_may_delete_pages_of_the_event_log_but_neither_forge_change_nor_keep_them() {
+    let tenant = Tenant::new("pages").await;
+    tenant.apply("web", |_| {}).await;
+    let client = tenant_of(&tenant, "ada@example.com").await;
+    let pages: Api<EventLog> = Api::namespaced(client, &tenant.namespace);
+    let logged = |all: &Vec<EventLog>| !all.is_empty();
+    let mut page = eventually("a page", async || tenant.pages().await, logged)
+        .await
+        .remove(0);
+    let name = page.name_any();
+    for change in [
+        json!({ "spec": { "delivered": 7 } }),
+        json!({ "metadata": { "annotations": { "stellage.dev/index": "{}" } } }),
+        json!({ "metadata": { "finalizers": ["example.com/mine"] } }),
+    ] {
+        let patch = Patch::Merge(&change);
+        let refused = pages.patch(&name, &PatchParams::default(), &patch).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("written by the operator alone"),
+            "{change}: {refused}"
+        );
+    }
+    page.metadata = ObjectMeta {
+        name: Some("forged".to_owned()),
+        ..ObjectMeta::default()
+    };
+    let refused = pages.create(&PostParams::default(), &page).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("written by the operator alone"), "{refused}");
+    // The garbage collector removes the finalizer that this adds.
+    pages.delete(&name, &DeleteParams::foreground()).await.unwrap();
+    let is_gone = |all: &Vec<EventLog>| all.iter().all(|page| page.name_any() != name);
+    eventually("the page to go", async || tenant.pages().await, is_gone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use super::{UrlError, connect_error::ConnectError};
+use crate::resources::size;
 
 /// How much of a response body is read, in bytes (decisions, section 5).
 pub const MAX_RESPONSE: usize = 4096;
@@ -42,7 +43,7 @@ impl AttemptOutcome {
         });
         let kept: String = characters
             .take_while(|c| {
-                size += stored_size(*c);
+                size += size::of_char(*c);
                 size <= most
             })
             .collect();
@@ -248,15 +249,6 @@ fn of_tls(error: &rustls::Error) -> AttemptError {
         }
         Error::AlertReceived(alert) => AttemptError::Tls(format!("it answered with the alert {alert:?}")),
         other => AttemptError::Tls(cut(&other.to_string())),
-    }
-}
-
-/// The bytes that a character takes in JSON as Go writes it: the API server escapes what means something in HTML.
-fn stored_size(c: char) -> usize {
-    match c {
-        '"' | '\\' | '\n' | '\t' => 2,
-        '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => 6,
-        c => c.len_utf8(),
     }
 }
 

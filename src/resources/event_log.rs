@@ -14,13 +14,19 @@ use serde::{Deserialize, Serialize};
 use super::{
     Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
     event::{EventType, MAX_BODY},
-    ids, times,
+    ids, size, times,
 };
 
 /// Most events on a page (decisions, section 1).
 pub const MAX_EVENTS: usize = 200;
 /// Most deliveries of an event on a page. An event that is delivered to more webhooks at once has the others as Deliveries.
 pub const MAX_DELIVERIES: usize = 256;
+/// Bytes of an event as it is stored, beside its body: with its place in the index.
+const EVENT_BYTES: usize = 256;
+/// Bytes of a delivery of an event, beside the texts of its attempt.
+const DELIVERY_BYTES: usize = 256;
+/// Bytes of a page, beside its events.
+const PAGE_BYTES: usize = 1024;
 /// Annotation of a page with its [`PageIndex`] as JSON.
 const INDEX_ANNOTATION: &str = "stellage.dev/index";
 /// Annotation of a Delivery that was made from a page to send it again: the name of that page. The Delivery replaces what the
@@ -126,7 +132,7 @@ pub struct PageIndex {
     pub from: Timestamp,
     /// When the latest of the events happened.
     pub to: Timestamp,
-    /// Size of the events as JSON, in bytes.
+    /// Size of the page as it is stored, in bytes, approximately.
     pub bytes: u64,
     /// Ids of the events, without `evt_`.
     pub ids: Vec<String>,
@@ -142,7 +148,7 @@ impl PageIndex {
             account: spec.account.clone(),
             from: spec.from,
             to: spec.to,
-            bytes: serde_json::to_vec(&spec.events).map_or(0, |json| json.len() as u64),
+            bytes: (PAGE_BYTES + spec.events.iter().map(LoggedEvent::bytes).sum::<usize>()) as u64,
             ids: Vec::new(),
             events: BTreeMap::new(),
             delivered: BTreeMap::new(),
@@ -229,7 +235,25 @@ pub fn written_at(name: &str) -> Option<Timestamp> {
     Timestamp::from_millisecond(LAST_MILLISECOND - inverted.parse::<i64>().ok()?).ok()
 }
 
+/// Bytes of an event with this body as it is stored, without its deliveries, approximately.
+pub fn event_bytes(body: &str) -> usize {
+    EVENT_BYTES + size::of_text(body)
+}
+
+impl LoggedDelivery {
+    /// Its bytes as it is stored, approximately.
+    pub fn bytes(&self) -> usize {
+        let texts = self.attempt.response.iter().chain(&self.attempt.error);
+        DELIVERY_BYTES + texts.map(|text| size::of_text(text)).sum::<usize>()
+    }
+}
+
 impl LoggedEvent {
+    fn bytes(&self) -> usize {
+        let deliveries = self.deliveries.iter().map(LoggedDelivery::bytes);
+        event_bytes(&self.body) + deliveries.sum::<usize>()
+    }
+
     /// The place of the event among those of its account.
     pub fn order(&self) -> (Timestamp, i64, &str) {
         (self.created_at, self.sequence, &self.id)

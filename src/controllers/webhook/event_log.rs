@@ -1,6 +1,9 @@
 //! Writes the pages of the event log, and looks events up in them.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::{
@@ -21,14 +24,25 @@ use crate::{
 
 /// Pages on one page of a list.
 const AT_ONCE: u32 = 100;
+/// How often to try again to write a page that is forbidden: for some seconds, in which rights may arrive.
+const MAX_REFUSALS: u32 = 5;
 /// How much later the clock of one leader may be than that of the next.
 const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 
 /// Writes a page.
 pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
+    let failures = page.failures;
+    // Without an account nobody could read it; and a later one must not.
     let account = shared.deps.directory.account_of(namespace);
+    let account = account.filter(|it| {
+        let created = it.metadata.creation_timestamp.as_ref();
+        created.is_none_or(|created| created.0 <= page.at)
+    });
     let Some(account) = account.and_then(|account| account.metadata.uid.clone()) else {
-        // Nobody could read it.
+        tracing::debug!(
+            namespace,
+            "the events of a namespace without an account are not logged"
+        );
         return PageWritten::Impossible;
     };
     let Some(page) = EventLog::page(namespace, &account, page.at, page.events) else {
@@ -43,8 +57,14 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
         // An earlier try has succeeded after all: the name derives from the contents.
         Err(error) if error.status().is_some_and(Status::is_already_exists) => {}
         Err(error) if is_hopeless(&error) => return PageWritten::Impossible,
-        Err(error) if is_refused(&error) => {
-            tracing::error!(namespace, %error, "a page of the event log is refused; its {} events are not logged", page.spec.count);
+        // The account holder's own doing.
+        Err(error) if error.status().is_some_and(quota::is_exceeded) => {
+            tracing::debug!(namespace, %error, "a quota refuses a page of the event log");
+            return PageWritten::Impossible;
+        }
+        Err(error) if is_refused(&error, failures) => {
+            let events = page.spec.count;
+            tracing::error!(namespace, events, %error, "a page of the event log is refused; its events are not logged");
             return PageWritten::Impossible;
         }
         Err(error) => {
@@ -58,11 +78,20 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
 }
 
 /// Whether the API server will never take this page, so that it must not keep what waits for it.
-fn is_refused(error: &CallError) -> bool {
+fn is_refused(error: &CallError, failures: u32) -> bool {
     let is_final = |status: &Status| {
-        status.is_invalid() || matches!(status.code, 400 | 413) || quota::is_exceeded(status)
+        status.is_invalid()
+            || matches!(status.code, 400 | 413)
+            // etcd's limit.
+            || status.message.contains("too large")
+            || failures >= MAX_REFUSALS && is_forbidden(status)
     };
     error.status().is_some_and(is_final)
+}
+
+/// Whether the operator may not do it, or does not find the kind: rights or CRDs of an earlier version.
+const fn is_forbidden(status: &Status) -> bool {
+    matches!(status.code, 403 | 404)
 }
 
 /// Which of these events are on pages of a namespace. The earliest of them happened at `since`.
@@ -74,18 +103,25 @@ pub(super) async fn mentions(
 ) -> Result<Mentions, CallError> {
     let api = api(shared, namespace);
     let since = since.saturating_sub(CLOCKS_DIFFER).unwrap_or(Timestamp::MIN);
-    let mut wanted: HashSet<&str> = events.iter().map(|id| &**id).collect();
+    let wanted: HashMap<&str, &Arc<str>> = events.iter().map(|id| (&**id, id)).collect();
     let mut mentions = Mentions::new();
     let mut params = ListParams::default().limit(AT_ONCE);
     loop {
-        let list = bounded(api.list_metadata(&params)).await?;
+        let list = match bounded(api.list_metadata(&params)).await {
+            // There are none then.
+            Err(error) if error.status().is_some_and(is_forbidden) => {
+                tracing::error!(namespace, %error, "cannot read the event log");
+                return Ok(mentions);
+            }
+            list => list?,
+        };
         let mut is_over = !next_page(&mut params, &list.metadata);
         for page in &list.items {
             let name = page.metadata.name.as_deref().unwrap_or_default();
             // The newest come first.
             is_over |= written_at(name).is_some_and(|at| at < since);
             let index = PageIndex::read(&page.metadata);
-            if !index.is_some_and(|index| index.event_ids().any(|id| wanted.contains(&*id))) {
+            if !index.is_some_and(|index| index.event_ids().any(|id| wanted.contains_key(&*id))) {
                 continue;
             }
             let Some(page) = bounded(api.get_opt(name)).await? else {
@@ -93,14 +129,13 @@ pub(super) async fn mentions(
             };
             for event in page.spec.events {
                 let delivered = event.deliveries.into_iter().map(|it| it.webhook_uid);
-                if let Some(id) = events.iter().find(|id| ***id == *event.id)
-                    && wanted.remove(&**id)
-                {
-                    mentions.insert(id.clone(), delivered.collect());
+                if let Some(id) = wanted.get(&*event.id) {
+                    let mentioned: &mut HashSet<String> = mentions.entry((*id).clone()).or_default();
+                    mentioned.extend(delivered);
                 }
             }
         }
-        if is_over || wanted.is_empty() {
+        if is_over {
             return Ok(mentions);
         }
     }

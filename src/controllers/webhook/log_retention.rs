@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::shared::Shared;
 use crate::{
-    resources::{EventLog, PageIndex, event_log::written_at},
+    resources::{EventLog, PageIndex},
     runtime::client::{CallError, bounded, next_page},
 };
 
@@ -22,12 +22,14 @@ use crate::{
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How often to prune all accounts.
 const ROUND: Duration = Duration::from_secs(600);
+/// Pause after a round that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// An account, or all together, may exceed a bound by this part of it between two prunings.
 const SLACK: u64 = 10;
 /// Pages on one page of a list.
-const PAGE: u32 = 500;
-/// Deletions at the same time.
-const CONCURRENCY: usize = 4;
+const PAGE: u32 = 100;
+/// Deletions at the same time: as fast as pages are written.
+const CONCURRENCY: usize = 8;
 
 /// What has been logged since the last pruning.
 #[derive(Debug, Default)]
@@ -102,15 +104,20 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
                 next_round = Instant::now() + ROUND;
                 round(&shared, &bounds).await
             } else {
-                let prune =
-                    async |namespace: &Arc<str>| prune(&shared, namespace, &bounds, bounds.account).await;
                 let mut pruned = Ok(());
-                for namespace in &due {
-                    pruned = pruned.and(prune(namespace).await.map(drop));
+                for (namespace, size) in due {
+                    let one = prune(&shared, &namespace, &bounds, bounds.account).await;
+                    if one.is_err() {
+                        shared.logged(&namespace, size.events, size.bytes);
+                    }
+                    pruned = pruned.and(one);
                 }
                 pruned
             };
             if let Err(error) = pruned {
+                if is_round {
+                    next_round = Instant::now() + AFTER_FAILURE;
+                }
                 tracing::warn!(%error, "cannot delete old pages of the event log; will retry");
             }
         }
@@ -122,7 +129,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The namespaces to prune now, and whether to prune all.
-fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
+fn due(shared: &Shared, bounds: &Bounds) -> (Vec<(Arc<str>, Size)>, bool) {
     let limit = Size {
         events: bounds.account.events / SLACK,
         bytes: bounds.account.bytes / SLACK,
@@ -133,7 +140,7 @@ fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
         return (Vec::new(), true);
     }
     let due = tally.by_namespace.extract_if(|_, size| size.exceeds(limit));
-    (due.map(|(namespace, _)| namespace).collect(), false)
+    (due.collect(), false)
 }
 
 /// Prunes all accounts, and those with most again if all together are over their bound.
@@ -146,7 +153,7 @@ async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
         bounds.account,
     )
     .await?;
-    let sizes: Vec<u64> = kept.values().map(|size| size.bytes).collect();
+    let sizes: Vec<u64> = kept.values().map(|kept| kept.size.bytes).collect();
     let Some(level) = level(sizes, bounds.total_bytes) else {
         return Ok(());
     };
@@ -158,10 +165,11 @@ async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
         bytes: level,
         ..bounds.account
     };
-    for (namespace, _) in kept.iter().filter(|(_, size)| size.bytes > level) {
-        prune(shared, namespace, bounds, limit).await?;
+    let mut pruned = Ok(());
+    for (namespace, _) in kept.iter().filter(|(_, kept)| kept.size.bytes > level) {
+        pruned = pruned.and(prune(shared, namespace, bounds, limit).await);
     }
-    Ok(())
+    pruned
 }
 
 /// The most that each account may have so that all together have no more than `total`; `None` if they have no more anyway.
@@ -190,8 +198,8 @@ async fn prune_in(
     api: &Api<EventLog>,
     bounds: &Bounds,
     limit: Size,
-) -> Result<HashMap<String, Size>, CallError> {
-    let mut kept: HashMap<String, Size> = HashMap::new();
+) -> Result<HashMap<String, Kept>, CallError> {
+    let mut kept: HashMap<String, Kept> = HashMap::new();
     let mut params = ListParams::default().limit(PAGE);
     loop {
         let list = bounded(api.list_metadata(&params)).await?;
@@ -200,7 +208,8 @@ async fn prune_in(
         let since = since.unwrap_or(Timestamp::MIN);
         let pages = list.items.into_iter().map(|page| page.metadata);
         let surplus: Vec<_> = pages
-            .filter_map(|page| surplus(page, &mut kept, limit, since))
+            .filter(|page| is_surplus(page, &mut kept, limit, since) && !is_needed(shared, page))
+            .filter_map(|page| Some((page.namespace?, page.name?)))
             .collect();
         futures::stream::iter(surplus)
             .for_each_concurrent(CONCURRENCY, async |(namespace, name)| {
@@ -219,32 +228,49 @@ async fn prune_in(
     }
 }
 
-/// Namespace and name of a page, if it is too old or beyond the limit; never those of an account's newest page because of its
-/// size. Pages must come in the order of their names, which is that of their age.
-fn surplus(
-    page: ObjectMeta,
-    kept: &mut HashMap<String, Size>,
-    limit: Size,
-    since: Timestamp,
-) -> Option<(String, String)> {
-    let (namespace, name) = (page.namespace.clone()?, page.name.clone()?);
-    let size = PageIndex::read(&page).map_or_else(Size::default, |index| Size {
+/// What is kept of an account.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    size: Size,
+    /// Whether a page was beyond the limit, and so are all older ones.
+    is_full: bool,
+}
+
+/// Whether a page is too old or beyond the limit; an account's newest page is never beyond it. Pages must come in the order of
+/// their names, the newest first. One that is being deleted still takes room.
+fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, since: Timestamp) -> bool {
+    let size = PageIndex::read(page).map_or_else(Size::default, |index| Size {
         events: index.ids.len() as u64,
         bytes: index.bytes,
     });
-    let created = page.creation_timestamp.map(|time| time.0);
-    let at = written_at(&name).or(created).unwrap_or(Timestamp::MAX);
-    let newer = kept.get(&namespace).copied();
-    let with_it = newer.unwrap_or_default().plus(size);
-    if at < since || newer.is_some() && with_it.exceeds(limit) {
-        return Some((namespace, name));
+    // By the API server's clock: that of an earlier leader may have been wrong.
+    let created = page.creation_timestamp.as_ref().map(|time| time.0);
+    let is_old = created.is_some_and(|at| at < since);
+    let kept = kept
+        .entry(page.namespace.clone().unwrap_or_default())
+        .or_default();
+    let with_it = kept.size.plus(size);
+    kept.is_full |= kept.size != Size::default() && with_it.exceeds(limit);
+    let is_surplus = is_old || kept.is_full;
+    if !is_surplus || page.deletion_timestamp.is_some() {
+        kept.size = with_it;
     }
-    kept.insert(namespace, with_it);
-    None
+    is_surplus && page.deletion_timestamp.is_none()
+}
+
+/// Whether an event of a page is still in an outbox: without the page, a new leader would log and send it again.
+fn is_needed(shared: &Shared, page: &ObjectMeta) -> bool {
+    let Some(index) = PageIndex::read(page) else {
+        return false;
+    };
+    let dispatcher = &shared.state.lock().dispatcher;
+    index.event_ids().any(|id| dispatcher.knows(&id))
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::resources::{EventType, LoggedEvent};
 
@@ -260,7 +286,9 @@ mod tests {
             deliveries: Vec::new(),
         };
         let page = EventLog::page(namespace, "uid", at, (0..events).map(event).collect());
-        page.unwrap().metadata
+        let mut metadata = page.unwrap().metadata;
+        metadata.creation_timestamp = Some(Time(at));
+        metadata
     }
 
     fn deleted(mut pages: Vec<ObjectMeta>, limit: Size, since: i64) -> Vec<(String, i64)> {
@@ -269,8 +297,11 @@ mod tests {
         let since = Timestamp::from_second(since).unwrap();
         let deleted = pages
             .into_iter()
-            .filter_map(|page| surplus(page, &mut kept, limit, since));
-        let times = deleted.map(|(namespace, name)| (namespace, written_at(&name).unwrap().as_second()));
+            .filter(|page| is_surplus(page, &mut kept, limit, since));
+        let times = deleted.map(|page| {
+            let at = page.creation_timestamp.unwrap().0.as_second();
+            (page.namespace.unwrap(), at)
+        });
         times.collect()
     }
 
@@ -294,6 +325,33 @@ mod tests {
         assert_eq!(deleted(pages(), limit(5, u64::MAX), 0), of("a", &[3, 2, 1, 0]));
         let bytes = PageIndex::read(&page("a", 1_800_000_000, 10)).unwrap().bytes;
         assert_eq!(deleted(pages(), limit(1000, 4 * bytes), 0), of("a", &[0]));
+    }
+
+    #[test]
+    fn where_one_page_goes_all_older_ones_go() {
+        let pages = vec![
+            page("a", 1_800_000_003, 8),
+            page("a", 1_800_000_002, 5),
+            page("a", 1_800_000_001, 1),
+        ];
+        let limit = Size {
+            events: 10,
+            bytes: u64::MAX,
+        };
+        let names: Vec<_> = deleted(pages, limit, 0).into_iter().map(|(_, at)| at).collect();
+        assert_eq!(names, [1_800_000_002, 1_800_000_001]);
+    }
+
+    #[test]
+    fn a_page_that_somebody_keeps_from_going_still_takes_room() {
+        let mut stuck = page("a", 1_800_000_001, 8);
+        stuck.deletion_timestamp.clone_from(&stuck.creation_timestamp);
+        let pages = vec![page("a", 1_800_000_002, 1), stuck, page("a", 1_800_000_000, 3)];
+        let limit = Size {
+            events: 10,
+            bytes: u64::MAX,
+        };
+        assert_eq!(deleted(pages, limit, 0), [("a".to_owned(), 1_800_000_000)]);
     }
 
     #[test]

@@ -18,19 +18,22 @@ use jiff::Timestamp;
 use super::{
     Command, DeliveryLog, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State, pause_after},
+    outbox::Removed,
 };
 use crate::resources::{
     Attempt, LoggedDelivery, LoggedEvent,
-    event_log::{MAX_DELIVERIES, MAX_EVENTS},
+    event_log::{MAX_DELIVERIES, MAX_EVENTS, event_bytes},
 };
 
 /// How long an event that can be logged waits for others of its account, and how long one that was delivered to a webhook waits
 /// for its others. With the time of a write, a success is on a page within two seconds (decisions, section 5).
 const WAIT: Duration = Duration::from_secs(1);
-/// Most bytes of a page, approximately. etcd takes 1.5 MiB.
+/// Longest pause after a failed write of a page.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Most bytes of a page as it is stored, approximately. etcd takes 1.5 MiB.
 const MAX_BYTES: usize = 256 * 1024;
-/// Bytes of an event on a page, and of each delivery, beside its body and the text of the answer.
-const OVERHEAD: usize = 250;
+/// Most events that are looked up in the pages at once.
+const LOOKED_UP_AT_ONCE: usize = 500;
 
 /// Whether an entry is on a page.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ pub struct Page {
     pub at: Timestamp,
     /// Its events.
     pub events: Vec<LoggedEvent>,
+    /// Number of consecutive failed writes of it.
+    pub failures: u32,
 }
 
 /// The outcome of the write of a page.
@@ -84,6 +89,7 @@ struct Draft {
     namespace: Arc<str>,
     event: Arc<Event>,
     deliveries: Vec<LoggedDelivery>,
+    bytes: usize,
     place: Place,
 }
 
@@ -98,10 +104,8 @@ enum Place {
 }
 
 impl Draft {
-    fn bytes(&self) -> usize {
-        let answers = self.deliveries.iter().map(|it| &it.attempt.response);
-        let texts: usize = answers.map(|text| text.as_ref().map_or(0, String::len)).sum();
-        OVERHEAD * (1 + self.deliveries.len()) + self.event.body.len() + texts
+    fn is_delivered_to(&self, webhook_uid: &str) -> bool {
+        self.deliveries.iter().any(|it| it.webhook_uid == webhook_uid)
     }
 
     fn logged(&self) -> LoggedEvent {
@@ -171,6 +175,7 @@ impl Dispatcher {
             namespace: namespace.clone(),
             event: event.clone(),
             deliveries: Vec::new(),
+            bytes: event_bytes(&String::from_utf8_lossy(&event.body)),
             place: Place::Open,
         };
         // There is one already if the entry was thought to be gone.
@@ -189,18 +194,26 @@ impl Dispatcher {
         let Some(draft) = self.logs.drafts.get_mut(&job.event_id) else {
             return false;
         };
-        if draft.place == Place::Paged || draft.deliveries.len() >= MAX_DELIVERIES {
-            return false;
+        if draft.is_delivered_to(&queue.facts.uid) {
+            return true;
         }
-        let bytes = draft.bytes();
-        draft.deliveries.push(LoggedDelivery {
+        let delivery = LoggedDelivery {
             webhook: queue.facts.name.to_string(),
             webhook_uid: queue.facts.uid.to_string(),
             attempt: attempt.clone(),
-        });
+        };
+        let bytes = delivery.bytes();
+        if draft.place == Place::Paged
+            || draft.deliveries.len() >= MAX_DELIVERIES
+            || draft.bytes + bytes > MAX_BYTES
+        {
+            return false;
+        }
+        draft.bytes += bytes;
+        draft.deliveries.push(delivery);
         let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
         if draft.place == Place::Ready {
-            account.ready_bytes += draft.bytes() - bytes;
+            account.ready_bytes += bytes;
         }
         if draft.deliveries.len() == 1 {
             account.delivered.push_back((now.mono, job.event_id.clone()));
@@ -217,20 +230,27 @@ impl Dispatcher {
         };
         draft.place = Place::Ready;
         let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
-        account.ready_bytes += draft.bytes();
+        account.ready_bytes += draft.bytes;
         account.ready.push_back(id.clone());
         self.logs.changed.insert(draft.namespace.clone());
     }
 
     /// Has everything logged at the next [`Self::schedule_pages`] that can be.
     pub(super) fn log_all(&mut self) {
-        self.logs.changed.extend(self.logs.accounts.keys().cloned());
+        for (namespace, account) in &mut self.logs.accounts {
+            if let Some(page) = &mut account.page
+                && std::mem::take(&mut page.is_paused)
+            {
+                self.commands.push_back(Command::Log(namespace.clone()));
+            }
+            self.logs.changed.insert(namespace.clone());
+        }
     }
 
     /// Begins pages that are full, and sees to it that the others are begun in time. [`Self::tick`] does it too.
     pub fn schedule_pages(&mut self, now: Now) {
-        for (namespace, id) in self.entries.take_removed() {
-            self.entry_gone(&namespace, &id);
+        for removed in self.entries.take_removed() {
+            self.entry_gone(&removed);
         }
         for namespace in std::mem::take(&mut self.logs.changed) {
             self.schedule_page(&namespace, now);
@@ -283,21 +303,25 @@ impl Dispatcher {
                     break;
                 }
                 draft.place = Place::Ready;
-                account.ready_bytes += draft.bytes();
+                account.ready_bytes += draft.bytes;
                 account.ready.push_back(id.clone());
             }
             account.delivered.pop_front();
         }
         let (mut events, mut bytes) = (Vec::new(), 0);
         while events.len() < MAX_EVENTS
-            && bytes < MAX_BYTES
             && let Some(id) = account.ready.pop_front()
         {
-            if let Some(draft) = self.logs.drafts.get_mut(&id) {
-                draft.place = Place::Paged;
-                bytes += draft.bytes();
-                events.push(id);
+            let Some(draft) = self.logs.drafts.get_mut(&id) else {
+                continue;
+            };
+            if !events.is_empty() && bytes + draft.bytes > MAX_BYTES {
+                account.ready.push_front(id);
+                break;
             }
+            draft.place = Place::Paged;
+            bytes += draft.bytes;
+            events.push(id);
         }
         account.ready_bytes = account.ready_bytes.saturating_sub(bytes);
         if !events.is_empty() {
@@ -317,11 +341,13 @@ impl Dispatcher {
 
     /// The page to write for a [`Command::Log`]. Report its outcome with [`Self::page_written`].
     pub fn page(&self, namespace: &str) -> Option<Page> {
-        let page = self.logs.accounts.get(namespace)?.page.as_ref()?;
+        let account = self.logs.accounts.get(namespace)?;
+        let page = account.page.as_ref()?;
         let drafts = page.events.iter().filter_map(|id| self.logs.drafts.get(id));
         Some(Page {
             at: page.at,
             events: drafts.map(Draft::logged).collect(),
+            failures: account.failures,
         })
     }
 
@@ -331,7 +357,8 @@ impl Dispatcher {
             return;
         };
         if written == PageWritten::Failed {
-            let pause = pause_after(&mut account.failures);
+            // What is not logged is repeated after a crash, so it does not wait for long.
+            let pause = pause_after(&mut account.failures).min(LONGEST_PAUSE);
             if let Some(page) = &mut account.page {
                 page.is_paused = true;
             }
@@ -341,8 +368,15 @@ impl Dispatcher {
         account.failures = 0;
         let Some(page) = account.page.take() else { return };
         for id in page.events {
-            self.logs.drafts.remove(&id);
-            self.entries.set_logged(&id, Logged::Done(HashSet::new()));
+            let draft = self.logs.drafts.remove(&id);
+            let deliveries = draft.into_iter().flat_map(|draft| draft.deliveries);
+            let delivered = deliveries.map(|it| it.webhook_uid).collect();
+            // It is being looked up if it was thought to be gone.
+            let found_again = self.entries.if_unknown_to_log(&id);
+            self.entries.set_logged(&id, Logged::Done(delivered));
+            for job in found_again.into_iter().flat_map(|(_, jobs)| jobs) {
+                self.look_up(&job);
+            }
             self.report_if_settled(&id);
         }
         if page.is_full {
@@ -366,17 +400,18 @@ impl Dispatcher {
         }
     }
 
-    /// The events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them happened.
-    /// Report the result with [`Self::log_checked`].
+    /// Events to look up in the pages of a namespace for a [`Command::CheckLog`], and when the earliest of them happened. Report
+    /// the result with [`Self::log_checked`].
     pub fn unknown_to_log(&mut self, namespace: &str) -> Option<(Timestamp, Vec<Arc<str>>)> {
         let unknown = self.logs.unknown.get_mut(namespace)?;
         unknown.events.retain(|id| self.entries.created_at(id).is_some());
-        let times = unknown.events.iter().filter_map(|id| self.entries.created_at(id));
+        let asked: Vec<_> = unknown.events.iter().take(LOOKED_UP_AT_ONCE).cloned().collect();
+        let times = asked.iter().filter_map(|id| self.entries.created_at(id));
         let Some(earliest) = times.min() else {
             self.logs.unknown.remove(namespace);
             return None;
         };
-        Some((earliest, unknown.events.iter().cloned().collect()))
+        Some((earliest, asked))
     }
 
     /// Reports which of the `asked` events are on pages, and to which webhooks these tell that they were delivered.
@@ -420,14 +455,19 @@ impl Dispatcher {
         }
     }
 
-    /// Logs an entry that is gone, if it was to be logged.
-    fn entry_gone(&mut self, namespace: &Arc<str>, id: &Arc<str>) {
-        if self.knows(id) {
-            return;
+    /// Logs an entry that is gone, if it was to be logged, and sends it, if it was not known whether it was sent.
+    fn entry_gone(&mut self, removed: &Removed) {
+        if !self.knows(&removed.event) {
+            self.finish_draft(&removed.event);
+            if let Some(unknown) = self.logs.unknown.get_mut(&removed.namespace) {
+                unknown.events.remove(&removed.event);
+            }
         }
-        self.finish_draft(id);
-        if let Some(unknown) = self.logs.unknown.get_mut(namespace) {
-            unknown.events.remove(id);
+        for job in &removed.waiting {
+            // Otherwise the entry is there again, and has it looked up.
+            if !self.is_in_outbox(job) {
+                self.look_up(job);
+            }
         }
     }
 
@@ -438,11 +478,18 @@ impl Dispatcher {
             return;
         };
         let uid = self.queues.get(&job.webhook).map(|queue| &*queue.facts.uid);
+        let is_logged = |uid: &str| match self.entries.logged(&job.event_id) {
+            Some(Logged::Done(delivered)) => delivered.contains(uid),
+            // There is a draft already if the entry was thought to be gone.
+            _ => self
+                .logs
+                .drafts
+                .get(&job.event_id)
+                .is_some_and(|draft| draft.is_delivered_to(uid)),
+        };
         match self.entries.logged(&job.event_id) {
-            Some(Logged::Unknown) => {}
-            Some(Logged::Done(delivered)) if uid.is_some_and(|uid| delivered.contains(uid)) => {
-                self.forget(key);
-            }
+            Some(Logged::Unknown) if self.is_in_outbox(key) => {}
+            _ if uid.is_some_and(is_logged) => self.forget(key),
             _ => self.commands.push_back(Command::Check(key.clone())),
         }
     }

@@ -54,7 +54,16 @@ pub(super) struct Entries {
     /// Entries whose webhooks have not been listed since: namespace and id of the event.
     unverified: BTreeSet<(Arc<str>, Arc<str>)>,
     /// Entries that are no longer in their outboxes, of which the log has not been told.
-    removed: Vec<(Arc<str>, Arc<str>)>,
+    removed: Vec<Removed>,
+}
+
+/// An entry that is no longer in its outbox.
+#[derive(Debug)]
+pub(super) struct Removed {
+    pub(super) namespace: Arc<str>,
+    pub(super) event: Arc<str>,
+    /// Jobs that wait for its look-up in the log.
+    pub(super) waiting: Vec<JobKey>,
 }
 
 #[derive(Debug, Default)]
@@ -116,11 +125,16 @@ impl Entries {
         for job in &entry.jobs {
             self.jobs.remove(job);
         }
-        self.removed.push((entry.namespace, id.clone()));
+        let is_unknown = entry.logged == Logged::Unknown;
+        self.removed.push(Removed {
+            namespace: entry.namespace,
+            event: id.clone(),
+            waiting: if is_unknown { entry.jobs } else { Vec::new() },
+        });
     }
 
-    /// The namespaces and ids of the entries that have been removed since the last call.
-    pub(super) fn take_removed(&mut self) -> Vec<(Arc<str>, Arc<str>)> {
+    /// The entries that have been removed since the last call.
+    pub(super) fn take_removed(&mut self) -> Vec<Removed> {
         std::mem::take(&mut self.removed)
     }
 
@@ -353,6 +367,7 @@ impl Dispatcher {
             if let Some(job) = self.jobs.get(&job_key) {
                 // The job exists already, from a record or from an earlier version of this outbox.
                 entry.open += usize::from(job.settles_entry);
+                self.look_up(&job_key);
                 continue;
             }
             if self.tombstones.contains_key(&job_key) {

@@ -29,7 +29,7 @@ fn nth<T: Clone>(all: impl Iterator<Item = T>, pick: u8) -> Option<T> {
 fn take(world: &mut World, (what, pick, dice): Step) {
     let index = |len: usize| (len > 0).then(|| usize::from(pick) % len);
     let webhook = nth(world.hooks.keys().cloned(), pick);
-    match (what % 40, webhook) {
+    match (what % 42, webhook) {
         (0..=5, _) => {
             let uid = format!("i-{}", pick % 3);
             let event_type = crate::events::EventType::InstanceStarted;
@@ -109,6 +109,8 @@ fn take(world: &mut World, (what, pick, dice): Step) {
             let hours = [24, -1, -1, 1][usize::from(dice) % 4];
             world.wall += SignedDuration::from_hours(hours);
         }
+        (40, _) if dice % 2 == 0 => world.lose_sight(&format!("i-{}", pick % 3)),
+        (40..=41, _) => world.show_object(&format!("i-{}", pick % 3)),
         (39, _) if dice % 3 == 0 => world.relist(),
         (39, _) => world.crash(|order| (usize::from(pick) >> (order % 8)) % 2 == 0),
         _ => {}

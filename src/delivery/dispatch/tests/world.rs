@@ -441,8 +441,17 @@ impl World {
         self.versions.insert((uid.to_owned(), revision), outbox.clone());
         if fate == Fate::Good {
             let now = self.now();
+            // As the controller does: an earlier process may have sent what this one does not know.
+            let newest = outbox.last().map(|entry| entry.sequence);
+            let is_left_over =
+                |entry: &OutboxEntry| Some(entry.sequence) != newest && !self.dispatcher.knows(&entry.id);
+            let origin = if outbox.iter().any(is_left_over) {
+                Origin::Found
+            } else {
+                Origin::Fresh
+            };
             self.dispatcher
-                .outbox_seen(&namespace, uid, revision, &outbox, Origin::Fresh, now);
+                .outbox_seen(&namespace, uid, revision, &outbox, origin, now);
             self.take_commands();
         }
     }
@@ -796,6 +805,29 @@ impl World {
         true
     }
 
+    /// An object becomes unreadable, so that it seems gone.
+    pub fn lose_sight(&mut self, uid: &str) {
+        self.dispatcher.object_gone(uid);
+        self.take_commands();
+    }
+
+    /// The watch shows an object as it is.
+    pub fn show_object(&mut self, uid: &str) {
+        let Some(object) = self.objects.get(uid) else {
+            return;
+        };
+        let now = self.now();
+        self.dispatcher.outbox_seen(
+            &object.namespace,
+            uid,
+            object.revision,
+            &object.outbox,
+            Origin::Found,
+            now,
+        );
+        self.take_commands();
+    }
+
     /// Restarts the watch of Deliveries with a list that is already outdated when the dispatcher gets it.
     pub fn relist(&mut self) {
         self.delivery_watch.clear();
@@ -989,6 +1021,10 @@ impl World {
         self.no_secret.clear();
         for webhook in self.hooks.keys().cloned().collect::<Vec<_>>() {
             self.change_hook(&webhook, true);
+        }
+        self.run();
+        for uid in self.objects.keys().cloned().collect::<Vec<_>>() {
+            self.show_object(&uid);
         }
         self.run();
         // The next list corrects what an outdated one left out.
