@@ -20,7 +20,7 @@ use crate::{
         instance::InstanceController,
         webhook::{self, WebhookController},
     },
-    delivery::{ClientError, ReceiverClient, ReceiverUrl, TargetRules},
+    delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
@@ -248,6 +248,7 @@ fn service(
     Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
+        .with_event_log(common.delivery_log == DeliveryLog::All)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -288,12 +289,13 @@ struct Controllers {
 
 impl Controllers {
     fn new(
-        settings: ControllerSettings,
+        mut settings: ControllerSettings,
         common: &CommonSettings,
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
+        settings.delivery.delivery_log = common.delivery_log;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let webhooks = WebhookController::new(

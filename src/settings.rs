@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     catalogue::Catalogue,
-    delivery::{DeliverySettings, ReceiverSettings},
+    delivery::{DeliveryLog, DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
     resources::{account::DEFAULT_INSTANCE_QUOTA, api_key::DEFAULT_KEY_QUOTA, validation},
@@ -54,6 +54,10 @@ pub struct CommonSettings {
     /// API keys that an account may have
     #[arg(long, env = "STELLAGE_API_KEYS_PER_ACCOUNT", default_value_t = DEFAULT_KEY_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub api_keys_per_account: u32,
+
+    /// Whether events, and their deliveries that succeed at the first attempt, are logged (`all`) or not (`failures`)
+    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
+    pub delivery_log: DeliveryLog,
 
     /// Which receivers webhooks may call, and how
     #[command(flatten)]

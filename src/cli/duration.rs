@@ -51,6 +51,22 @@ pub(super) fn expiry_from_now(text: &str) -> Result<Timestamp, String> {
     expiry(text, Timestamp::now())
 }
 
+/// Parses a time in the past: an age at `now`, or an RFC 3339 time.
+fn since(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let wrong =
+        || "must be an age such as 30m or 2h, or an RFC 3339 time such as 2026-11-21T10:00:00Z".to_owned();
+    if text.contains(['T', 't']) {
+        return text.parse().map_err(|_| wrong());
+    }
+    let age = parse(text).map_err(|_| wrong())?;
+    now.checked_sub(age).map_err(|_| "is too long ago".to_owned())
+}
+
+/// A time [`since`], counted from now, for clap.
+pub(super) fn since_now(text: &str) -> Result<Timestamp, String> {
+    since(text, Timestamp::now())
+}
+
 /// An age in the format of kubectl.
 pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = (now.as_second() - since.as_second()).max(0);
@@ -92,6 +108,21 @@ mod tests {
             "9ä",
         ] {
             assert!(expiry(bad, now).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_time_in_the_past_is_an_age_or_a_time() {
+        let now: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
+        for (text, time) in [
+            ("2h", "2026-11-21T08:00:00Z"),
+            ("0s", "2026-11-21T10:00:00Z"),
+            ("2026-11-21T09:00:00.5+01:00", "2026-11-21T08:00:00.5Z"),
+        ] {
+            assert_eq!(since(text, now).unwrap().to_string(), time, "{text}");
+        }
+        for bad in ["", "2", "-1h", "2026-11-21", "yesterday", "9999999999w"] {
+            assert!(since(bad, now).is_err(), "{bad}");
         }
     }
 

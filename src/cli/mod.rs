@@ -12,6 +12,7 @@ mod connect;
 mod crds;
 mod delivery;
 mod duration;
+mod events;
 mod instance;
 mod key;
 mod listen;
@@ -57,6 +58,11 @@ pub enum Command {
     /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
     /// everything else goes to stderr. Ctrl-C ends it.
     Listen(listen::ListenArgs),
+    /// Print the events of an account from its log, oldest first
+    ///
+    /// The log has the events of the last 24 hours, unless the operator is set to log none. Events go to stdout, one per line;
+    /// everything else goes to stderr.
+    Events(events::EventsArgs),
     /// Print the CRDs, for `kubectl apply -f -`
     Crds(crds::CrdsArgs),
 }
@@ -70,6 +76,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Account(command) => account::run(command).await,
         Command::Key(command) => key::run(command).await,
         Command::Listen(args) => listen::run(args).await,
+        Command::Events(args) => events::run(args).await,
         Command::Crds(args) => crds::run(&args),
     }
 }
@@ -171,6 +178,16 @@ pub enum CliError {
         namespace: String,
         /// The command that lists the objects.
         list: String,
+    },
+    /// A delivery is in the event log alone, from which only the REST API can send it again.
+    #[error(
+        "delivery {id} succeeded at its first attempt, so it is in the event log only, and commands cannot send it again\nWith an API key of the account: POST /v1/webhooks/{webhook}/deliveries/{id}/redeliver"
+    )]
+    OnlyLogged {
+        /// The delivery.
+        id: String,
+        /// The id of its webhook.
+        webhook: String,
     },
     /// There is no such namespace.
     #[error(

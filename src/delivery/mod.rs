@@ -44,6 +44,7 @@ mod tunnel;
 
 pub use attempt::{AttemptError, AttemptOutcome, RetryAfter};
 pub use client::{ClientError, ClientSettings, ReceiverClient};
+pub use dispatch::DeliveryLog;
 pub use own_ranges::OwnRanges;
 pub use proxy::ProxyUrl;
 pub use rules::{Forbidden, TargetRules};

@@ -18,8 +18,9 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_RETRY_SCHEDULE", value_name = "DELAYS", default_value_t)]
     pub retry_schedule: RetrySchedule,
 
-    /// Whether events, and their deliveries that succeed at the first attempt, are logged (`all`) or not (`failures`)
-    #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
+    /// Whether events, and their deliveries that succeed at the first attempt, are logged. Set from the common settings, because
+    /// the REST API shows them.
+    #[arg(skip)]
     pub delivery_log: DeliveryLog,
 
     /// Attempts at the same time

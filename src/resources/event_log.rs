@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -259,7 +259,8 @@ impl LoggedEvent {
         (self.created_at, self.sequence, &self.id)
     }
 
-    /// Its delivery to the Webhook with this UID, if it succeeded at the first attempt: as the Delivery that it would be.
+    /// Its delivery to the Webhook with this UID, if it succeeded at the first attempt: as the Delivery that it would be, with
+    /// [`LOGGED_IN_ANNOTATION`].
     pub fn delivery_to(&self, webhook_uid: &str, page: &EventLog) -> Option<Delivery> {
         let delivered = self.deliveries.iter().find(|it| it.webhook_uid == webhook_uid)?;
         let mut delivery = Delivery::new(
@@ -275,12 +276,18 @@ impl LoggedEvent {
                 test: false,
             },
         );
-        delivery.metadata.namespace.clone_from(&page.metadata.namespace);
+        let metadata = &mut delivery.metadata;
+        metadata.namespace.clone_from(&page.metadata.namespace);
+        let name = page.metadata.name.clone().unwrap_or_default();
+        metadata.annotations = Some(BTreeMap::from([(LOGGED_IN_ANNOTATION.to_owned(), name)]));
+        let attempt = &delivered.attempt;
+        let took = SignedDuration::from_millis(attempt.duration_ms);
+        let finished_at = attempt.at.checked_add(took).unwrap_or(attempt.at);
         let mut status = DeliveryStatus::new(DeliveryPhase::Delivered, None);
         status.attempt_count = 1;
-        status.last_status_code = delivered.attempt.status_code;
-        status.attempts.push(delivered.attempt.clone());
-        delivery.status = Some(status);
+        status.last_status_code = attempt.status_code;
+        status.attempts.push(attempt.clone());
+        delivery.set_status(status, finished_at);
         Some(delivery)
     }
 }

@@ -76,6 +76,11 @@ pub fn is_instance_id(name: &str) -> bool {
     name.strip_prefix("i-").is_some_and(is_suffix)
 }
 
+/// Whether `id` has the form of the id of an event that has happened, `evt_<16 of [a-z0-9]>`: not that of a test event.
+pub fn is_event_id(id: &str) -> bool {
+    id.strip_prefix("evt_").is_some_and(is_suffix)
+}
+
 /// A random instance id (about 82 bits).
 pub fn random_instance_id() -> String {
     format!("i-{}", random_suffix())

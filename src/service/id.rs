@@ -82,6 +82,15 @@ public_id!(
     DeliveryId, "dlv_", ids::delivery_name_of
 );
 
+public_id!(
+    /// `evt_` and 16 of `[a-z0-9]`, of an event that has happened. There is no object of this name.
+    EventId, "evt_", event_name
+);
+
+fn event_name(id: &str) -> Option<String> {
+    ids::is_event_id(id).then(|| id.to_owned())
+}
+
 fn instance_name(id: &str) -> Option<String> {
     ids::is_instance_id(id).then(|| id.to_owned())
 }

@@ -1,6 +1,6 @@
 //! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
-//! - [`instances`], [`webhooks`], [`deliveries`]: the resources, one folder each;
+//! - [`instances`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder each;
 //! - [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
@@ -14,6 +14,7 @@ pub mod account;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;
+pub mod events;
 pub mod id;
 pub mod idempotency;
 pub mod index;
@@ -93,6 +94,8 @@ pub struct Service {
     key_locks: KeyedLocks,
     /// Keys that an account may have.
     key_quota: usize,
+    /// Whether the operator logs events.
+    has_event_log: bool,
     catalogue: Catalogue,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
@@ -149,6 +152,7 @@ impl Service {
             credentials: Arc::default(),
             key_locks: KeyedLocks::default(),
             key_quota: size(DEFAULT_KEY_QUOTA),
+            has_event_log: true,
             catalogue,
             clock,
             usage,
@@ -171,6 +175,15 @@ impl Service {
     pub fn with_key_quota(self, quota: u32) -> Self {
         Self {
             key_quota: size(quota),
+            ..self
+        }
+    }
+
+    /// Sets whether the operator logs events; it does without this.
+    #[must_use]
+    pub fn with_event_log(self, has_event_log: bool) -> Self {
+        Self {
+            has_event_log,
             ..self
         }
     }

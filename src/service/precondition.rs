@@ -10,12 +10,12 @@ use crate::resources::Delivery;
 
 /// The version of an object's desired state: its UID and generation, which status changes leave alone.
 pub fn version<K: Object>(object: &K) -> String {
-    // Deliveries have no status subresource, so every change increments the generation; their content never changes.
-    let generation = if K::kind(&()) == Delivery::kind(&()) {
-        1
-    } else {
-        object.meta().generation.unwrap_or(0)
-    };
+    if K::kind(&()) == Delivery::kind(&()) {
+        // The content of a Delivery never changes, although every change of its status increments the generation. Its name
+        // stands for webhook and event, also while there is no object because the event log has the delivery.
+        return format!("{}-1", object.name());
+    }
+    let generation = object.meta().generation.unwrap_or(0);
     format!("{}-{generation}", object.uid())
 }
 

@@ -9,7 +9,7 @@ use stellage::resources::{ApiKey, Delivery, Instance, InstanceState, Webhook};
 
 use super::{
     contract::{self, Endpoint},
-    create, order, wait_for, webhooks,
+    create, events, order, wait_for, webhooks,
 };
 use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
@@ -34,6 +34,7 @@ struct Ids {
     instance: String,
     webhook: String,
     delivery: String,
+    event: String,
     key: String,
 }
 
@@ -43,11 +44,15 @@ impl Ids {
         let test = format!("{}/test", webhooks::url_of(&webhook));
         let delivery = contract::expect(tenant, 202, Method::POST, &test, None, &[]).await;
         let key = contract::expect(tenant, 201, Method::POST, "/v1/keys", None, &[]).await;
+        let event = events::event(events::start(), 0, &[]);
+        let account = events::account_uid(tenant).await;
+        events::write_page(tenant, &account, vec![event.clone()]).await;
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
         Self {
             instance: create(tenant, "web").await,
             webhook: webhook["id"].as_str().unwrap().to_owned(),
             delivery: id(&delivery),
+            event: event.id,
             key: id(&key),
         }
     }
@@ -57,6 +62,7 @@ impl Ids {
             instance: "i-0000000000000000".to_owned(),
             webhook: "wh_0000000000000000".to_owned(),
             delivery: "dlv_0000000000000000".to_owned(),
+            event: "evt_0000000000000000".to_owned(),
             key: "key-0000000000000000".to_owned(),
         }
     }
@@ -66,6 +72,7 @@ impl Ids {
             instance: "nonsense".to_owned(),
             webhook: "nonsense".to_owned(),
             delivery: "nonsense".to_owned(),
+            event: "nonsense".to_owned(),
             key: "-nonsense-".to_owned(),
         }
     }
@@ -74,6 +81,7 @@ impl Ids {
         let id = match path {
             path if path.starts_with("/v1/instances/") => &self.instance,
             path if path.starts_with("/v1/webhooks/") => &self.webhook,
+            path if path.starts_with("/v1/events/") => &self.event,
             path if path.starts_with("/v1/keys/") => &self.key,
             path => panic!("whose ids are in {path}?"),
         };
@@ -157,7 +165,13 @@ async fn a_list_and_the_account_show_ones_own_alone() {
             continue;
         }
         let answer = contract::expect(&bob, 200, Method::GET, &path, None, &[]).await;
-        for id in [&theirs.instance, &theirs.webhook, &theirs.key, &ada.namespace] {
+        for id in [
+            &theirs.instance,
+            &theirs.webhook,
+            &theirs.event,
+            &theirs.key,
+            &ada.namespace,
+        ] {
             assert!(!answer.text.contains(id.as_str()), "{path}: {}", answer.text);
         }
     }

@@ -5,6 +5,7 @@ mod connections;
 mod contract;
 mod deliveries;
 mod errors;
+pub mod events;
 mod isolation;
 mod lifecycle;
 mod memory;

@@ -1,8 +1,12 @@
 //! `stellage delivery …`: list and show deliveries, and send them again.
 
+mod logged;
 mod view;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use clap::{
     Args, Subcommand,
@@ -16,7 +20,7 @@ use super::{
     CliError,
     change::change,
     connect::Cluster,
-    objects::{self, InNamespace},
+    objects::{self, InNamespace, Named as _},
     output::{self, Output, printable},
     program::program,
     wait::{self, Progress, Waiting},
@@ -133,13 +137,23 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let webhook: Webhook = objects::find(cluster, namespace, &args.webhook).await?;
     let selection = ListParams::default().labels(&format!("{WEBHOOK_LABEL}={}", webhook.name_any()));
     let mut deliveries: Vec<Delivery> = objects::list(cluster, Some(namespace), &selection).await?;
+    deliveries.retain(|delivery| is_of(delivery, &webhook));
+    let stored: HashSet<String> = deliveries.iter().map(kube::ResourceExt::name_any).collect();
     deliveries.retain(|delivery| {
-        is_of(delivery, &webhook)
-            && args.status.is_none_or(|status| status == shown_phase(delivery))
+        args.status.is_none_or(|status| status == shown_phase(delivery))
             && args
                 .event_type
                 .is_none_or(|wanted| wanted == delivery.spec.event_type)
     });
+    if args
+        .status
+        .is_none_or(|status| status == DeliveryPhase::Delivered)
+    {
+        let mut logged = logged::list(cluster, namespace, &webhook, args.event_type).await?;
+        // One that was sent again is a Delivery, whatever its status is now.
+        logged.retain(|delivery| !stored.contains(&delivery.name_any()));
+        deliveries.extend(logged);
+    }
     deliveries.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
     if args.output == Output::Json {
         return objects::print_all(deliveries);
@@ -162,7 +176,14 @@ fn is_of(delivery: &Delivery, webhook: &Webhook) -> bool {
 }
 
 async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
-    let delivery: Delivery = objects::find(cluster, args.place.of(cluster), &args.name).await?;
+    let namespace = args.place.of(cluster);
+    let delivery: Delivery = match objects::find(cluster, namespace, &args.name).await {
+        Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
+            Some((delivery, _)) => delivery,
+            None => return Err(unknown),
+        },
+        found => found?,
+    };
     match args.output {
         Output::Json => objects::print(&delivery),
         Output::Text => {
@@ -170,6 +191,16 @@ async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
             Ok(())
         }
     }
+}
+
+/// The delivery with this name or id, if it is in the event log, and its webhook.
+async fn in_log(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(Delivery, Webhook)>, CliError> {
+    let named = Delivery::name_of(name);
+    logged::find(cluster, namespace, named.as_deref().unwrap_or(name)).await
 }
 
 async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliError> {
@@ -187,7 +218,18 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         patch["metadata"]["resourceVersion"] = json!(delivery.metadata.resource_version);
         Ok(Some(patch))
     };
-    let delivery = change(cluster, namespace, &args.name, "send", decide).await?;
+    let delivery = match change(cluster, namespace, &args.name, "send", decide).await {
+        Err(unknown @ CliError::NoObject { .. }) => {
+            return Err(match in_log(cluster, namespace, &args.name).await? {
+                Some((delivery, webhook)) => CliError::OnlyLogged {
+                    id: delivery.id(),
+                    webhook: webhook.id(),
+                },
+                None => unknown,
+            });
+        }
+        changed => changed?,
+    };
     let webhook: Webhook = objects::find(cluster, namespace, &delivery.spec.webhook).await?;
     let when = When::of(&webhook);
     if args.waiting.wait && !when.is_now() {

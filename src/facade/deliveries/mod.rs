@@ -50,8 +50,9 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
 
 /// Lists the deliveries of a webhook
 ///
-/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of them, unless the operator
-/// is configured otherwise. Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
+/// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of those that failed at least
+/// once, unless the operator is configured otherwise. One that succeeds at the first attempt is listed some two seconds later.
+/// Filters can be combined with each other and with paging. A filter that matches nothing gives an empty
 /// list. Pages do not lead beyond the newest 10,000 deliveries that match.
 #[utoipa::path(
     get,
@@ -76,7 +77,7 @@ pub async fn list(
     let (page, total) = app
         .service
         .list_deliveries(
-            caller.namespace(),
+            caller.tenant(),
             id,
             selection(&parameters),
             paging.page,
@@ -104,7 +105,7 @@ pub async fn detail(
     Target(id): Target<WebhookId>,
     Inner(delivery): Inner<DeliveryId>,
 ) -> Result<Response, ApiError> {
-    let (webhook, delivery) = app.service.delivery(caller.namespace(), id, delivery).await?;
+    let (webhook, delivery) = app.service.delivery(caller.tenant(), id, delivery).await?;
     let view = DeliveryView::with_request(&delivery, &webhook.webhook);
     response::single(StatusCode::OK, &delivery, view, None)
 }
@@ -136,7 +137,7 @@ pub async fn redeliver(
     let redelivered = app
         .service
         .redeliver(
-            caller.namespace(),
+            caller.tenant(),
             id,
             delivery_id,
             post.idempotent.as_ref(),

@@ -3,9 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{deliveries, error::ErrorCode, instances, keys, webhooks},
+    super::{deliveries, error::ErrorCode, events, instances, keys, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
+
+/// The path of the list of events.
+const EVENTS_PATH: &str = "/v1/events";
 
 /// The codes that a detail of an error can have.
 const DETAIL_CODES: [&str; 8] = [
@@ -32,6 +35,7 @@ pub(super) fn complete(document: &mut Value) {
         instances::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
+        events::shared_schemas(),
         keys::view::shared_schemas(),
         receivers::schemas(),
         shared_by_errors,
@@ -184,6 +188,10 @@ impl Operation<'_> {
             "webhook"
         } else if self.path.starts_with("/v1/keys") {
             "key"
+        } else if self.path == EVENTS_PATH {
+            "events"
+        } else if self.path.starts_with(EVENTS_PATH) {
+            "event"
         } else {
             "instance"
         }
@@ -202,6 +210,11 @@ impl Operation<'_> {
             "instance" => self.is_action() || self.method == "patch",
             _ => self.path.ends_with("/test") || self.path.ends_with("/retry"),
         }
+    }
+
+    /// Whether it is an action that may create a Delivery.
+    fn creates_delivery(self) -> bool {
+        self.path.ends_with("/test") || self.path.ends_with("/redeliver")
     }
 
     fn takes_if_match(self) -> bool {
@@ -260,14 +273,14 @@ impl Operation<'_> {
         if self.method != "get" {
             codes.extend([E::TokenReadonly, E::Forbidden, E::Conflict]);
         }
-        if self.has_id() {
+        if self.has_id() || self.path == EVENTS_PATH {
             codes.push(E::NotFound);
         }
         if self.takes_if_match() {
             codes.push(E::PreconditionFailed);
         }
         match self.method {
-            "post" if self.has_id() && !self.path.ends_with("/test") => codes.push(E::IdempotencyKeyReused),
+            "post" if self.has_id() && !self.creates_delivery() => codes.push(E::IdempotencyKeyReused),
             "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
             "delete" if self.word() == "instance" => codes.push(E::Protected),
             _ => {}
@@ -284,6 +297,7 @@ impl Operation<'_> {
             names.push(match self.word() {
                 "instance" => "InstanceIdParameter",
                 "key" => "KeyIdParameter",
+                "event" => "EventIdParameter",
                 _ => "WebhookIdParameter",
             });
         }
@@ -398,12 +412,16 @@ fn parameters() -> Value {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the API key.",
             "schema": schema_reference("KeyId"), "example": examples::KEY_ID,
         },
+        "EventIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the event.",
+            "schema": schema_reference("EventId"), "example": examples::EVENT_ID,
+        },
         "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",
             "schema": schema_reference("DeliveryId"), "example": examples::DELIVERY_ID,
         },
         "Page": {
-            "name": "page", "in": "query", "description": "Number of the page, counted from 1. A page past the end is empty. Only the newest 10,000 matching deliveries can be paged through; a page beyond them is answered with 422.",
+            "name": "page", "in": "query", "description": "Number of the page, counted from 1. A page past the end is empty. Only the newest 10,000 matching deliveries or events can be paged through; a page beyond them is answered with 422.",
             "schema": { "type": "integer", "format": "int64", "minimum": 1, "maximum": 9_007_199_254_740_991_u64, "default": 1 },
         },
         "Limit": {

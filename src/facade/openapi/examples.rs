@@ -20,6 +20,7 @@ use crate::{
     service::{
         deliveries::When,
         error::{Error, protected, quota_used_up},
+        events::not_logged,
         idempotency,
         index::Indexed as _,
         instances::{IndexedInstance, check_state},
@@ -36,6 +37,8 @@ pub(super) const WEBHOOK_ID: &str = "wh_0c9k2m8x1ta4q7hz";
 pub(super) const DELIVERY_ID: &str = "dlv_2m8x1ta4q7hz0c9k";
 /// The id of an API key.
 pub(super) const KEY_ID: &str = "key-ta4q7hz0c9k2m8x1";
+/// The id of an event.
+pub(super) const EVENT_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 /// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
@@ -84,7 +87,7 @@ fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
     } else {
         status["attempts"] = json!([{ "at": "2026-11-21T10:02:31.25Z", "durationMs": 42, "statusCode": 200, "response": "ok" }]);
     }
-    let (event, created_at) = ("evt_5m2k8x1ta4q7hz0c", "2026-11-21T10:02:31Z");
+    let (event, created_at) = (EVENT_ID, "2026-11-21T10:02:31Z");
     let body = catalogue::example_body(EventType::InstanceCreated, event, created_at.parse().ok()?);
     let object = json!({
         "metadata": {
@@ -188,6 +191,8 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         | "getDelivery"
         | "redeliver"
         | "retryDeliveries" => webhooks(operation),
+        "listEvents" => list(json!([catalogue::example(EventType::InstanceCreated)])),
+        "getEvent" => Some(json!({ "data": catalogue::example(EventType::InstanceCreated) })),
         "getAccount" => Some(json!({ "data": AccountView::example() })),
         "listKeys" => list(json!([KeyView::of(&key()?)])),
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
@@ -253,6 +258,7 @@ fn invalid_input(word: &str) -> ApiError {
         "webhook" => ("url", "must begin with https://"),
         "delivery" => ("limit", "must be an integer from 1 to 100"),
         "key" => ("scope", "must be read or write"),
+        "events" => ("since", "must be an RFC 3339 time such as 2026-11-21T10:00:00Z"),
         _ => ("plan", "must be starter, business, performance or enterprise"),
     };
     ApiError::invalid(vec![
@@ -279,10 +285,12 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
         ),
         ErrorCode::ResourceLimitExceeded => quota_used_up(match word {
             "webhook" => "webhooks",
+            "delivery" => "deliveries",
             "key" => "API keys",
             _ => "instances",
         })
         .into(),
+        ErrorCode::NotFound if word == "events" => not_logged().into(),
         ErrorCode::NotFound => Error::no_such(word).into(),
         ErrorCode::InvalidState => invalid_state(word),
         ErrorCode::Protected => protected().into(),

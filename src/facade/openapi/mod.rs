@@ -17,7 +17,7 @@ use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, account, catalogue, deliveries, error,
+    App, account, catalogue, deliveries, error, events,
     instances::{self, actions},
     keys, response, view,
     webhooks::{self, actions as webhook_actions},
@@ -52,6 +52,7 @@ pub struct Served {
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
         (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
+        (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
         (name = "account", description = "The account itself, and its API keys."),
         (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
@@ -78,6 +79,8 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(deliveries::detail))
         .routes(routes!(deliveries::redeliver))
         .routes(routes!(deliveries::retry))
+        .routes(routes!(events::list))
+        .routes(routes!(events::detail))
         .routes(routes!(account::show))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::detail, keys::revoke))
@@ -177,6 +180,8 @@ mod tests {
             "DELETE /v1/webhooks/{id}",
             "DELETE /v1/keys/{id}",
             "GET /v1/account",
+            "GET /v1/events",
+            "GET /v1/events/{id}",
             "GET /v1/images",
             "GET /v1/instances",
             "GET /v1/instances/{id}",

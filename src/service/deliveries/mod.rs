@@ -1,12 +1,21 @@
-//! Deliveries: list, find, send again. They are read from the API server in pages, because there may be too many to watch.
+//! Deliveries: list, find, send again. They are read from the API server in pages, because there may be too many to watch. Those
+//! that succeeded at the first attempt are in the event log; the others are Deliveries.
 //!
 //! - `selection`: filters, and the status of a delivery;
+//! - [`logged`]: deliveries in the event log;
 //! - `bulk`: requests for many deliveries of a webhook at once.
 
 mod bulk;
+pub mod logged;
 mod selection;
 
-use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+    ops::ControlFlow,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
@@ -25,7 +34,9 @@ pub use self::{
 use self::selection::is_of;
 use super::{
     Service,
-    error::{Detail, Error},
+    credentials::Tenant,
+    error::Error,
+    events::{ListedPage, Merge, Pages, Place, Segment, Selected, Span, plan},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -36,7 +47,7 @@ use super::{
 };
 use crate::{
     resources::{
-        Delivery, DeliveryPhase, Webhook,
+        Delivery, DeliveryPhase, EventLog, Webhook,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         instance::IDEMPOTENCY_ANNOTATION,
     },
@@ -45,15 +56,13 @@ use crate::{
 
 /// Deliveries per page of a list call.
 const PAGE: u32 = 500;
-/// How deep a list can be paged into: of each delivery up to there, the request keeps its name in memory.
-const DEEPEST: usize = 10_000;
 /// Deliveries of a page that are read at the same time.
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Attempts to change a delivery that others keep changing.
 const MAX_ATTEMPTS: u32 = 10;
-/// The complaint about a page beyond [`DEEPEST`].
+/// The complaint about a page that is too deep.
 const TOO_DEEP: &str =
     "must not lead beyond the newest 10000 deliveries; use the filters status and event_type";
 /// The name of the kind in messages.
@@ -116,91 +125,141 @@ impl When {
     }
 }
 
-/// Where a page lies in a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
-    /// Items before it.
-    skip: usize,
-    /// Items up to its end, of which the request keeps the names; none if that is deeper than [`DEEPEST`].
-    depth: usize,
-}
-
-impl Span {
-    /// The span of a page, counted from 1, of `limit` items.
-    fn of(page: u64, limit: usize) -> Self {
-        let skip = usize::try_from(page.saturating_sub(1))
-            .unwrap_or(usize::MAX)
-            .saturating_mul(limit);
-        let depth = skip.saturating_add(limit);
-        Self {
-            skip,
-            depth: if depth > DEEPEST { 0 } else { depth },
-        }
-    }
-
-    /// `invalid_input` if the page is too deep, unless it lies past the end of the list.
-    fn check(self, total: usize) -> Result<(), Error> {
-        if self.depth == 0 && self.skip < total {
-            let complaint = Detail::new("page", "invalid_value", TOO_DEEP);
-            return Err(Error::invalid(vec![complaint]));
-        }
-        Ok(())
-    }
-}
-
 impl Service {
     /// One page of a webhook's deliveries, newest first, without bodies, and their total number. `page` counts from 1. `None` as
     /// the selection selects nothing. `invalid_input` if the page is too deep, but not past the end.
     pub async fn list_deliveries(
         &self,
-        namespace: &str,
+        tenant: &Tenant,
         webhook: Option<WebhookId>,
         selection: Option<Selection>,
         page: u64,
         limit: usize,
     ) -> Result<(Vec<Delivery>, usize), Error> {
-        let item = self.webhook(namespace, webhook).await?;
+        let item = self.webhook(&tenant.namespace, webhook).await?;
         let Some(selection) = selection else {
             return Ok((Vec::new(), 0));
         };
-        let span = Span::of(page, limit);
-        let mut newest = Newest::of(span.depth);
-        let reading = async {
-            self.each_key(&item.webhook, selection, |metadata| newest.add(&metadata))
-                .await?;
-            let total = newest.total;
-            span.check(total)?;
-            let names = newest.keys.into_iter().skip(span.skip).map(|(_, name)| name);
-            let page = self.read_all(&item.webhook, selection, names).await?;
-            Ok((page, total))
-        };
+        let reading = self.read_deliveries(tenant, &item.webhook, selection, Span::of(page, limit));
         tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())?
     }
 
+    async fn read_deliveries(
+        &self,
+        tenant: &Tenant,
+        webhook: &Webhook,
+        selection: Selection,
+        span: Span,
+    ) -> Result<(Vec<Delivery>, usize), Error> {
+        let mut reading = Some(self.calls.long_read(&tenant.namespace).await?);
+        let mut newest = Newest::of(span.depth);
+        let mut replaced = Replaced::default();
+        let listed = if selection.has_logged() {
+            // Also one that is being sent again replaces what the log tells of it.
+            Selection {
+                status: None,
+                ..selection
+            }
+        } else {
+            selection
+        };
+        self.each_key(webhook, listed, |metadata| {
+            replaced.add(&metadata);
+            if selection.has_key(&metadata, webhook) {
+                newest.add(&metadata);
+            }
+        })
+        .await?;
+
+        let pages = Pages::of(&self.calls, tenant);
+        let mut logged = Vec::new();
+        if selection.has_logged() {
+            let see = |page: ListedPage| {
+                let count = page.index.delivered_to(webhook.uid(), selection.event_type);
+                let segment = Segment {
+                    from: page.index.from,
+                    to: page.index.to,
+                    count: count.saturating_sub(replaced.count_in(&page, webhook)),
+                };
+                if segment.count > 0 {
+                    logged.push(Selected {
+                        name: page.name,
+                        segment,
+                    });
+                }
+                ControlFlow::Continue(())
+            };
+            pages.each(&mut reading, see).await?;
+        }
+
+        let stored: Vec<Place> = newest.keys.into_iter().collect();
+        let single = |(Reverse((time, _)), _): &Place| Segment {
+            from: *time,
+            to: *time,
+            count: 1,
+        };
+        let segments: Vec<Segment> = stored
+            .iter()
+            .map(single)
+            .chain(logged.iter().map(|page| page.segment))
+            .collect();
+        let in_pages: usize = logged.iter().map(|page| page.segment.count).sum();
+        let total = newest.total + in_pages;
+        span.check(total, TOO_DEEP)?;
+        let plan = plan(&segments, span);
+        let mut merge = Merge::new(span, plan.before);
+        let mut needed = Vec::new();
+        for index in plan.needed {
+            match index.checked_sub(stored.len()) {
+                None => merge.add(stored[index].clone(), Shown::Stored(stored[index].1.clone())),
+                Some(page) => needed.push(logged[page].clone()),
+            }
+        }
+        let items = |page: EventLog| {
+            let deliveries = logged::deliveries_to(webhook.uid(), &page, selection.event_type);
+            deliveries
+                .filter(|delivery| !replaced.has(&page, delivery.name()))
+                .map(|delivery| {
+                    let delivery = without_body(delivery);
+                    (
+                        newest_first(&delivery.metadata),
+                        Shown::Logged(Box::new(delivery)),
+                    )
+                })
+                .collect()
+        };
+        pages.merge(needed, &mut merge, items).await?;
+        let page = self
+            .read_all(webhook, selection, merge.finish().0.into_iter())
+            .await?;
+        Ok((page, total))
+    }
+
     /// The delivery with this id, and its webhook; `not_found` if it does not belong to the webhook.
     pub async fn delivery(
         &self,
-        namespace: &str,
+        tenant: &Tenant,
         webhook: Option<WebhookId>,
         id: Option<DeliveryId>,
     ) -> Result<(Arc<IndexedWebhook>, Delivery), Error> {
-        let item = self.webhook(namespace, webhook).await?;
-        let delivery = self.delivery_of(&item.webhook, id).await?;
-        Ok((item, delivery))
+        let item = self.webhook(&tenant.namespace, webhook).await?;
+        let found = self.delivery_of(tenant, &item.webhook, id).await?;
+        let (Found::Stored(delivery) | Found::Logged(delivery)) = found;
+        Ok((item, *delivery))
     }
 
-    /// Sends a delivery now, whatever its phase, once per idempotency key.
+    /// Sends a delivery now, whatever its phase, once per idempotency key. One that is only in the event log becomes a Delivery.
     pub async fn redeliver(
         &self,
-        namespace: &str,
+        tenant: &Tenant,
         webhook: Option<WebhookId>,
         id: Option<DeliveryId>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
     ) -> Result<Redelivered, Error> {
-        let webhook = self.webhook(namespace, webhook).await?;
+        let webhook = self.webhook(&tenant.namespace, webhook).await?;
         let redelivered = |delivery, replayed, when| Redelivered {
             webhook: webhook.clone(),
             delivery,
@@ -209,8 +268,22 @@ impl Service {
         };
         let mut was_unfinished = false;
         for attempt in 1..=MAX_ATTEMPTS {
-            let delivery = self.delivery_of(&webhook.webhook, id).await?;
             let mut when = When::of(&webhook.webhook);
+            let delivery = match self.delivery_of(tenant, &webhook.webhook, id).await? {
+                Found::Stored(delivery) => *delivery,
+                Found::Logged(delivery) => {
+                    precondition.check(&*delivery)?;
+                    tenant.check_not_terminating()?;
+                    let delivery = logged::sent_again(*delivery, &webhook.webhook, request, self.now());
+                    match self.calls.create(&tenant.namespace, &delivery).await {
+                        Ok(delivery) => return Ok(redelivered(delivery, false, when)),
+                        // Another request was faster.
+                        Err(error) if error.is_conflict() => pause(attempt).await,
+                        Err(error) => return Err(error.into()),
+                    }
+                    continue;
+                }
+            };
             if let Some(request) = request
                 && request.was_done(&delivery)?
             {
@@ -245,14 +318,40 @@ impl Service {
         Err(contended(WORD))
     }
 
-    /// The delivery with this id; `not_found` if it does not belong to the webhook.
-    async fn delivery_of(&self, webhook: &Webhook, id: Option<DeliveryId>) -> Result<Delivery, Error> {
+    /// The delivery with this id: the object, else what the event log has of it. `not_found` if it does not belong to the webhook.
+    async fn delivery_of(
+        &self,
+        tenant: &Tenant,
+        webhook: &Webhook,
+        id: Option<DeliveryId>,
+    ) -> Result<Found, Error> {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
         let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
-        delivery
-            .filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating())
-            .ok_or_else(unknown)
+        if let Some(delivery) =
+            delivery.filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating())
+        {
+            return Ok(Found::Stored(Box::new(delivery)));
+        }
+        let finding = async {
+            let pages = Pages::of(&self.calls, tenant);
+            let mut found = None;
+            let see = |page: ListedPage| match logged::event_of(&page.index, webhook.uid(), &name) {
+                Some(event) => {
+                    found = Some((page.name, event));
+                    ControlFlow::Break(())
+                }
+                None => ControlFlow::Continue(()),
+            };
+            pages.each(&mut None, see).await?;
+            let (page, event) = found.ok_or_else(unknown)?;
+            let page = pages.get(&page).await?.ok_or_else(unknown)?;
+            logged::delivery_in(&page, &event, webhook.uid()).ok_or_else(unknown)
+        };
+        let delivery = tokio::time::timeout(DEADLINE, finding)
+            .await
+            .map_err(|_| too_slow())??;
+        Ok(Found::Logged(Box::new(delivery)))
     }
 
     /// Reads these deliveries, without bodies, in this order; those that have ended or changed their status since are left out.
@@ -260,30 +359,33 @@ impl Service {
         &self,
         webhook: &Webhook,
         selection: Selection,
-        names: impl Iterator<Item = String>,
+        shown: impl Iterator<Item = Shown>,
     ) -> Result<Vec<Delivery>, Error> {
-        let reads = names.map(async |name| {
-            let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
-            Ok::<_, Error>(delivery.map(without_body))
-        });
+        let reads =
+            shown.map(async |shown| match shown {
+                Shown::Logged(delivery) => Ok::<_, Error>(Some(*delivery)),
+                Shown::Stored(name) => {
+                    let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
+                    let delivery = delivery.map(without_body);
+                    Ok(delivery
+                        .filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook)))
+                }
+            });
         let read: Vec<_> = futures::stream::iter(reads)
             .buffered(READS_AT_ONCE)
             .try_collect()
             .await?;
-        let read = read.into_iter().flatten();
-        Ok(read
-            .filter(|delivery| !delivery.is_terminating() && selection.has(delivery, webhook))
-            .collect())
+        Ok(read.into_iter().flatten().collect())
     }
 
-    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order.
+    /// Passes the metadata of all selected deliveries of a webhook to `see`, in no order. The caller holds a permit for long
+    /// reads.
     async fn each_key(
         &self,
         webhook: &Webhook,
         selection: Selection,
         mut see: impl FnMut(ObjectMeta),
     ) -> Result<(), Error> {
-        let _reading = self.calls.long_read(webhook.namespace()).await?;
         let api: Api<Delivery> = self.calls.api(webhook.namespace());
         let mut parameters = first_page(webhook, selection);
         loop {
@@ -335,10 +437,55 @@ fn first_page(webhook: &Webhook, selection: Selection) -> ListParams {
         .limit(PAGE)
 }
 
+/// A delivery, and where it is.
+enum Found {
+    /// A Delivery.
+    Stored(Box<Delivery>),
+    /// In the event log.
+    Logged(Box<Delivery>),
+}
+
+/// A delivery on a page of a list.
+enum Shown {
+    /// A Delivery, by its name.
+    Stored(String),
+    /// In the event log.
+    Logged(Box<Delivery>),
+}
+
+/// The Deliveries that were made from the event log, by the names of its pages. They replace what those tell of them.
+#[derive(Default)]
+struct Replaced(HashMap<String, Vec<String>>);
+
+impl Replaced {
+    fn add(&mut self, metadata: &ObjectMeta) {
+        if let Some(page) = logged::page_of(metadata) {
+            let names = self.0.entry(page.to_owned()).or_default();
+            names.push(metadata.name.clone().unwrap_or_default());
+        }
+    }
+
+    /// The number of those made from a page.
+    fn count_in(&self, page: &ListedPage, webhook: &Webhook) -> usize {
+        let Some(names) = self.0.get(&page.name) else {
+            return 0;
+        };
+        names
+            .iter()
+            .filter(|name| logged::event_of(&page.index, webhook.uid(), name).is_some())
+            .count()
+    }
+
+    fn has(&self, page: &EventLog, delivery: &str) -> bool {
+        let names = self.0.get(page.name());
+        names.is_some_and(|names| names.iter().any(|name| name == delivery))
+    }
+}
+
 /// The newest of the deliveries that were added.
 struct Newest {
     most: usize,
-    keys: BTreeSet<(Reverse<(Timestamp, i64)>, String)>,
+    keys: BTreeSet<Place>,
     total: usize,
 }
 
@@ -390,7 +537,6 @@ pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::error::ErrorKind;
 
     #[test]
     fn of_all_deliveries_only_the_keys_of_the_newest_are_kept() {
@@ -408,26 +554,6 @@ mod tests {
         let names: Vec<_> = newest.keys.into_iter().map(|(_, name)| name).collect();
         assert_eq!(names, ["dlv-9-2", "dlv-9-5", "dlv-7-3"]);
         assert_eq!(newest.total, 6);
-    }
-
-    #[test]
-    fn a_page_reaches_no_deeper_than_the_newest_ten_thousand_and_past_the_end_only_counts() {
-        let span = |page, limit| {
-            let Span { skip, depth } = Span::of(page, limit);
-            (skip, depth)
-        };
-        assert_eq!(span(1, 20), (0, 20));
-        assert_eq!(span(100, 100), (9_900, 10_000));
-        assert_eq!(span(101, 100), (10_000, 0));
-        assert_eq!(span(u64::MAX, 100), (usize::MAX, 0));
-        let refused = Span::of(101, 100).check(10_001).unwrap_err();
-        assert_eq!(
-            (refused.kind, refused.details[0].field.as_ref()),
-            (ErrorKind::InvalidInput, "page")
-        );
-        assert!(Span::of(101, 100).check(10_000).is_ok());
-        assert!(Span::of(100, 100).check(usize::MAX).is_ok());
-        assert!(Span::of(u64::MAX, 100).check(1_000_000).is_ok());
     }
 
     #[test]

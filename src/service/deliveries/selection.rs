@@ -50,6 +50,12 @@ impl Selection {
         format!("{WEBHOOK_LABEL}={}{phase}{event_type}", webhook.name())
     }
 
+    /// Whether it may include deliveries in the event log: those have been delivered.
+    pub(super) fn has_logged(self) -> bool {
+        self.status
+            .is_none_or(|status| status == DeliveryPhase::Delivered)
+    }
+
     /// As [`Self::has`], of what the label selector has found, by its metadata.
     pub(super) fn has_key(self, metadata: &ObjectMeta, webhook: &Webhook) -> bool {
         let label = |name: &str| metadata.labels.as_ref().and_then(|labels| labels.get(name));

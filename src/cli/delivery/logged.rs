@@ -1,0 +1,88 @@
+//! Deliveries in the event log: those that succeeded at the first attempt, for which there is no Delivery.
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::{Api, ResourceExt as _, api::ListParams};
+
+use crate::{
+    cli::{CliError, connect::Cluster, objects},
+    events::EventType,
+    resources::{Delivery, EventLog, PageIndex, Webhook},
+    runtime::client::next_page,
+    service::deliveries::logged::{deliveries_to, delivery_in, event_of},
+};
+
+/// Pages per list call, without their contents.
+const PAGE: u32 = 500;
+/// Pages that are read at the same time.
+const READS_AT_ONCE: usize = 4;
+
+/// The deliveries to a webhook in the log, of all events or those of one type.
+pub(super) async fn list(
+    cluster: &Cluster,
+    namespace: &str,
+    webhook: &Webhook,
+    event_type: Option<EventType>,
+) -> Result<Vec<Delivery>, CliError> {
+    let uid = webhook.uid().unwrap_or_default();
+    let mut pages = list_pages(cluster, namespace).await?;
+    pages.retain(|(_, index)| index.delivered_to(&uid, event_type) > 0);
+    let reads = pages
+        .into_iter()
+        .map(async |(name, _)| read(cluster, namespace, &name).await);
+    let mut reads = futures::stream::iter(reads).buffered(READS_AT_ONCE);
+    let mut deliveries = Vec::new();
+    while let Some(page) = reads.try_next().await? {
+        let page = page.iter();
+        deliveries.extend(page.flat_map(|page| deliveries_to(&uid, page, event_type)));
+    }
+    Ok(deliveries)
+}
+
+/// The delivery of this name in the log, and its webhook.
+pub(super) async fn find(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(Delivery, Webhook)>, CliError> {
+    let webhooks: Vec<Webhook> = objects::list(cluster, Some(namespace), &ListParams::default()).await?;
+    if webhooks.is_empty() {
+        return Ok(None);
+    }
+    for (page, index) in list_pages(cluster, namespace).await? {
+        for webhook in &webhooks {
+            let uid = webhook.uid().unwrap_or_default();
+            if let Some(event) = event_of(&index, &uid, name)
+                && let Some(page) = read(cluster, namespace, &page).await?
+                && let Some(delivery) = delivery_in(&page, &event, &uid)
+            {
+                return Ok(Some((delivery, webhook.clone())));
+            }
+        }
+    }
+    Ok(None)
+}
+
+async fn list_pages(cluster: &Cluster, namespace: &str) -> Result<Vec<(String, PageIndex)>, CliError> {
+    let api = Api::<EventLog>::namespaced(cluster.client.clone(), namespace);
+    let doing = format!("list eventlogs in namespace {namespace}");
+    let mut parameters = ListParams::default().limit(PAGE);
+    let mut pages = Vec::new();
+    loop {
+        let list = cluster.call(&doing, api.list_metadata(&parameters)).await?;
+        let read = list
+            .items
+            .iter()
+            .map(|page| (page.name_any(), PageIndex::read(&page.metadata)));
+        pages.extend(read.filter_map(|(name, index)| Some((name, index?))));
+        if !next_page(&mut parameters, &list.metadata) {
+            return Ok(pages);
+        }
+    }
+}
+
+/// A page; `None` if it has been deleted.
+async fn read(cluster: &Cluster, namespace: &str, name: &str) -> Result<Option<EventLog>, CliError> {
+    let api = Api::<EventLog>::namespaced(cluster.client.clone(), namespace);
+    let doing = format!("read eventlog {name} in namespace {namespace}");
+    Ok(cluster.call(&doing, api.get_opt(name)).await?)
+}

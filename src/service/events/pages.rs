@@ -1,0 +1,291 @@
+//! Reads the pages of an account's event log: the metadata of all, and the contents of single ones.
+
+use std::{cmp::Reverse, ops::ControlFlow};
+
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use kube::{Api, api::ListParams};
+
+use super::window::{Merge, Place, Segment};
+use crate::{
+    resources::{EventLog, PageIndex},
+    runtime::{
+        client::{bounded, next_page},
+        fair_permits::Permit,
+    },
+    service::{credentials::Tenant, error::Error, store::ApiCalls},
+};
+
+/// Pages per list call.
+const PAGE: u32 = 500;
+/// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
+const READS_AT_ONCE: usize = 4;
+
+/// The pages of an account.
+#[derive(Clone, Copy)]
+pub struct Pages<'a> {
+    calls: &'a ApiCalls,
+    namespace: &'a str,
+    account: &'a str,
+}
+
+/// A page as lists show it.
+pub struct ListedPage {
+    /// Its name.
+    pub name: String,
+    /// What its metadata says of its contents.
+    pub index: PageIndex,
+}
+
+/// A page of which some events are selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// Its name.
+    pub name: String,
+    /// The selected events.
+    pub segment: Segment,
+}
+
+impl<'a> Pages<'a> {
+    /// The pages of an account.
+    pub fn of(calls: &'a ApiCalls, tenant: &'a Tenant) -> Self {
+        Self {
+            calls,
+            namespace: &tenant.namespace,
+            account: &tenant.uid,
+        }
+    }
+
+    /// Passes the pages to `see`, in the order in which they were written, newest first, until it breaks. `reading` is the permit
+    /// to read many objects; if there is none and one list call is not enough, it is set.
+    pub async fn each(
+        &self,
+        reading: &mut Option<Permit>,
+        mut see: impl FnMut(ListedPage) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let api: Api<EventLog> = self.calls.api(self.namespace);
+        let mut parameters = ListParams::default().limit(PAGE);
+        loop {
+            let listed = {
+                let _permit = self.calls.permit(self.namespace).await?;
+                bounded(api.list_metadata(&parameters)).await
+            };
+            let list = match listed {
+                // An upgrade has not installed the kind yet, so there are no pages.
+                Err(error) if error.is_not_found() => return Ok(()),
+                listed => listed?,
+            };
+            for object in list.items {
+                let index = PageIndex::read(&object.metadata);
+                // A former account of the namespace may have left pages.
+                let index = index.filter(|index| index.account == self.account);
+                if let Some((name, index)) = object.metadata.name.zip(index)
+                    && see(ListedPage { name, index }).is_break()
+                {
+                    return Ok(());
+                }
+            }
+            if !next_page(&mut parameters, &list.metadata) {
+                return Ok(());
+            }
+            if reading.is_none() {
+                *reading = Some(self.calls.long_read(self.namespace).await?);
+            }
+        }
+    }
+
+    /// The contents of a page; `None` if it has been deleted.
+    pub async fn get(&self, name: &str) -> Result<Option<EventLog>, Error> {
+        let page: Option<EventLog> = self.calls.get(self.namespace, name).await?;
+        Ok(page.filter(|page| page.spec.account == self.account))
+    }
+
+    /// The contents of pages, in this order, a few of them read ahead; `None` for each that has been deleted.
+    pub fn read(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> impl Stream<Item = Result<Option<EventLog>, Error>> {
+        let pages = *self;
+        futures::stream::iter(names)
+            .map(move |name: String| async move { pages.get(&name).await })
+            .buffered(READS_AT_ONCE)
+    }
+
+    /// Adds the items of pages to a merge. `items` selects them.
+    pub async fn merge<T>(
+        &self,
+        mut pages: Vec<Selected>,
+        merge: &mut Merge<T>,
+        mut items: impl FnMut(EventLog) -> Vec<(Place, T)>,
+    ) -> Result<(), Error> {
+        pages.sort_by_key(|page| Reverse(page.segment.to));
+        let newest: Vec<_> = pages.iter().map(|page| page.segment.to).collect();
+        let read = self.read(pages.into_iter().map(|page| page.name));
+        let mut read = std::pin::pin!(read);
+        for newest in newest {
+            merge.settle(Some(newest));
+            for (place, item) in read
+                .try_next()
+                .await?
+                .flatten()
+                .map(&mut items)
+                .unwrap_or_default()
+            {
+                merge.add(place, item);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use kube::Client;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        events::EventType,
+        resources::LoggedEvent,
+        runtime::client::answered_by,
+        service::events::{EventFilter, place, window::Span},
+    };
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn page(account: &str, seconds: &[i64]) -> EventLog {
+        let events = seconds.iter().map(|second| LoggedEvent {
+            id: format!("evt_{second:0>16}"),
+            event_type: EventType::InstanceStarted,
+            created_at: at(*second),
+            sequence: 1,
+            subject: "u".to_owned(),
+            body: second.to_string(),
+            deliveries: Vec::new(),
+        });
+        let written = at(seconds.iter().max().unwrap() + 2);
+        EventLog::page("demo", account, written, events.collect()).unwrap()
+    }
+
+    /// An API server with these pages, one in each answer to a list, and the paths of the requests that it gets. A page with an
+    /// event of second 0 is listed, but gone when it is read.
+    fn server(pages: Vec<EventLog>) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let requests = seen.clone();
+        let client = answered_by(move |_, path, _| {
+            let (path, query) = path.split_once('?').unwrap_or((&path, ""));
+            requests
+                .lock()
+                .push(path.rsplit('/').next().unwrap_or_default().to_owned());
+            let answer = if path.ends_with("/eventlogs") {
+                let of = |pair: &str| pair.strip_prefix("continue=").and_then(|n| n.parse().ok());
+                let index: usize = query.split('&').find_map(of).unwrap_or(0);
+                let next = (index + 1 < pages.len()).then(|| (index + 1).to_string());
+                let page = pages.get(index).map(|page| json!({ "metadata": page.metadata }));
+                let items: Vec<Value> = page.into_iter().collect();
+                (200, json!({ "metadata": { "continue": next }, "items": items }))
+            } else {
+                let named = |page: &&EventLog| path.ends_with(page.metadata.name.as_deref().unwrap());
+                let found = pages.iter().find(named).filter(|page| page.spec.from > at(0));
+                let gone = json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": "" });
+                found.map_or((404, gone), |page| (200, json!(page)))
+            };
+            async move { answer }
+        });
+        (client, seen)
+    }
+
+    fn pages_through(calls: &ApiCalls) -> Pages<'_> {
+        Pages {
+            calls,
+            namespace: "demo",
+            account: "u",
+        }
+    }
+
+    #[tokio::test]
+    async fn the_pages_of_the_account_are_listed_until_the_one_looked_for_and_a_long_list_takes_a_permit() {
+        let (client, requests) = server(vec![
+            page("u", &[30]),
+            page("former", &[20]),
+            page("u", &[10, 12]),
+        ]);
+        let calls = ApiCalls::new(client, 4);
+        let pages = pages_through(&calls);
+        let listed = async |reading: &mut Option<Permit>, last: i64| {
+            let mut listed = Vec::new();
+            let see = |page: ListedPage| {
+                listed.push(page.index.to.as_second());
+                if page.index.to == at(last) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
+            pages.each(reading, see).await.unwrap();
+            listed
+        };
+        let mut reading = None;
+        assert_eq!(listed(&mut reading, 30).await, [30]);
+        assert!(reading.is_none());
+        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
+        assert!(reading.is_some());
+        assert_eq!(requests.lock().len(), 1 + 3);
+        // One that is already held is used.
+        let other = calls.long_read("demo").await.unwrap();
+        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
+        drop(other);
+    }
+
+    #[tokio::test]
+    async fn pages_are_merged_as_they_are_read_and_one_that_is_gone_is_skipped() {
+        // In another order than that of their times.
+        let all = vec![
+            page("u", &[11, 17]),
+            page("u", &[0, 13]),
+            page("u", &[10, 15, 16]),
+            page("u", &[14, 18]),
+        ];
+        let (client, requests) = server(all.clone());
+        let calls = ApiCalls::new(client, 4);
+        let filter = EventFilter::default();
+        let selected = all.iter().map(|page| Selected {
+            name: page.metadata.name.clone().unwrap(),
+            segment: filter
+                .selected(&PageIndex::read(&page.metadata).unwrap())
+                .unwrap(),
+        });
+        let mut merge = Merge::new(Span::of(1, 4), 0);
+        let items = |page: EventLog| {
+            let events = page.spec.events.into_iter();
+            events.map(|event| (place(&event), event.body)).collect()
+        };
+        let pages = pages_through(&calls);
+        pages.merge(selected.collect(), &mut merge, items).await.unwrap();
+        let (shown, total) = merge.finish();
+        assert_eq!(shown, ["18", "17", "16", "15"]);
+        assert_eq!(total, 7);
+        assert_eq!(requests.lock().len(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_does_not_know_the_kind_has_no_pages() {
+        let client = answered_by(|_, _, _| async {
+            let message = "the server could not find the requested resource";
+            (
+                404,
+                json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": message }),
+            )
+        });
+        let calls = ApiCalls::new(client, 4);
+        let listed = pages_through(&calls)
+            .each(&mut None, |_| ControlFlow::Continue(()))
+            .await;
+        assert_eq!(listed, Ok(()));
+    }
+}

@@ -1,0 +1,135 @@
+//! `stellage events`, and `stellage delivery …` of deliveries that are in the event log only.
+
+use std::process::Stdio;
+
+use jiff::SignedDuration;
+use stellage::resources::{LoggedEvent, ids};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use super::{command, run, run_words};
+use crate::{
+    facade::events::{account_uid, event, start, write_page},
+    support::{PATIENCE, Tenant},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_printed_oldest_first_and_followed_across_pages() {
+    let tenant = Tenant::new("cmd-events").await;
+    let account = account_uid(&tenant).await;
+    let start = start();
+    let events: Vec<LoggedEvent> = (0..6).map(|number| event(start, number, &[])).collect();
+    let on = |numbers: &[usize]| numbers.iter().map(|number| events[*number].clone()).collect();
+    write_page(&tenant, &account, on(&[0, 2])).await;
+    write_page(&tenant, &account, on(&[1, 3])).await;
+    write_page(&tenant, "of-a-former-account", vec![event(start, 9, &[])]).await;
+    let words = |more: &'static [&'static str]| [&["events", "--account", "cmd-events"][..], more].concat();
+    let text = run_words(&words(&[])).await;
+    let lines: Vec<Vec<&str>> = text
+        .text()
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let ids: Vec<&str> = lines.iter().map(|line| line[2]).collect();
+    let expected: Vec<&str> = events[..4].iter().map(|event| event.id.as_str()).collect();
+    assert_eq!(ids, expected, "{text:?}");
+    assert_eq!(lines[1][0], format!("{:.3}", events[1].created_at));
+    assert_eq!(lines[1][1], "instance.started");
+    assert_eq!(lines[1][3..], ["i-0000000000000001", "web-1"]);
+    let json = run_words(&words(&["--type", "instance.started", "-o", "json"])).await;
+    assert_eq!(json.text(), events[1].body);
+    let since = events[2].created_at.to_string();
+    let newer = run_words(&[&words(&[])[..], &["--since", &since]].concat()).await;
+    assert_eq!(newer.text().lines().count(), 2);
+    let none = run_words(&words(&["--since", "1s"])).await;
+    assert!(
+        none.text().is_empty() && none.notes.contains("no matching events"),
+        "{none:?}"
+    );
+    assert_eq!(run_words(&words(&["--since", "now"])).await.code, Some(2));
+    let unknown = run_words(&["events", "--account", "nobody"]).await;
+    assert!(
+        unknown.error().contains("there is no account nobody"),
+        "{unknown:?}"
+    );
+
+    let mut child = command(&words(&["--follow", "-o", "json", "--type", "instance.started"]))
+        .await
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = async || {
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+        line.expect("a line in time").unwrap().unwrap()
+    };
+    assert_eq!(next().await, events[1].body, "first what is in the log");
+    write_page(&tenant, &account, on(&[4, 5])).await;
+    assert_eq!(next().await, events[5].body, "then what is added, of this type");
+    child.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_in_the_log_is_listed_and_shown_and_who_may_send_it_again_is_told() {
+    let tenant = Tenant::new("cmd-logged").await;
+    let account = account_uid(&tenant).await;
+    let hook = tenant
+        .webhook("hook", "https://hooks.example.com/", &["instance.created"])
+        .await;
+    let start = start();
+    write_page(
+        &tenant,
+        &account,
+        (0..3).map(|number| event(start, number, &[&hook])).collect(),
+    )
+    .await;
+    let late = event(
+        start.checked_add(SignedDuration::from_secs(9)).unwrap(),
+        0,
+        &[&hook],
+    );
+    write_page(&tenant, &account, vec![late.clone()]).await;
+    let run = async |line: &str| run("cmd-logged", line).await;
+    let rows = async |line: &str| {
+        let table = run(line).await;
+        table
+            .text()
+            .lines()
+            .skip(1)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let all = rows("delivery list hook").await;
+    let name = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &late.id);
+    assert_eq!(all.len(), 4, "{all:?}");
+    assert!(
+        all[0].starts_with(&name) && all[0].contains("delivered"),
+        "newest first: {all:?}"
+    );
+    assert_eq!(
+        rows("delivery list hook --status delivered --event-type instance.created")
+            .await
+            .len(),
+        2
+    );
+    assert!(rows("delivery list hook --status exhausted").await.is_empty());
+    let listed = run("delivery list hook -o json").await.json();
+    assert_eq!(listed["items"][0]["metadata"]["name"], name.as_str());
+    assert_eq!(listed["items"][0]["spec"]["body"], late.body.as_str());
+
+    let id = ids::delivery_id(&name);
+    for name in [&name, &id] {
+        let shown = run(&format!("delivery show {name}")).await;
+        for expected in [
+            "Status:        delivered",
+            &late.id,
+            "{ \"id\" :",
+            "42 ms   204",
+            "thanks",
+        ] {
+            assert!(shown.text().contains(expected), "{expected}: {}", shown.out);
+        }
+        let refused = run(&format!("delivery redeliver {name}")).await;
+        let advice = format!("POST /v1/webhooks/{}/deliveries/{id}/redeliver", hook.id());
+        assert!(refused.error().contains(&advice), "{refused:?}");
+    }
+}

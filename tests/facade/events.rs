@@ -1,0 +1,547 @@
+//! The event log through REST: the account's events, and the deliveries that succeeded at the first attempt. The pages of the log
+//! are written here, as the operator writes them.
+
+use control_plane::Identity;
+use jiff::{SignedDuration, Timestamp, ToSpan as _};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Resource as _,
+    api::{DeleteParams, PostParams},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use stellage::{
+    events::{EventType, catalogue},
+    resources::{
+        Account, Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog, LoggedDelivery,
+        LoggedEvent, Webhook, ids,
+    },
+};
+
+use super::{
+    contract::{code, expect, fields},
+    isolation::without_traces,
+    webhooks::{create, name_of, url_of, webhooks},
+};
+use crate::{
+    support::{
+        Operator, Tenant, eventually,
+        receivers::{Answer, Receiver},
+        shared,
+    },
+    webhooks::phase_of,
+};
+
+const TYPES: [EventType; 4] = [
+    EventType::InstanceCreated,
+    EventType::InstanceStarted,
+    EventType::BackupFailed,
+    EventType::InvoiceCreated,
+];
+
+/// An instance that events are about.
+fn instance(number: usize) -> String {
+    format!("i-{number:0>16}")
+}
+
+/// Half an hour ago, so that the log still has it.
+pub fn start() -> Timestamp {
+    let start = Timestamp::now().checked_sub(30.minutes()).unwrap();
+    Timestamp::from_second(start.as_second()).unwrap()
+}
+
+/// Event `number`, a tenth of a second after the one before it. Its body is not as a JSON library writes it.
+pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> LoggedEvent {
+    let tenths = i64::try_from(number).unwrap();
+    let created_at = start
+        .checked_add(SignedDuration::from_millis(100 * tenths))
+        .unwrap();
+    let id = format!("evt_{}", ids::random_suffix());
+    let event_type = TYPES[number % 4];
+    let body = catalogue::example_body(event_type, &id, created_at);
+    let example = catalogue::example(event_type)["data"]["instance"]["id"].clone();
+    let body = match example.as_str() {
+        Some(example) => body.replace(example, &instance(number % 3)),
+        None => body,
+    };
+    let delivered = delivered_to.iter().map(|webhook| LoggedDelivery {
+        webhook: webhook.metadata.name.clone().unwrap(),
+        webhook_uid: webhook.metadata.uid.clone().unwrap(),
+        attempt: Attempt {
+            at: created_at,
+            duration_ms: 42,
+            status_code: Some(204),
+            error: None,
+            response: Some("thanks".to_owned()),
+        },
+    });
+    LoggedEvent {
+        id,
+        event_type,
+        created_at,
+        sequence: tenths,
+        subject: "subject".to_owned(),
+        body: body.replacen("{\"id\":", "{ \"id\" :  ", 1),
+        deliveries: delivered.collect(),
+    }
+}
+
+pub async fn account_uid(tenant: &Tenant) -> String {
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    accounts
+        .get(&tenant.namespace)
+        .await
+        .unwrap()
+        .metadata
+        .uid
+        .unwrap()
+}
+
+async fn pages_of(tenant: &Tenant) -> Api<EventLog> {
+    // Nobody else may write them.
+    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    Api::namespaced(operator, &tenant.namespace)
+}
+
+/// Writes a page for the account with this UID, two seconds after its last event. Returns its name.
+pub async fn write_page(tenant: &Tenant, account: &str, events: Vec<LoggedEvent>) -> String {
+    let last = events.iter().map(|event| event.created_at).max().unwrap();
+    let at = last.checked_add(2.seconds()).unwrap();
+    let page = EventLog::page(&tenant.namespace, account, at, events).unwrap();
+    let created = pages_of(tenant)
+        .await
+        .create(&PostParams::default(), &page)
+        .await
+        .unwrap();
+    created.metadata.name.unwrap()
+}
+
+/// The page of event `number`: eight on each, except that neighbours have an event of each other.
+fn page_of(number: usize) -> usize {
+    match number % 8 {
+        1 => (number / 8).saturating_sub(1),
+        6 => number / 8 + 1,
+        _ => number / 8,
+    }
+}
+
+/// Writes these events on pages that overlap in time, and returns them newest first, and the names of the pages.
+async fn write_overlapping(
+    tenant: &Tenant,
+    account: &str,
+    events: Vec<LoggedEvent>,
+) -> (Vec<LoggedEvent>, Vec<String>) {
+    let mut pages: Vec<Vec<LoggedEvent>> = Vec::new();
+    for (number, event) in events.iter().enumerate() {
+        let page = page_of(number);
+        pages.resize_with(pages.len().max(page + 1), Vec::new);
+        pages[page].push(event.clone());
+    }
+    let mut names = Vec::new();
+    for page in pages {
+        names.push(write_page(tenant, account, page).await);
+    }
+    (events.into_iter().rev().collect(), names)
+}
+
+fn ids_in(list: &Value) -> Vec<&str> {
+    let items = list["data"].as_array().unwrap().iter();
+    items.map(|item| item["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_events_are_listed_filtered_and_paged_exactly_over_pages_that_overlap() {
+    let tenant = Tenant::new("evt-list").await;
+    let account = account_uid(&tenant).await;
+    let start = start();
+    let events: Vec<_> = (0..60).map(|number| event(start, number, &[])).collect();
+    let (events, _) = write_overlapping(&tenant, &account, events).await;
+    // What a former account of the namespace has left is nobody's.
+    let former = event(start, 1000, &[]);
+    write_page(&tenant, "of-a-former-account", vec![former.clone()]).await;
+    let get = async |query: &str| {
+        let path = format!("/v1/events?{query}");
+        expect(&tenant, 200, Method::GET, &path, None, &[]).await
+    };
+
+    let all = get("limit=100").await;
+    let expected: Vec<&str> = events.iter().map(|event| event.id.as_str()).collect();
+    assert_eq!(ids_in(&all.json()), expected);
+    for event in &events {
+        assert!(all.text.contains(&event.body), "byte for byte: {}", event.body);
+    }
+    let (all, mut paged) = (all.json(), Vec::new());
+    for page in 1..=9 {
+        let one = get(&format!("limit=7&page={page}")).await.json();
+        assert_eq!(
+            one["pagination"],
+            json!({ "page": page, "limit": 7, "total": 60, "total_pages": 9 })
+        );
+        paged.extend(one["data"].as_array().unwrap().clone());
+    }
+    assert_eq!(&paged, all["data"].as_array().unwrap());
+
+    for event_type in [
+        None,
+        Some(TYPES[0]),
+        Some(TYPES[3]),
+        Some(EventType::AlertTriggered),
+    ] {
+        // Times of events, between two, and outside.
+        for since in [
+            None,
+            Some(-1),
+            Some(0),
+            Some(1300),
+            Some(2450),
+            Some(5900),
+            Some(5901),
+        ] {
+            let since = since.map(|ms| start.checked_add(SignedDuration::from_millis(ms)).unwrap());
+            for number in [None, Some(1), Some(7)] {
+                let expected: Vec<&str> = events
+                    .iter()
+                    .filter(|event| event_type.is_none_or(|wanted| wanted == event.event_type))
+                    .filter(|event| since.is_none_or(|since| event.created_at >= since))
+                    .filter(|event| number.is_none_or(|number| event.body.contains(&instance(number))))
+                    .map(|event| event.id.as_str())
+                    .collect();
+                let query = [
+                    Some("limit=4&page=2".to_owned()),
+                    event_type.map(|it| format!("type={it}")),
+                    since.map(|it| format!("since={it}")),
+                    number.map(|it| format!("instance_id={}", instance(it))),
+                ];
+                let query = query.into_iter().flatten().collect::<Vec<_>>().join("&");
+                let list = get(&query).await.json();
+                assert_eq!(list["pagination"]["total"], expected.len(), "{query}");
+                let second: Vec<&str> = expected.iter().skip(4).take(4).copied().collect();
+                assert_eq!(ids_in(&list), second, "{query}");
+            }
+        }
+    }
+    for (query, total) in [
+        ("type=instance", 0),
+        ("instance_id=web", 0),
+        ("page=9007199254740991", 60),
+        ("page=9007199254740991&instance_id=i-0000000000000001", 15),
+    ] {
+        let list = get(query).await.json();
+        assert_eq!(
+            (&list["data"], &list["pagination"]["total"]),
+            (&json!([]), &json!(total)),
+            "{query}"
+        );
+    }
+    for (query, field) in [("since=yesterday", "since"), ("limit=0", "limit")] {
+        let path = format!("/v1/events?{query}");
+        let answer = expect(&tenant, 422, Method::GET, &path, None, &[]).await;
+        assert_eq!(fields(&answer), [field]);
+    }
+
+    for event in [&events[0], &events[33], &events[59]] {
+        let path = format!("/v1/events/{}", event.id);
+        let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+        assert_eq!(shown.text, format!("{{\"data\":{}}}", event.body));
+    }
+    // Nothing of another account's log is shown, nor of a former one's.
+    let other = Tenant::new("evt-other").await;
+    let none = expect(&other, 200, Method::GET, "/v1/events", None, &[]).await;
+    assert_eq!(none.json()["pagination"]["total"], 0);
+    let unknown = format!("/v1/events/{}", ids::event_id("nothing", 1));
+    let unknown = expect(&other, 404, Method::GET, &unknown, None, &[]).await;
+    for (tenant, id) in [
+        (&other, events[0].id.as_str()),
+        (&tenant, former.id.as_str()),
+        (&tenant, "nonsense"),
+        (&tenant, &events[0].id["evt_".len()..]),
+        (&tenant, "evt_test_abcdefgh01234567"),
+    ] {
+        let path = format!("/v1/events/{id}");
+        let answer = expect(tenant, 404, Method::GET, &path, None, &[]).await;
+        assert_eq!(without_traces(&answer), without_traces(&unknown), "{id}");
+    }
+}
+
+/// Writes a Delivery of an event as the controller does, except for the owner. Returns its id.
+async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: DeliveryPhase) -> String {
+    let uid = webhook.metadata.uid.as_deref().unwrap();
+    let mut delivery = Delivery::new(
+        &ids::delivery_name(uid, &event.id),
+        DeliverySpec {
+            webhook: webhook.metadata.name.clone().unwrap(),
+            event_id: event.id.clone(),
+            event_type: event.event_type,
+            event_created_at: event.created_at,
+            sequence: event.sequence,
+            subject: event.subject.clone(),
+            body: event.body.clone(),
+            test: false,
+        },
+    );
+    // With the webhook's Secret as owner, the controller ignores it, as if it were another webhook's.
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let owner = secrets.get(&webhook.spec.secret_ref.name).await.unwrap();
+    delivery.metadata.owner_references = owner.owner_ref(&()).map(|owner| vec![owner]);
+    let next = (phase == DeliveryPhase::Pending).then(|| "2036-11-22T10:00:00Z".parse().unwrap());
+    delivery.set_status(DeliveryStatus::new(phase, next), Timestamp::now());
+    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    Api::<Delivery>::namespaced(operator, &tenant.namespace)
+        .create(&PostParams::default(), &delivery)
+        .await
+        .unwrap();
+    delivery.id()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_in_the_log_and_objects_are_one_list() {
+    let tenant = Tenant::new("evt-deliveries").await;
+    let account = account_uid(&tenant).await;
+    let (hook, other) = (create(&tenant).await, create(&tenant).await);
+    let object = webhooks(&tenant).get(&name_of(&hook)).await.unwrap();
+    let other_object = webhooks(&tenant).get(&name_of(&other)).await.unwrap();
+    let start = start();
+    // Of each five events: one for both, one for nobody, one for the other webhook; and two Deliveries.
+    let (mut events, mut expected) = (Vec::new(), Vec::new());
+    for number in 0..60 {
+        let delivered: &[&Webhook] = match number % 5 {
+            0 | 4 => &[&object, &other_object],
+            1 => &[&other_object],
+            _ => &[],
+        };
+        let event = event(start, number, delivered);
+        let phase = match number % 5 {
+            0 | 4 => Some(DeliveryPhase::Delivered),
+            2 => Some(DeliveryPhase::ALL[number % 4]),
+            _ => None,
+        };
+        if let Some(phase) = phase {
+            let id = ids::delivery_id(&ids::delivery_name(
+                object.metadata.uid.as_deref().unwrap(),
+                &event.id,
+            ));
+            if number % 5 == 2 {
+                assert_eq!(store(&tenant, &object, &event, phase).await, id);
+            }
+            expected.push((id, phase, event.event_type));
+        }
+        events.push(event);
+    }
+    expected.reverse();
+    let (events, _) = write_overlapping(&tenant, &account, events).await;
+    let path = format!("{}/deliveries", url_of(&hook));
+    let list = async |query: &str| {
+        let path = format!("{path}?{query}");
+        expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+    };
+    for phase in [None].into_iter().chain(DeliveryPhase::ALL.map(Some)) {
+        for event_type in [None, Some(TYPES[1]), Some(EventType::AlertTriggered)] {
+            let matching: Vec<&str> = expected
+                .iter()
+                .filter(|(_, is, of)| {
+                    phase.is_none_or(|wanted| wanted == *is) && event_type.is_none_or(|wanted| wanted == *of)
+                })
+                .map(|(id, ..)| id.as_str())
+                .collect();
+            let status = phase.map_or_else(String::new, |phase| format!("&status={}", phase.as_str()));
+            let of_type = event_type.map_or_else(String::new, |it| format!("&event_type={it}"));
+            let mut found = Vec::new();
+            for page in 1.. {
+                let one = list(&format!("limit=7&page={page}{status}{of_type}")).await;
+                assert_eq!(one["pagination"]["total"], matching.len(), "{status}{of_type}");
+                let ids: Vec<String> = ids_in(&one).into_iter().map(str::to_owned).collect();
+                if ids.is_empty() {
+                    break;
+                }
+                found.extend(ids);
+            }
+            assert_eq!(found, matching, "{status}{of_type}");
+        }
+    }
+
+    // Number 59 was delivered at once, and is in the log only.
+    let newest = &list("limit=1").await["data"][0];
+    let (id, event) = (expected[0].0.as_str(), &events[0]);
+    assert_eq!(
+        newest,
+        &json!({
+            "id": id, "event_id": event.id, "event_type": event.event_type, "status": "delivered",
+            "created_at": format!("{:.0}", event.created_at), "next_attempt_at": null,
+            "attempts": [{
+                "at": format!("{:.3}", event.created_at), "duration_ms": 42, "status_code": 204, "error": null,
+                "response": "thanks",
+            }],
+        })
+    );
+    let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    assert_eq!(shown.json()["data"]["request"]["body"], event.body.as_str());
+    assert_eq!(shown.json()["data"]["attempts"], newest["attempts"]);
+    // It does not belong to the other webhook, and that webhook's deliveries not to this one.
+    let uid = other_object.metadata.uid.as_deref().unwrap();
+    let of_other = ids::delivery_id(&ids::delivery_name(uid, &event.id));
+    expect(
+        &tenant,
+        404,
+        Method::GET,
+        &format!("{path}/{of_other}"),
+        None,
+        &[],
+    )
+    .await;
+    let wrong = format!("{}/deliveries/{id}", url_of(&other));
+    expect(&tenant, 404, Method::GET, &wrong, None, &[]).await;
+    let theirs = format!("{}/deliveries/{of_other}", url_of(&other));
+    expect(&tenant, 200, Method::GET, &theirs, None, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_in_the_log_is_sent_again_once_for_a_key_and_is_counted_once() {
+    let tenant = Tenant::new("evt-again").await;
+    let account = account_uid(&tenant).await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    let hook = tenant
+        .wait_for_webhook("hook", "its conditions", |webhook| {
+            webhook
+                .status
+                .as_ref()
+                .is_some_and(|status| !status.conditions.is_empty())
+        })
+        .await;
+    let start = start();
+    let events: Vec<_> = (0..12).map(|number| event(start, number, &[&hook])).collect();
+    let (events, pages) = write_overlapping(&tenant, &account, events).await;
+    let path = format!("/v1/webhooks/{}/deliveries", hook.id());
+    let total = async |query: &str| {
+        let path = format!("{path}?limit=100{query}");
+        let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+        let (total, mut ids) = (list["pagination"]["total"].clone(), ids_in(&list));
+        assert_eq!(total, ids.len());
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(total, ids.len(), "each once");
+        ids.len()
+    };
+    assert_eq!(total("").await, 12);
+
+    // Number 6.
+    let event = &events[11 - 6];
+    let name = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &event.id);
+    let id = ids::delivery_id(&name);
+    let redeliver = format!("{path}/{id}/redeliver");
+    let stale = [("If-Match", "\"x\"")];
+    expect(&tenant, 412, Method::POST, &redeliver, None, &stale).await;
+    let shown = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    let headers = [("If-Match", shown.header("etag")), ("Idempotency-Key", "again")];
+    // Eight requests at once: one creates the Delivery, the others find it.
+    let requests = (0..8).map(|_| expect(&tenant, 202, Method::POST, &redeliver, None, &headers));
+    let answers = futures::future::join_all(requests).await;
+    let first: Vec<_> = answers
+        .iter()
+        .filter(|answer| answer.header("idempotency-replayed") != "true")
+        .collect();
+    assert_eq!(first.len(), 1, "{answers:#?}");
+    let answer = first[0].json();
+    assert_eq!(answer["message"], format!("Delivery {id} is being sent now."));
+    assert_eq!(
+        (&answer["data"]["status"], &answer["data"]["next_attempt_at"]),
+        (&json!("pending"), &json!(null))
+    );
+    assert_eq!(total("").await, 12, "the Delivery replaces what the log has");
+
+    let sent = receiver.wait_for(1).await.pop().unwrap();
+    assert_eq!(sent.body, event.body.as_bytes(), "byte for byte");
+    let delivered = eventually(
+        "it to be delivered again",
+        async || tenant.deliveries().get(&name).await.unwrap(),
+        |delivery| phase_of(delivery) == Some(DeliveryPhase::Delivered) && delivery.is_finished(),
+    )
+    .await;
+    assert_eq!(delivered.status.unwrap().attempt_count, 2);
+    assert_eq!(
+        delivered.metadata.owner_references.unwrap()[0].uid,
+        hook.metadata.uid.clone().unwrap()
+    );
+    assert_eq!(receiver.count(), 1);
+    assert_eq!((total("").await, total("&status=delivered").await), (12, 12));
+    let of_type = format!("&event_type={}", event.event_type);
+    assert_eq!(total(&of_type).await, 3);
+    let again = expect(&tenant, 202, Method::POST, &redeliver, None, &headers).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    let read = expect(&tenant, 200, Method::GET, &format!("{path}/{id}"), None, &[]).await;
+    assert_eq!(read.header("etag"), shown.header("etag"), "the same delivery");
+
+    // Once the page has expired, the Delivery alone is left of those on it.
+    let page = &pages[page_of(6)];
+    let left = (0..12).filter(|number| page_of(*number) != page_of(6)).count() + 1;
+    let log = pages_of(&tenant).await;
+    log.delete(page, &DeleteParams::default()).await.unwrap();
+    assert_eq!(total("").await, left);
+    // Number 8 was on the same page as number 6.
+    assert_eq!(page_of(8), page_of(6));
+    let gone = ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), &events[11 - 8].id);
+    let gone = format!("{path}/{}/redeliver", ids::delivery_id(&gone));
+    expect(&tenant, 404, Method::POST, &gone, None, &[]).await;
+    assert_eq!(receiver.count(), 1, "each request was carried out once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_receiver_got_at_once_is_what_the_log_shows_of_it() {
+    let tenant = Tenant::new("evt-real").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let hook = tenant
+        .webhook("hook", &receiver.url("/hook"), &["instance.created"])
+        .await;
+    tenant
+        .wait_for_webhook("hook", "its conditions", |webhook| {
+            let status = webhook.status.as_ref();
+            status.is_some_and(|status| !status.conditions.is_empty())
+        })
+        .await;
+    let instance = tenant.apply("web", |_| {}).await;
+    let list = eventually(
+        "both events to be logged",
+        async || {
+            let path = format!("/v1/events?instance_id={}", instance.id());
+            expect(&tenant, 200, Method::GET, &path, None, &[]).await.json()
+        },
+        |list| list["pagination"]["total"] == 2,
+    )
+    .await;
+    assert_eq!(
+        [&list["data"][0]["type"], &list["data"][1]["type"]],
+        ["instance.started", "instance.created"],
+        "also what no webhook wanted"
+    );
+    let sent = receiver.wait_for(1).await.pop().unwrap();
+    let path = format!("/v1/events/{}", list["data"][1]["id"].as_str().unwrap());
+    let shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    assert_eq!(
+        shown.text.as_bytes(),
+        [&b"{\"data\":"[..], &sent.body[..], b"}"].concat()
+    );
+    let path = format!("/v1/webhooks/{}/deliveries?status=delivered", hook.id());
+    let delivered = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    assert_eq!(delivered["pagination"]["total"], 1);
+    assert_eq!(delivered["data"][0]["event_id"], list["data"][1]["id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_log_there_are_no_events_and_the_answer_says_why() {
+    let plane = shared().await.plane;
+    let mut api = Operator::start(plane, &["api", "--delivery-log=failures"]).await;
+    let tenant = Tenant::on(plane, &api, "evt-off").await;
+    for path in ["/v1/events", "/v1/events/evt_abcdefgh01234567"] {
+        let answer = expect(&tenant, 404, Method::GET, path, None, &[]).await;
+        assert_eq!(code(&answer), "not_found");
+        assert!(answer.text.contains("--delivery-log all"), "{answer:?}");
+    }
+    let hook = create(&tenant).await;
+    let path = format!("{}/deliveries", url_of(&hook));
+    let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await;
+    assert_eq!(list.json()["pagination"]["total"], 0);
+    drop(tenant);
+    api.stop().await;
+}
