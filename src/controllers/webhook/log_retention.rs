@@ -12,7 +12,10 @@ use kube::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::shared::Shared;
+use super::{
+    log_tally::{LogTally, Size},
+    shared::Shared,
+};
 use crate::{
     resources::{EventLog, PageIndex},
     runtime::client::{CallError, bounded, next_page},
@@ -30,33 +33,6 @@ const SLACK: u64 = 10;
 const PAGE: u32 = 100;
 /// Deletions at the same time: as fast as pages are written.
 const CONCURRENCY: usize = 8;
-
-/// What has been logged since the last pruning.
-#[derive(Debug, Default)]
-pub(super) struct LogTally {
-    by_namespace: HashMap<Arc<str>, Size>,
-    /// Bytes, since the last round.
-    bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Size {
-    events: u64,
-    bytes: u64,
-}
-
-impl Size {
-    const fn plus(self, other: Self) -> Self {
-        Self {
-            events: self.events + other.events,
-            bytes: self.bytes + other.bytes,
-        }
-    }
-
-    const fn exceeds(self, limit: Self) -> bool {
-        self.events > limit.events || self.bytes > limit.bytes
-    }
-}
 
 impl Shared {
     /// Notes that a page has been written.

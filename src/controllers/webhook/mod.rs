@@ -9,7 +9,8 @@
 //! - `send`: makes one attempt;
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
-//! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones;
+//! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
+//!   and `log_tally` knows when;
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
@@ -19,6 +20,7 @@ mod event_log;
 mod initial_state;
 mod listeners;
 mod log_retention;
+mod log_tally;
 mod lookup;
 mod mail_limiter;
 mod mail_queue;

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::{
     Deps,
-    log_retention::LogTally,
+    log_tally::LogTally,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     secret_cache::{Problem, SecretCache},

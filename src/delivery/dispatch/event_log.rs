@@ -8,7 +8,7 @@
 //! webhooks they were delivered.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -149,10 +149,19 @@ struct PageUnderWay {
 /// Entries of a namespace that may be on a page.
 #[derive(Debug, Default)]
 struct Unknown {
-    events: BTreeSet<Arc<str>>,
+    events: BTreeMap<Arc<str>, LookUp>,
     /// Whether there is a [`Command::CheckLog`], or a [`Timer::CheckLog`].
     is_asked: bool,
+    /// Those that are being looked up. An entry that goes and comes again meanwhile is looked up once more.
+    asked: HashSet<Arc<str>>,
     failures: u32,
+}
+
+#[derive(Debug)]
+struct LookUp {
+    created_at: Timestamp,
+    /// Jobs of an entry that has gone meanwhile. Those of the others are known to their entries.
+    left: Vec<JobKey>,
 }
 
 #[cfg(test)]
@@ -250,7 +259,7 @@ impl Dispatcher {
     /// Begins pages that are full, and sees to it that the others are begun in time. [`Self::tick`] does it too.
     pub fn schedule_pages(&mut self, now: Now) {
         for removed in self.entries.take_removed() {
-            self.entry_gone(&removed);
+            self.entry_gone(removed);
         }
         for namespace in std::mem::take(&mut self.logs.changed) {
             self.schedule_page(&namespace, now);
@@ -391,10 +400,21 @@ impl Dispatcher {
         }
     }
 
-    /// Has it looked up whether an entry is on a page.
-    pub(super) fn check_log(&mut self, namespace: &Arc<str>, id: &Arc<str>) {
+    /// Has it looked up whether an event is on a page. `left` are its jobs of which no entry knows.
+    pub(super) fn check_log(
+        &mut self,
+        namespace: &Arc<str>,
+        id: &Arc<str>,
+        created_at: Timestamp,
+        left: Vec<JobKey>,
+    ) {
         let unknown = self.logs.unknown.entry(namespace.clone()).or_default();
-        unknown.events.insert(id.clone());
+        unknown.asked.remove(id);
+        let look_up = unknown.events.entry(id.clone()).or_insert(LookUp {
+            created_at,
+            left: Vec::new(),
+        });
+        look_up.left.extend(left);
         if !std::mem::replace(&mut unknown.is_asked, true) {
             self.commands.push_back(Command::CheckLog(namespace.clone()));
         }
@@ -404,13 +424,13 @@ impl Dispatcher {
     /// the result with [`Self::log_checked`].
     pub fn unknown_to_log(&mut self, namespace: &str) -> Option<(Timestamp, Vec<Arc<str>>)> {
         let unknown = self.logs.unknown.get_mut(namespace)?;
-        unknown.events.retain(|id| self.entries.created_at(id).is_some());
-        let asked: Vec<_> = unknown.events.iter().take(LOOKED_UP_AT_ONCE).cloned().collect();
-        let times = asked.iter().filter_map(|id| self.entries.created_at(id));
-        let Some(earliest) = times.min() else {
+        let asked = unknown.events.iter().take(LOOKED_UP_AT_ONCE);
+        let Some(earliest) = asked.clone().map(|(_, it)| it.created_at).min() else {
             self.logs.unknown.remove(namespace);
             return None;
         };
+        let asked: Vec<_> = asked.map(|(id, _)| id.clone()).collect();
+        unknown.asked = asked.iter().cloned().collect();
         Some((earliest, asked))
     }
 
@@ -431,13 +451,22 @@ impl Dispatcher {
             return;
         };
         unknown.failures = 0;
-        for id in asked {
-            unknown.events.remove(id);
+        let current = std::mem::take(&mut unknown.asked);
+        let asked: Vec<_> = asked.iter().filter(|id| current.contains(*id)).collect();
+        let mut left = Vec::new();
+        for id in &asked {
+            let look_up = unknown.events.remove(*id);
+            left.extend(look_up.into_iter().flat_map(|it| it.left).map(|job| (*id, job)));
         }
         if unknown.events.is_empty() {
             self.logs.unknown.remove(namespace);
         } else {
             self.commands.push_back(Command::CheckLog(namespace.clone()));
+        }
+        for (id, job) in left {
+            if !self.is_in_outbox(&job) {
+                self.look_up_unless(&job, found.get(id));
+            }
         }
         for id in asked {
             let Some((event, jobs)) = self.entries.if_unknown_to_log(id) else {
@@ -455,42 +484,52 @@ impl Dispatcher {
         }
     }
 
-    /// Logs an entry that is gone, if it was to be logged, and sends it, if it was not known whether it was sent.
-    fn entry_gone(&mut self, removed: &Removed) {
+    /// Logs an entry that is gone, if it was to be logged.
+    fn entry_gone(&mut self, removed: Removed) {
         if !self.knows(&removed.event) {
             self.finish_draft(&removed.event);
-            if let Some(unknown) = self.logs.unknown.get_mut(&removed.namespace) {
-                unknown.events.remove(&removed.event);
-            }
         }
-        for job in &removed.waiting {
-            // Otherwise the entry is there again, and has it looked up.
-            if !self.is_in_outbox(job) {
-                self.look_up(job);
-            }
+        if !removed.waiting.is_empty() {
+            let Removed {
+                namespace,
+                event,
+                created_at,
+                waiting,
+            } = removed;
+            self.check_log(&namespace, &event, created_at, waiting);
         }
     }
 
     /// Looks up the record of a job of a found entry, unless a page tells that it was delivered.
     pub(super) fn look_up(&mut self, key: &JobKey) {
+        let Some(job) = self.jobs.get(key) else { return };
+        match self.entries.logged(&job.event_id) {
+            Some(Logged::Unknown) => {}
+            Some(Logged::Done(delivered)) => {
+                let delivered = delivered.clone();
+                self.look_up_unless(key, Some(&delivered));
+            }
+            _ => self.look_up_unless(key, None),
+        }
+    }
+
+    /// Looks up the record of a job, unless it is among the webhooks that have got the event.
+    fn look_up_unless(&mut self, key: &JobKey, delivered: Option<&HashSet<String>>) {
         let is_it = |job: &&Job| job.state == State::Checking;
         let Some(job) = self.jobs.get(key).filter(is_it) else {
             return;
         };
         let uid = self.queues.get(&job.webhook).map(|queue| &*queue.facts.uid);
-        let is_logged = |uid: &str| match self.entries.logged(&job.event_id) {
-            Some(Logged::Done(delivered)) => delivered.contains(uid),
-            // There is a draft already if the entry was thought to be gone.
-            _ => self
-                .logs
-                .drafts
-                .get(&job.event_id)
-                .is_some_and(|draft| draft.is_delivered_to(uid)),
+        // There is a draft already if the entry was thought to be gone.
+        let draft = self.logs.drafts.get(&job.event_id);
+        let has_got_it = |uid: &str| {
+            delivered.is_some_and(|delivered| delivered.contains(uid))
+                || draft.is_some_and(|draft| draft.is_delivered_to(uid))
         };
-        match self.entries.logged(&job.event_id) {
-            Some(Logged::Unknown) if self.is_in_outbox(key) => {}
-            _ if uid.is_some_and(is_logged) => self.forget(key),
-            _ => self.commands.push_back(Command::Check(key.clone())),
+        if uid.is_some_and(has_got_it) {
+            self.forget(key);
+        } else {
+            self.commands.push_back(Command::Check(key.clone()));
         }
     }
 }

@@ -410,7 +410,9 @@ impl Dispatcher {
                     }
                 }
                 Timer::Patience(key) => {
-                    let Some(job) = self.jobs.get(&key).filter(|job| job.state != State::Over) else {
+                    // Of an earlier job with this key, if this one is still being looked up.
+                    let is_under_way = |job: &&Job| !matches!(job.state, State::Over | State::Checking);
+                    let Some(job) = self.jobs.get(&key).filter(is_under_way) else {
                         continue;
                     };
                     if !job.is_stored() && job.desired.is_none() {

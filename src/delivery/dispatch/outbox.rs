@@ -62,6 +62,7 @@ pub(super) struct Entries {
 pub(super) struct Removed {
     pub(super) namespace: Arc<str>,
     pub(super) event: Arc<str>,
+    pub(super) created_at: Timestamp,
     /// Jobs that wait for its look-up in the log.
     pub(super) waiting: Vec<JobKey>,
 }
@@ -129,6 +130,7 @@ impl Entries {
         self.removed.push(Removed {
             namespace: entry.namespace,
             event: id.clone(),
+            created_at: entry.event.created_at,
             waiting: if is_unknown { entry.jobs } else { Vec::new() },
         });
     }
@@ -136,10 +138,6 @@ impl Entries {
     /// The entries that have been removed since the last call.
     pub(super) fn take_removed(&mut self) -> Vec<Removed> {
         std::mem::take(&mut self.removed)
-    }
-
-    pub(super) fn created_at(&self, id: &str) -> Option<Timestamp> {
-        Some(self.by_event.get(id)?.event.created_at)
     }
 
     pub(super) fn logged(&self, id: &str) -> Option<&Logged> {
@@ -239,7 +237,7 @@ impl Dispatcher {
                     let logged = self.open_draft(namespace, &event);
                     self.entries.set_logged(&id, logged);
                 }
-                Origin::Found => self.check_log(namespace, &id),
+                Origin::Found => self.check_log(namespace, &id, event.created_at, Vec::new()),
             }
             self.create_jobs(&id, origin == Origin::Fresh, now);
         }

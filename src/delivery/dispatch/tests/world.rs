@@ -693,7 +693,7 @@ impl World {
             Answer::Checked(job, result) => self.dispatcher.checked(&job, result, now),
             Answer::Paged(namespace, written) => self.dispatcher.page_written(&namespace, written, now),
             Answer::LogChecked(namespace, events, found) => {
-                let found = found.as_ref().map_err(|()| ());
+                let found = found.as_ref().or(Err(()));
                 self.dispatcher.log_checked(&namespace, &events, found, now);
             }
         }
