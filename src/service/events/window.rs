@@ -20,7 +20,7 @@ pub type Place = (Reverse<(Timestamp, i64)>, String);
 pub struct Span {
     /// Items before it.
     pub skip: usize,
-    /// Items up to its end; none if that is deeper than [`DEEPEST`].
+    /// Items up to its end; none if that is deeper than `DEEPEST`.
     pub depth: usize,
 }
 
