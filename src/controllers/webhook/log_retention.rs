@@ -81,10 +81,10 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
                 round(&shared, &bounds).await
             } else {
                 let mut pruned = Ok(());
-                for (namespace, size) in due {
+                for namespace in due {
                     let one = prune(&shared, &namespace, &bounds, bounds.account).await;
                     if one.is_err() {
-                        shared.logged(&namespace, size.events, size.bytes);
+                        again(&shared, &namespace, &bounds);
                     }
                     pruned = pruned.and(one);
                 }
@@ -105,7 +105,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 }
 
 /// The namespaces to prune now, and whether to prune all.
-fn due(shared: &Shared, bounds: &Bounds) -> (Vec<(Arc<str>, Size)>, bool) {
+fn due(shared: &Shared, bounds: &Bounds) -> (Vec<Arc<str>>, bool) {
     let limit = Size {
         events: bounds.account.events / SLACK,
         bytes: bounds.account.bytes / SLACK,
@@ -116,7 +116,12 @@ fn due(shared: &Shared, bounds: &Bounds) -> (Vec<(Arc<str>, Size)>, bool) {
         return (Vec::new(), true);
     }
     let due = tally.by_namespace.extract_if(|_, size| size.exceeds(limit));
-    (due.collect(), false)
+    (due.map(|(namespace, _)| namespace).collect(), false)
+}
+
+/// Has an account pruned at the next check.
+fn again(shared: &Shared, namespace: &str, bounds: &Bounds) {
+    shared.logged(namespace, bounds.account.events, 0);
 }
 
 /// Prunes all accounts, and those with most again if all together are over their bound.
@@ -184,7 +189,16 @@ async fn prune_in(
         let since = since.unwrap_or(Timestamp::MIN);
         let pages = list.items.into_iter().map(|page| page.metadata);
         let surplus: Vec<_> = pages
-            .filter(|page| is_surplus(page, &mut kept, limit, since) && !is_needed(shared, page))
+            .filter(|page| {
+                is_surplus(page, &mut kept, limit, since) && {
+                    let is_needed = is_needed(shared, page);
+                    if is_needed {
+                        // It goes once the event has left the outbox.
+                        again(shared, page.namespace.as_deref().unwrap_or_default(), bounds);
+                    }
+                    !is_needed
+                }
+            })
             .filter_map(|page| Some((page.namespace?, page.name?)))
             .collect();
         futures::stream::iter(surplus)

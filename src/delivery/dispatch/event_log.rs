@@ -18,7 +18,6 @@ use jiff::Timestamp;
 use super::{
     Command, DeliveryLog, Dispatcher, Event, JobKey, Now, Timer,
     job::{Job, State, pause_after},
-    outbox::Removed,
 };
 use crate::resources::{
     Attempt, LoggedDelivery, LoggedEvent,
@@ -70,6 +69,16 @@ pub enum PageWritten {
 
 /// Where pages mention some events.
 pub type Mentions = HashMap<Arc<str>, HashSet<String>>;
+
+/// An entry that is no longer in its outbox.
+#[derive(Debug)]
+pub(super) struct Removed {
+    pub(super) namespace: Arc<str>,
+    pub(super) event: Arc<str>,
+    pub(super) created_at: Timestamp,
+    /// Jobs that wait for its look-up in the log.
+    pub(super) waiting: Vec<JobKey>,
+}
 
 /// The events to be logged.
 #[derive(Debug, Default)]

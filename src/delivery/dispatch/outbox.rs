@@ -6,11 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use super::{
     Command, Dispatcher, Event, JobKey, Now, Timer,
-    event_log::Logged,
+    event_log::{Logged, Removed},
     job::{Job, State},
     key, keys_after,
     webhook_queue::{Gate, WebhookFacts},
@@ -55,16 +55,6 @@ pub(super) struct Entries {
     unverified: BTreeSet<(Arc<str>, Arc<str>)>,
     /// Entries that are no longer in their outboxes, of which the log has not been told.
     removed: Vec<Removed>,
-}
-
-/// An entry that is no longer in its outbox.
-#[derive(Debug)]
-pub(super) struct Removed {
-    pub(super) namespace: Arc<str>,
-    pub(super) event: Arc<str>,
-    pub(super) created_at: Timestamp,
-    /// Jobs that wait for its look-up in the log.
-    pub(super) waiting: Vec<JobKey>,
 }
 
 #[derive(Debug, Default)]
