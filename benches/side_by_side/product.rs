@@ -42,6 +42,11 @@ impl Product {
         Self::start(cluster, STELLAGE.as_ref(), "run", arguments).await
     }
 
+    /// Starts `run` of another build of `stellage` with more arguments.
+    pub async fn run_of(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<Self> {
+        Self::start(cluster, program, "run", arguments).await
+    }
+
     /// Starts `stellage api`, the facade without controllers.
     pub async fn api(cluster: &Cluster) -> Result<Self> {
         Self::api_of(cluster, STELLAGE.as_ref()).await

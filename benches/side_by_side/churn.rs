@@ -1,19 +1,21 @@
-//! Real transitions: repeatedly stops and starts instances, by patches of their spec as `kubectl` sends them. The next
-//! transition of an instance begins when a watch has shown the end of the last one. Runs on its own thread.
+//! Real transitions: repeatedly stops and starts instances, by patches of their spec as `kubectl` sends them, from a process of
+//! its own. The next transition of an instance begins when a watch has shown the end of the last one.
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use control_plane::Identity;
 use futures::{StreamExt as _, TryStreamExt as _};
-use hdrhistogram::Histogram;
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Config, ResourceExt as _,
     api::{ListParams, WatchEvent, WatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
 };
+use serde::{Deserialize, Serialize};
 use stellage::resources::{Instance, InstanceState};
 use tokio::{
     sync::{Semaphore, watch},
@@ -24,14 +26,18 @@ use tokio::{
 use crate::{
     Result,
     account::Account,
+    client,
     cluster::Cluster,
-    load::{Extent, Load, as_f64},
+    latencies::Latencies,
+    load::{Extent, Load, numbered},
     objects,
     product::Product,
     say,
-    wire::Target,
+    wire::{Server, Target},
 };
 
+/// The kind of its job.
+pub const KIND: &str = "churn";
 /// Timeout of a transition, and of everything else waited for.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any measurement.
@@ -39,34 +45,38 @@ const WATCH_SECONDS: u32 = 290;
 const PACE: Duration = Duration::from_millis(5);
 
 /// The rate of transitions.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub enum Pace {
-    /// As fast as possible.
-    Full,
+    /// As fast as possible with this many at a time.
+    AtATime(usize),
     /// This many per second, if possible.
     Rate(f64),
 }
 
+/// What the client's process does.
+#[derive(Serialize, Deserialize)]
+pub struct Job {
+    kubeconfig: PathBuf,
+    namespace: String,
+    pace: Pace,
+    extent: Duration,
+}
+
 /// The result of a run.
+#[derive(Serialize, Deserialize)]
 pub struct Churned {
     /// Completed transitions.
     pub events: u64,
-    /// Microseconds from the patch until the watch shows the end: the cluster's part, without receivers.
-    pub latencies: Histogram<u64>,
-}
-
-impl Churned {
-    /// A quantile of the latencies, in milliseconds.
-    pub fn millis(&self, quantile: f64) -> f64 {
-        as_f64(self.latencies.value_at_quantile(quantile)) / 1000.0
-    }
+    /// From the first patch until the end of the last transition.
+    pub took: Duration,
+    /// From the patch until the watch shows the end: the cluster's part, without receivers.
+    pub latencies: Latencies,
 }
 
 /// The instances to stop and start.
 #[derive(Clone)]
 pub struct Churn {
-    admin: Target,
-    kubeconfig: kube::Config,
+    kubeconfig: PathBuf,
     namespace: String,
 }
 
@@ -81,9 +91,10 @@ impl Churn {
         let apply = Load {
             target: cluster.admin.clone(),
             connections: 4,
-            requests: objects::create(&cluster.admin, &account.namespace, "churn"),
+            requests: numbered(objects::create(&cluster.admin, &account.namespace, "churn"), 0),
             status: 201,
             extent: Extent::Count(count),
+            pace: None,
         };
         apply.run().await?;
         let path = format!(
@@ -99,27 +110,33 @@ impl Churn {
             .await?;
         say(&format!("{count} instances to stop and start"));
         Ok(Self {
-            admin: cluster.admin.clone(),
-            kubeconfig: cluster.plane.config(Identity::Admin).await?,
+            kubeconfig: cluster.plane.kubeconfig(Identity::Admin),
             namespace: account.namespace.clone(),
         })
     }
 
     /// Stops and starts the instances for a time.
     pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
-        let churn = self.clone();
-        let thread = tokio::task::spawn_blocking(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            runtime.block_on(churn.on_this_thread(pace, extent))
-        });
-        thread.await?
+        let job = Job {
+            kubeconfig: self.kubeconfig.clone(),
+            namespace: self.namespace.clone(),
+            pace,
+            extent,
+        };
+        client::run(KIND, &job).await
     }
+}
 
-    async fn on_this_thread(self, pace: Pace, extent: Duration) -> Result<Churned> {
-        let client = Client::try_from(self.kubeconfig.clone())?;
-        let api: Api<Instance> = Api::namespaced(client, &self.namespace);
+impl Job {
+    /// Runs in this process, which was started for it.
+    pub async fn run_here(self) -> Result<Churned> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let api: Api<Instance> = Api::namespaced(Client::try_from(config)?, &self.namespace);
+        let target = Target::of(Server::Cluster {
+            kubeconfig: self.kubeconfig,
+        })
+        .await?;
         let list = api.list(&ListParams::default()).await?;
         let version = list.metadata.resource_version.unwrap_or_default();
         let states: HashMap<String, watch::Sender<bool>> = list
@@ -132,27 +149,30 @@ impl Churn {
                 )
             })
             .collect();
+        let pace = self.pace;
         let permits = Arc::new(Semaphore::new(match pace {
-            Pace::Full => Semaphore::MAX_PERMITS,
+            Pace::AtATime(permits) => permits,
             Pace::Rate(_) => 0,
         }));
-        let end = Instant::now() + extent;
+        let begun = Instant::now();
+        let end = begun + self.extent;
         let mut tasks = JoinSet::new();
         for (name, state) in &states {
             let path = format!(
                 "{}/{name}?fieldManager=bench",
                 objects::collection(&self.namespace)
             );
-            let (target, state) = (self.admin.clone(), state.subscribe());
-            tasks.spawn(turn_over(target, path, state, Arc::clone(&permits), end));
+            let (target, state) = (target.clone(), state.subscribe());
+            tasks.spawn(turn_over(target, path, state, Arc::clone(&permits), pace, end));
         }
         let work = async {
-            let mut latencies = Histogram::new(3)?;
+            let mut latencies = Latencies::new()?;
             while let Some(ended) = tasks.join_next().await {
-                latencies.add(ended??)?;
+                latencies.add(&ended??)?;
             }
             Ok(Churned {
                 events: latencies.len(),
+                took: begun.elapsed(),
                 latencies,
             })
         };
@@ -218,24 +238,34 @@ async fn turn_over(
     path: String,
     mut state: watch::Receiver<bool>,
     permits: Arc<Semaphore>,
+    pace: Pace,
     end: Instant,
-) -> Result<Histogram<u64>> {
+) -> Result<Latencies> {
     let mut connection = target.connect().await?;
-    let mut latencies = Histogram::new(3)?;
+    let mut latencies = Latencies::new()?;
     loop {
-        match timeout_at(end.into(), permits.acquire()).await {
-            Ok(permit) if Instant::now() < end => permit?.forget(),
+        let permit = match timeout_at(end.into(), permits.acquire()).await {
+            Ok(permit) if Instant::now() < end => permit?,
             _ => return Ok(latencies),
-        }
+        };
+        // Those of a rate are used up; others are held until the transition has ended.
+        let held = match pace {
+            Pace::Rate(_) => {
+                permit.forget();
+                None
+            }
+            Pace::AtATime(_) => Some(permit),
+        };
         let wanted = !*state.borrow_and_update();
         let body = objects::power(wanted);
         let request = target.request("PATCH", &path, Some(("application/merge-patch+json", &body)));
         let begun = Instant::now();
-        let status = connection.exchange(&request).await?;
+        let status = connection.exchange(request.as_bytes()).await?;
         if status != 200 {
             return Err(format!("a patch was answered with {status}").into());
         }
         timeout(PATIENCE, state.wait_for(|running| *running == wanted)).await??;
-        latencies.record(u64::try_from(begun.elapsed().as_micros())?)?;
+        latencies.record(begun.elapsed())?;
+        drop(held);
     }
 }
