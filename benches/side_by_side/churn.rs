@@ -28,12 +28,14 @@ use crate::{
     account::Account,
     client,
     cluster::Cluster,
-    latencies::Latencies,
+    latencies::{Latencies, as_f64},
     load::{Extent, Load, numbered},
     objects,
     product::Product,
     say,
+    sizes::Sizes,
     wire::{Server, Target},
+    writes::Writes,
 };
 
 /// The kind of its job.
@@ -43,6 +45,12 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Longer than any measurement.
 const WATCH_SECONDS: u32 = 290;
 const PACE: Duration = Duration::from_millis(5);
+/// How long instances are stopped and started before the Events are counted again, and the most Events for each transition
+/// that count as none.
+const SLICE: Duration = Duration::from_secs(2);
+const HARDLY_ANY: f64 = 0.02;
+/// Slices after which Events must have become few.
+const SLICES: usize = 60;
 
 /// The rate of transitions.
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -115,6 +123,21 @@ impl Churn {
         })
     }
 
+    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them, because it writes only so
+    /// many for each in five minutes, and a turn without them cannot be compared with one with them. To be done for each new
+    /// process.
+    pub async fn drain(&self, cluster: &Cluster, at_a_time: usize, sizes: &Sizes) -> Result<()> {
+        for _ in 0..SLICES {
+            let before = Writes::count(&cluster.admin).await?;
+            let transitions = self.run(Pace::AtATime(at_a_time), SLICE).await?.events;
+            let events = (Writes::count(&cluster.admin).await? - before).events;
+            if !sizes.drained || as_f64(events) <= as_f64(transitions) * HARDLY_ANY {
+                return Ok(());
+            }
+        }
+        Err("the operator does not cease to write Kubernetes Events".into())
+    }
+
     /// Stops and starts the instances for a time.
     pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
         let job = Job {
@@ -179,7 +202,7 @@ impl Job {
         let params = WatchParams::default().timeout(WATCH_SECONDS);
         tokio::select! {
             result = work => result,
-            result = show(&api, &params, &version, &states) => Err(result.err().unwrap_or("the watch has ended".into())),
+            error = show(&api, &params, version, &states) => Err(error),
             () = give(&permits, pace) => Err("the pace is not kept".into()),
         }
     }
@@ -193,20 +216,41 @@ fn runs(instance: &Instance) -> Option<bool> {
     }
 }
 
-/// Sends on the changes that a watch shows.
+/// Sends on the changes that a watch shows. Ends only with an error.
 async fn show(
     api: &Api<Instance>,
     params: &WatchParams,
-    version: &str,
+    mut version: String,
+    states: &HashMap<String, watch::Sender<bool>>,
+) -> crate::Error {
+    loop {
+        // The API server ends all watches of a kind when it takes in the kind's definition anew.
+        if let Err(error) = show_one(api, params, &mut version, states).await {
+            return error;
+        }
+    }
+}
+
+/// The changes since `version`, until the watch ends.
+async fn show_one(
+    api: &Api<Instance>,
+    params: &WatchParams,
+    version: &mut String,
     states: &HashMap<String, watch::Sender<bool>>,
 ) -> Result<()> {
     let mut changes = api.watch(params, version).await?.boxed();
     while let Some(change) = changes.try_next().await? {
-        if let WatchEvent::Modified(instance) = change
-            && let Some(state) = states.get(&instance.name_any())
-            && let Some(running) = runs(&instance)
-        {
-            state.send_if_modified(|known| std::mem::replace(known, running) != running);
+        match change {
+            WatchEvent::Modified(instance) => {
+                if let Some(state) = states.get(&instance.name_any())
+                    && let Some(running) = runs(&instance)
+                {
+                    state.send_if_modified(|known| std::mem::replace(known, running) != running);
+                }
+                *version = instance.resource_version().unwrap_or_default();
+            }
+            WatchEvent::Error(status) => return Err(status.message.clone().into()),
+            _ => {}
         }
     }
     Ok(())

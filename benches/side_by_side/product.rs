@@ -116,16 +116,6 @@ impl Product {
         Ok(String::from_utf8(page)?)
     }
 
-    /// The value of one of its counters, summed over the label sets that contain `labels`.
-    pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
-        let page = self.metrics().await?;
-        let values = page
-            .lines()
-            .filter(|line| line.starts_with(name) && line.contains(labels))
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-        Ok(values.sum())
-    }
-
     /// Waits until `look` finds something; an error after `patience`, with the end of the log.
     pub async fn until<T>(
         &self,

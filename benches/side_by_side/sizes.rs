@@ -16,6 +16,8 @@ pub struct Sizes {
     pub converging: u64,
     /// Instances brought to run beside KWOK, if that is measured.
     pub kwok: Option<u64>,
+    /// Whether Kubernetes Events are used up before transitions are measured.
+    pub drained: bool,
     /// Turns of each side.
     pub rounds: usize,
     /// Creates of each turn with and without a quota.
@@ -70,6 +72,7 @@ impl Sizes {
         most: Some(100_000),
         converging: 2_000,
         kwok: Some(1_000),
+        drained: true,
         rounds: 3,
         creates: 2_000,
         warm_up: Duration::from_secs(1),
@@ -99,7 +102,8 @@ impl Sizes {
         large: 500,
         most: None,
         converging: 100,
-        kwok: None,
+        kwok: Some(30),
+        drained: false,
         rounds: 1,
         creates: 100,
         warm_up: Duration::from_millis(200),

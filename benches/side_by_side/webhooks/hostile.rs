@@ -33,6 +33,7 @@ use crate::{
 const HEALTHY: usize = 10;
 const HOSTILE: usize = 50;
 const INSTANCES: u64 = 8;
+const AT_A_TIME: usize = 8;
 /// Events per second.
 const RATE: f64 = 4.0;
 /// Half a second after the program's default deadline.
@@ -71,6 +72,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         .take(HOSTILE)
         .map(|kind| HostileReceiver::start(*kind))
         .collect();
+    churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
     watch(&stage, &receivers, &churn, sizes.warm_up * 3).await?;
     let (mut quiet, mut beside) = (Vec::new(), Vec::new());
     let mut names = Vec::new();

@@ -64,9 +64,10 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 }
 
 async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool) -> Result<()> {
-    let admin = stage.cluster.admin.clone();
+    // Nobody else may write them.
+    let operator = stage.cluster.operator.clone();
     let path = objects::deliveries(&stage.account.namespace);
-    let target = admin.clone();
+    let target = operator.clone();
     let requests: Arc<Requests> = Arc::new(move |n, buffer| {
         let body = delivery(prefix, n, finished).to_string();
         *buffer = target
@@ -74,7 +75,7 @@ async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool)
             .into_bytes();
     });
     let load = Load {
-        target: admin,
+        target: operator,
         connections: 16,
         requests,
         status: 201,

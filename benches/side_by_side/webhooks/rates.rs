@@ -27,7 +27,8 @@ use crate::{
 
 /// Instances, and so the maximum of concurrent transitions.
 const INSTANCES: u64 = 32;
-const FULL: Pace = Pace::AtATime(32);
+const AT_A_TIME: usize = 32;
+const FULL: Pace = Pace::AtATime(AT_A_TIME);
 /// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Timeout for the outboxes to be cleared; events stay in them for ten seconds.
@@ -104,6 +105,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
             let argument = format!("--delivery-log={}", log.name());
             stage.restart(&[&argument]).await?;
             stage.activate(0, most, false).await?;
+            churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
             let mut active = 0;
             for (rounds, &webhooks) in all.iter_mut().zip(sizes.webhooks) {
                 stage.activate(active, webhooks, true).await?;

@@ -35,18 +35,12 @@ use crate::{
     writes::Writes,
 };
 
-const INSTANCES: u64 = 48;
+const INSTANCES: u64 = 32;
 /// Transitions at a time.
 const AT_A_TIME: usize = 32;
 const ARGUMENTS: &[&str] = &["--delivery-log=all"];
 /// The servers whose processor time is shown, besides that of `stellage`.
 const SERVERS: [&str; 3] = ["kube-apiserver", "etcd", "kube-controller-manager"];
-/// How long instances are stopped and started before the Events are counted again, and the most Events for each transition
-/// that count as none.
-const SLICE: Duration = Duration::from_secs(2);
-const HARDLY_ANY: f64 = 0.02;
-/// Slices after which Events must have become few.
-const SLICES: usize = 60;
 /// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Events stay in an outbox for ten seconds, so that it is not worth looking before.
@@ -116,7 +110,8 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         for side in &mut sides {
             stage.restart_as(side.program, ARGUMENTS).await?;
             stage.activate(0, most, false).await?;
-            drain(&stage, &churn).await?;
+            churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+            until_cleared(&stage).await?;
             let mut active = 0;
             for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
                 stage.activate(active, webhooks, true).await?;
@@ -148,19 +143,6 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         report(table, &sides, n, *webhooks, sizes);
     }
     Ok(())
-}
-
-/// Uses up the Kubernetes Events that the operator writes for each instance, which warms everything up, too.
-async fn drain(stage: &Stage, churn: &Churn) -> Result<()> {
-    for _ in 0..SLICES {
-        let before = Writes::count(&stage.cluster.admin).await?;
-        let transitions = churn.run(Pace::AtATime(AT_A_TIME), SLICE).await?.events;
-        let events = (Writes::count(&stage.cluster.admin).await? - before).events;
-        if as_f64(events) <= as_f64(transitions) * HARDLY_ANY {
-            return until_cleared(stage).await;
-        }
-    }
-    Err("the operator does not cease to write Kubernetes Events".into())
 }
 
 /// Waits until no outbox has any events: all of them are logged, and delivered.
@@ -211,12 +193,15 @@ async fn turn(
             Ok((receivers.count() - received >= owed).then_some(()))
         })
         .await?;
-    say(&format!("    all events arrived {:.1?} later", changed.elapsed()));
+    let later = changed.elapsed();
     until_cleared(stage).await?;
+    // At least once is what is promised, so more than once is only reported.
+    let surplus = receivers.count() - received - owed;
+    say(&format!(
+        "    {} transitions, all events arrived {later:.1?} later, {surplus} of them again",
+        churned.events
+    ));
     let (own_after, servers_after) = used()?;
-    if receivers.count() - received > owed + owed / 100 {
-        return Err("far more events were received than happened".into());
-    }
     let each = |total: f64| total / as_f64(churned.events);
     let writes = Writes::count(&cluster.admin).await? - writes;
     Ok(Turn {
