@@ -33,8 +33,11 @@ impl Latencies {
         self.0.len()
     }
 
-    /// A quantile in milliseconds.
+    /// A quantile in milliseconds; not a number, which meets no aim, if there are none.
     pub fn millis(&self, quantile: f64) -> f64 {
+        if self.0.is_empty() {
+            return f64::NAN;
+        }
         as_f64(self.0.value_at_quantile(quantile)) / 1000.0
     }
 }

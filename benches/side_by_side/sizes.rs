@@ -102,7 +102,7 @@ impl Sizes {
         large: 500,
         most: None,
         converging: 100,
-        kwok: Some(30),
+        kwok: None,
         drained: false,
         rounds: 1,
         creates: 100,
