@@ -67,7 +67,6 @@ use std::{
 
 use account::Account;
 use cluster::Cluster;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use product::Product;
 use sizes::Sizes;
 use table::Table;
@@ -78,8 +77,6 @@ type Result<T> = std::result::Result<T, Error>;
 
 /// Timeout of the whole run.
 const LONGEST: Duration = Duration::from_mins(90);
-/// Parts at a time with `--quick`.
-const QUICK_AT_A_TIME: usize = 4;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -208,21 +205,11 @@ impl Wanted {
     }
 
     async fn measure(&self) -> Result<Table> {
-        let parts = stream::iter(&self.parts).map(async |(name, part)| {
+        let mut table = Table::default();
+        for (name, part) in &self.parts {
             say(&format!("== {name}"));
-            let mut table = Table::default();
             part.measure(&mut table, self.baseline.as_deref(), &self.sizes)
                 .await?;
-            Ok::<_, Error>(table)
-        });
-        // Numbers that mean nothing may disturb each other, and the parts wait a lot.
-        let tables: Vec<Table> = parts
-            .buffered(if self.quick { QUICK_AT_A_TIME } else { 1 })
-            .try_collect()
-            .await?;
-        let mut table = Table::default();
-        for part in tables {
-            table.append(part);
         }
         if self.quick {
             table.note("--quick: these numbers mean nothing");

@@ -87,11 +87,6 @@ impl Table {
             .push([what.to_owned(), measured, beside, ratio, aim, verdict.to_owned()]);
     }
 
-    /// Adds the lines of another table.
-    pub fn append(&mut self, other: Self) {
-        self.rows.extend(other.rows);
-    }
-
     /// The table in Markdown.
     pub fn markdown(&self) -> String {
         let line = |cells: &[String; 6]| {
