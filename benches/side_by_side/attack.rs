@@ -25,10 +25,9 @@ use crate::{
     account::Account,
     cluster::Cluster,
     convergence,
-    load::{self, Extent, Load, Measured},
+    load::{Client, Extent, Measured},
     product::Product,
-    reads::median,
-    say,
+    samples, say,
     sizes::Sizes,
     table::{Aim, Table},
     wire::Target,
@@ -73,30 +72,24 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     }
     product.stop().await?;
     cluster.stop().await?;
-    let p99 = |turns: &[Measured]| median(turns.iter().map(|turn| turn.millis(0.99)).collect());
-    let (quiet, attacked) = (p99(&quiet), p99(&attacked));
-    table.ratio(
+    let p99 = |turns: &[Measured]| turns.iter().map(|turn| turn.millis(0.99)).collect();
+    table.compare(
         &format!("p99 of reads under {wanted} hostile connections : quiet"),
-        &format!("{attacked:.2} ms"),
-        &format!("{quiet:.2} ms"),
-        attacked / quiet,
+        &p99(&attacked),
+        &p99(&quiet),
+        samples::MILLIS,
         Some(Aim::AtMost(2.0)),
     );
     Ok(())
 }
 
 async fn turn(name: &str, target: &Target, sizes: &Sizes) -> Result<Measured> {
-    let load = Load {
-        target: target.clone(),
-        connections: CLIENT,
-        requests: load::same(target.request("GET", "/v1/instances?limit=20", None)),
-        status: 200,
-        extent: Extent::For {
-            warm_up: sizes.warm_up,
-            measured: sizes.measured,
-        },
+    let request = target.request("GET", "/v1/instances?limit=20", None);
+    let extent = Extent::For {
+        warm_up: sizes.warm_up,
+        measured: sizes.measured,
     };
-    let measured = load.run().await?;
+    let measured = Client::repeating(target, CLIENT, request, extent).run().await?;
     say(&format!(
         "  {name}: {:.0} requests/s, p50 {:.2} ms, p99 {:.2} ms",
         measured.rate(),

@@ -2,7 +2,7 @@
 //!
 //! It creates the same manifests, over as many connections as (d); its other writes are merge patches of one number in the
 //! status, over as many connections as the operator has concurrent writes at most. It reads nothing and decides nothing, has
-//! the machine to itself, and uses the operator's identity.
+//! the machine to itself, runs in a process of its own, and uses the operator's identity.
 
 use std::{
     sync::{
@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{
     sync::{Mutex, mpsc},
@@ -19,15 +20,17 @@ use tokio::{
 };
 
 use crate::{
-    Result,
+    Result, client,
     cluster::Cluster,
-    load::{Extent, Load, Requests},
+    load::{Extent, Load, Requests, numbered},
     objects, say,
     sizes::Sizes,
-    wire::Target,
+    wire::{Server, Target},
     writes::Writes,
 };
 
+/// The kind of its job.
+pub const KIND: &str = "bare";
 /// Connections that create instances, here and in (d).
 pub const CREATORS: usize = 32;
 /// Connections that patch them: the default of `--write-concurrency`.
@@ -59,9 +62,13 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn
     }
     let prefix = format!("bare{turn}");
     let before = Writes::count(&cluster.admin).await?;
-    let begun = Instant::now();
-    write(cluster, &prefix, count, patches).await?;
-    let took = begun.elapsed();
+    let job = Job {
+        server: cluster.operator.server(),
+        prefix: prefix.clone(),
+        count,
+        patches,
+    };
+    let took = client::run(KIND, &job).await?;
     let writes = (Writes::count(&cluster.admin).await? - before).instances;
     say(&format!("  {took:.1?}: {writes} writes"));
     let delete = Load {
@@ -70,16 +77,36 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn
         requests: objects::delete(&cluster.admin, NOBODYS, &prefix),
         status: 200,
         extent: Extent::Count(count),
+        pace: None,
     };
     delete.run().await?;
     Ok(Turn { writes, took })
 }
 
-async fn write(cluster: &Cluster, prefix: &str, count: u64, patches: u64) -> Result<()> {
+/// What the client's process does.
+#[derive(Serialize, Deserialize)]
+pub struct Job {
+    server: Server,
+    prefix: String,
+    count: u64,
+    patches: u64,
+}
+
+impl Job {
+    /// Runs in this process, which was started for it. Returns how long it took.
+    pub async fn run_here(self) -> Result<Duration> {
+        let target = Target::of(self.server).await?;
+        let begun = Instant::now();
+        write(&target, &self.prefix, self.count, self.patches).await?;
+        Ok(begun.elapsed())
+    }
+}
+
+async fn write(target: &Target, prefix: &str, count: u64, patches: u64) -> Result<()> {
     let (created, waiting) = mpsc::unbounded_channel();
     let waiting = Arc::new(Mutex::new(waiting));
     let next = Arc::new(AtomicU64::new(0));
-    let creations = objects::create(&cluster.operator, NOBODYS, prefix);
+    let creations = numbered(objects::create(target, NOBODYS, prefix), 0);
     let mut tasks = JoinSet::new();
     for _ in 0..CREATORS {
         let numbers = std::iter::repeat_with({
@@ -88,17 +115,12 @@ async fn write(cluster: &Cluster, prefix: &str, count: u64, patches: u64) -> Res
         });
         let numbers = numbers.take_while(move |n| *n < count);
         let creations = Arc::clone(&creations);
-        tasks.spawn(create(
-            cluster.operator.clone(),
-            numbers,
-            creations,
-            created.clone(),
-        ));
+        tasks.spawn(create(target.clone(), numbers, creations, created.clone()));
     }
     drop(created);
     for _ in 0..WRITERS {
         let (waiting, prefix) = (Arc::clone(&waiting), prefix.to_owned());
-        tasks.spawn(patch(cluster.operator.clone(), waiting, prefix, patches));
+        tasks.spawn(patch(target.clone(), waiting, prefix, patches));
     }
     while let Some(ended) = tasks.join_next().await {
         ended??;
@@ -143,7 +165,9 @@ async fn patch(
             // A different number each time, because a patch that changes nothing is not a write.
             let body = json!({ "status": { "observedGeneration": step } }).to_string();
             let body = Some(("application/merge-patch+json", body.as_str()));
-            let status = connection.exchange(&target.request("PATCH", &path, body)).await?;
+            let status = connection
+                .exchange(target.request("PATCH", &path, body).as_bytes())
+                .await?;
             if status != 200 {
                 return Err(format!("a patch was answered with {status}").into());
             }

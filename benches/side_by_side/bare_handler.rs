@@ -5,6 +5,7 @@ use std::{
     env, fs,
     path::PathBuf,
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -61,7 +62,9 @@ pub struct BareHandler {
 impl BareHandler {
     /// Starts this program again, as the bare server.
     pub async fn start(cluster: &Cluster, answers: &[Canned]) -> Result<Self> {
-        let file = cluster.plane.folder().join("bare-answers.json");
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let file = cluster.plane.folder().join(format!("bare-answers-{count}.json"));
         fs::write(&file, serde_json::to_vec(answers)?)?;
         let mut command = Command::new(env::current_exe()?);
         command.env(ANSWERS, &file);

@@ -8,7 +8,10 @@ use std::{
 
 use control_plane::{ControlPlane, Identity};
 
-use crate::{Result, say, wire::Target};
+use crate::{
+    Result, say,
+    wire::{Server, Target},
+};
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
@@ -28,8 +31,11 @@ impl Cluster {
     pub async fn start() -> Result<Self> {
         say("starting etcd, kube-apiserver and kube-controller-manager");
         let plane = ControlPlane::options().start().await?;
-        let admin = Target::api_server(&plane, Identity::Admin).await?;
-        let operator = Target::api_server(&plane, Identity::Operator).await?;
+        let target = async |identity| {
+            let kubeconfig = plane.kubeconfig(identity);
+            Target::of(Server::Cluster { kubeconfig }).await
+        };
+        let (admin, operator) = (target(Identity::Admin).await?, target(Identity::Operator).await?);
         let cluster = Self {
             plane,
             admin,
@@ -57,6 +63,24 @@ impl Cluster {
             .filter(|(name, _)| *name != "kube-controller-manager")
             .map(|(_, pid)| pid)
             .collect()
+    }
+
+    /// The process of one server: `etcd`, `kube-apiserver` or `kube-controller-manager`.
+    pub fn pid(&self, name: &str) -> Result<u32> {
+        let mut servers = self.plane.pids().into_iter();
+        let found = servers.find(|(server, _)| *server == name);
+        Ok(found.ok_or_else(|| format!("{name} does not run"))?.1)
+    }
+
+    /// Number of values that etcd has written.
+    pub async fn etcd_writes(&self) -> Result<f64> {
+        let etcd = Target::plain(&self.plane.etcd_url(), "")?;
+        let page = etcd.call("GET", "/metrics", None).await?.body;
+        let page = String::from_utf8_lossy(&page);
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix("etcd_mvcc_put_total "));
+        Ok(value.ok_or("etcd has no etcd_mvcc_put_total")?.parse()?)
     }
 
     /// Stops it, and removes its data.

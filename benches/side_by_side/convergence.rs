@@ -3,7 +3,8 @@
 //!
 //! The writes of Instances and their status, creates included, are counted from the API server's metrics. Kubernetes Events
 //! are left out: the operator writes them in the background, nothing waits for them, and they are dropped if the API server
-//! cannot keep up. But they use the same machine, so a second line includes them.
+//! cannot keep up. But they use the same machine, so a second line includes them. The two take turns, and neither runs during
+//! those of the other.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +15,19 @@ use crate::{
     account::Account,
     bare_client::{self, CREATORS},
     cluster::Cluster,
-    load::{Extent, Load, as_f64},
+    latencies::as_f64,
+    load::{Client, Extent},
     objects,
     processes::{processor_time, processor_time_of},
     product::Product,
+    samples::{self, Samples},
     say,
     table::{Aim, Table},
     writes::Writes,
 };
 
 /// Timeout for all instances.
-const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The result of bringing instances to run.
 pub struct Converged {
@@ -53,25 +56,23 @@ pub async fn converge(
     let mut connection = facade.connect().await?;
     let total_request = facade.request("GET", "/v1/instances?limit=1", None);
     let running_request = facade.request("GET", "/v1/instances?limit=1&status=running", None);
-    connection.exchange(&total_request).await?;
+    connection.exchange(total_request.as_bytes()).await?;
     let wanted = total(&connection.body())? + count;
 
     let servers = cluster.api_server_pids();
     let used = || -> Result<_> { Ok((processor_time(product.pid)?, processor_time_of(&servers)?)) };
     let (before, (own_before, servers_before)) = (Writes::count(&cluster.admin).await?, used()?);
     let begun = Instant::now();
-    let apply = Load {
-        target: cluster.operator.clone(),
-        connections: CREATORS,
-        requests: objects::create(&cluster.operator, &account.namespace, prefix),
+    let create = objects::create(&cluster.operator, &account.namespace, prefix);
+    let apply = Client {
         status: 201,
-        extent: Extent::Count(count),
+        ..Client::repeating(&cluster.operator, CREATORS, create, Extent::Count(count))
     };
     let applied = apply.run().await?.took;
     // Ask the facade, whose index answers at almost no cost.
     product
         .until(PATIENCE, "all instances running", async || {
-            connection.exchange(&running_request).await?;
+            connection.exchange(running_request.as_bytes()).await?;
             Ok((total(&connection.body())? == wanted).then_some(()))
         })
         .await?;
@@ -116,30 +117,28 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
     Err(format!("{running} instances are running, not {wanted}").into())
 }
 
-/// The lines of (d).
-pub fn report(table: &mut Table, converged: &Converged, bare: &[bare_client::Turn]) {
-    let per_write = |took: Duration, writes: u64| took.as_secs_f64() / as_f64(writes);
-    let bare_writes: u64 = bare.iter().map(|turn| turn.writes).sum();
-    let bare_took: Duration = bare.iter().map(|turn| turn.took).sum();
-    let reference = per_write(bare_took, bare_writes);
-    let Converged {
-        instances,
-        took,
-        writes,
-    } = converged;
-    table.ratio(
-        &format!("(d) {instances} instances applied to running, PROVISIONING=0"),
-        &format!("{:.1} s, {} writes", took.as_secs_f64(), writes.instances),
-        &format!("{:.1} s, bare client", reference * as_f64(writes.instances)),
-        per_write(*took, writes.instances) / reference,
+/// The lines of (d): each round of the program's, beside the round of the bare client before it.
+pub fn report(table: &mut Table, rounds: &[(bare_client::Turn, Converged)]) {
+    let Some((_, first)) = rounds.first() else { return };
+    let mut line = |what: &str, writes: fn(&Writes) -> u64, aim| {
+        let own: Samples = rounds.iter().map(|(_, own)| own.took.as_secs_f64()).collect();
+        // The time of the bare client for as many writes.
+        let bare = rounds
+            .iter()
+            .map(|(bare, own)| bare.took.as_secs_f64() * as_f64(writes(&own.writes)) / as_f64(bare.writes));
+        table.compare(what, &own, &bare.collect(), samples::SECONDS, aim);
+    };
+    line(
+        &format!(
+            "(d) {} instances applied to running, {} writes : bare client",
+            first.instances, first.writes.instances
+        ),
+        |writes| writes.instances,
         Some(Aim::AtMost(1.3)),
     );
-    let all = writes.instances + writes.events;
-    table.ratio(
+    line(
         "    the same, including the operator's Events",
-        &format!("{:.1} s, {all} writes", took.as_secs_f64()),
-        &format!("{:.1} s, bare client", reference * as_f64(all)),
-        per_write(*took, all) / reference,
+        |writes| writes.instances + writes.events,
         None,
     );
 }

@@ -4,18 +4,16 @@
 //! The two take turns. During the API server's turns, no `stellage` runs, so that nothing watches the objects. Each of the
 //! facade's turns uses a new process, warmed up.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
 use crate::{
     Result,
     account::Account,
     cluster::Cluster,
-    load::{self, CONNECTIONS, Extent, Load, Measured, Requests},
+    load::{CONNECTIONS, Client, Extent, Measured, NUMBER},
     objects,
     product::Product,
-    reads::median,
+    samples::{self, Samples},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -27,54 +25,50 @@ const PATH: &str = "/v1/instances";
 /// Measures both sides.
 pub async fn measure(table: &mut Table, cluster: &Cluster, account: &Account, sizes: &Sizes) -> Result<()> {
     say("(c) creations");
-    let mut raw_requests: Option<Arc<Requests>> = None;
+    let mut raw_request = None;
     let (mut rest, mut raw) = (Vec::new(), Vec::new());
     for round in 0..sizes.rounds {
         let mut product = Product::api(cluster).await?;
         let facade = product.facade(&account.key)?;
-        let requests = match &raw_requests {
-            Some(requests) => Arc::clone(requests),
+        let request = match raw_request.take() {
+            Some(request) => request,
             None => same_object(cluster, account, &facade).await?,
         };
         let body = objects::rest_body();
         let create = facade.request("POST", PATH, Some(("application/json", &body)));
-        rest.push(turn("facade", &facade, load::same(create), sizes).await?);
+        rest.push(turn("facade", &facade, create, 0, sizes).await?);
         product.stop().await?;
         let first = u64::try_from(round)? * 1_000_000_000;
-        let numbered = Arc::clone(&requests);
-        let offset: Arc<Requests> = Arc::new(move |n, buffer| numbered(first + n, buffer));
-        raw.push(turn("API server", &cluster.operator, offset, sizes).await?);
-        raw_requests = Some(requests);
+        raw.push(turn("API server", &cluster.operator, request.clone(), first, sizes).await?);
+        raw_request = Some(request);
     }
-    let rate = |turns: &[Measured]| median(turns.iter().map(Measured::rate).collect());
-    let p99 = |turns: &[Measured]| median(turns.iter().map(|turn| turn.millis(0.99)).collect());
-    table.ratio(
+    let each = |turns: &[Measured], of: fn(&Measured) -> f64| -> Samples { turns.iter().map(of).collect() };
+    table.compare(
         "(c) creates/s, REST : API server",
-        &format!("{:.0}/s", rate(&rest)),
-        &format!("{:.0}/s", rate(&raw)),
-        rate(&rest) / rate(&raw),
+        &each(&rest, Measured::rate),
+        &each(&raw, Measured::rate),
+        samples::PER_SECOND,
         Some(Aim::AtLeast(0.9)),
     );
-    table.ratio(
+    table.compare(
         "    p99, REST : API server",
-        &format!("{:.1} ms", p99(&rest)),
-        &format!("{:.1} ms", p99(&raw)),
-        p99(&rest) / p99(&raw),
+        &each(&rest, |turn| turn.millis(0.99)),
+        &each(&raw, |turn| turn.millis(0.99)),
+        samples::MILLIS,
         None,
     );
     Ok(())
 }
 
-async fn turn(name: &str, target: &Target, requests: Arc<Requests>, sizes: &Sizes) -> Result<Measured> {
-    let load = Load {
-        target: target.clone(),
-        connections: CONNECTIONS,
-        requests,
+async fn turn(name: &str, target: &Target, request: String, first: u64, sizes: &Sizes) -> Result<Measured> {
+    let extent = Extent::For {
+        warm_up: sizes.warm_up,
+        measured: sizes.measured,
+    };
+    let load = Client {
+        first,
         status: 201,
-        extent: Extent::For {
-            warm_up: sizes.warm_up,
-            measured: sizes.measured,
-        },
+        ..Client::repeating(target, CONNECTIONS, request, extent)
     };
     let measured = load.run().await?;
     say(&format!(
@@ -86,9 +80,9 @@ async fn turn(name: &str, target: &Target, requests: Arc<Requests>, sizes: &Size
     Ok(measured)
 }
 
-/// Requests to the API server that create the same objects as a create through REST: a stored one is read, and posted under
+/// A request to the API server that creates the same object as a create through REST: a stored one is read, and posted under
 /// names of the same form.
-async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> Result<Arc<Requests>> {
+async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> Result<String> {
     let body = objects::rest_body();
     let created: Value = facade
         .call("POST", PATH, Some(("application/json", &body)))
@@ -109,13 +103,12 @@ async fn same_object(cluster: &Cluster, account: &Account, facade: &Target) -> R
     }
     let manager = stored["metadata"]["managedFields"][0]["manager"].as_str();
     let path = format!("{collection}?fieldManager={}", manager.unwrap_or("bench"));
-    let target = cluster.operator.clone();
-    Ok(Arc::new(move |n, buffer| {
-        let mut metadata = metadata.clone();
-        metadata.insert("name".to_owned(), json!(format!("i-{n:016}")));
-        let object = json!({
-            "apiVersion": stored["apiVersion"], "kind": stored["kind"], "metadata": metadata, "spec": stored["spec"],
-        });
-        *buffer = target.request("POST", &path, Some(("application/json", &object.to_string())));
-    }))
+    metadata.insert("name".to_owned(), json!(format!("i-{NUMBER}")));
+    let object = json!({
+        "apiVersion": stored["apiVersion"], "kind": stored["kind"], "metadata": metadata, "spec": stored["spec"],
+    });
+    let body = object.to_string();
+    Ok(cluster
+        .operator
+        .request("POST", &path, Some(("application/json", &body))))
 }

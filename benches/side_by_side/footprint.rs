@@ -7,6 +7,7 @@ use crate::{
     Result,
     processes::{processor_time, resident_mib},
     product::Product,
+    samples::{self, Unit},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -39,9 +40,10 @@ pub fn report(
     idle: f64,
 ) {
     let Sizes { small, large, .. } = sizes;
-    let made = large - small;
+    // The last process.
+    let made = sizes.large - sizes.small - sizes.converging * (sizes.rounds.saturating_sub(1) as u64);
     let mut memory = |what: &str, resident: f64, aim| {
-        table.value(what, resident, &format!("{resident:.1} MiB"), aim);
+        table.value(what, &resident.into(), samples::MEBIBYTES, aim);
     };
     let aim = Some(Aim::AtMost(64.0));
     memory("(e) resident, 0 instances", empty, None);
@@ -59,5 +61,5 @@ pub fn report(
     );
     let seconds = sizes.idle.as_secs();
     let what = format!("    CPU while idle at {large} instances, over {seconds} s");
-    table.value(&what, idle, &format!("{:.2} % of a core", idle * 100.0), None);
+    table.value(&what, &(idle * 100.0).into(), Unit(" % of a core", 2), None);
 }

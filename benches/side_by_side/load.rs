@@ -1,6 +1,9 @@
 //! The load generator: a closed loop over a fixed number of keep-alive connections, each of which sends its next request when
 //! the last one is answered. It uses two threads, one per core, each with a single-threaded runtime, so that it costs little
 //! compared with the server on the same machine, and the same for every server.
+//!
+//! What is measured is asked by a [`Client`], which is such a load in a process of its own. A [`Load`] runs in this process, and
+//! prepares what will be measured.
 
 use std::{
     sync::{
@@ -10,13 +13,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::{
-    Result,
-    wire::{Connection, Target},
+    Result, client,
+    latencies::{Latencies, as_f64},
+    wire::{Connection, Server, Target},
 };
+
+/// The kind of a [`Client`]'s job.
+pub const KIND: &str = "load";
+/// What a request has in place of its number, which is written with as many digits.
+pub const NUMBER: &str = "################";
 
 /// Connections, and so concurrent requests, in all measurements of (a), (b) and (c).
 pub const CONNECTIONS: usize = 16;
@@ -26,13 +35,20 @@ const THREADS: usize = 2;
 /// Writes the n-th request of a load into an empty buffer.
 pub type Requests = dyn Fn(u64, &mut Vec<u8>) + Send + Sync;
 
-/// A load that repeats one request.
-pub fn same(request: Vec<u8>) -> Arc<Requests> {
-    Arc::new(move |_, buffer| buffer.extend_from_slice(&request))
+/// Requests that differ in nothing but their number, from `first` on, in place of each [`NUMBER`].
+pub fn numbered(request: String, first: u64) -> Arc<Requests> {
+    let width = NUMBER.len();
+    if !request.contains(NUMBER) {
+        return Arc::new(move |_, buffer| buffer.extend_from_slice(request.as_bytes()));
+    }
+    Arc::new(move |n, buffer| {
+        let number = format!("{:0width$}", first + n);
+        buffer.extend_from_slice(request.replace(NUMBER, &number).as_bytes());
+    })
 }
 
 /// Duration or number of requests.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub enum Extent {
     /// Runs for a time, after a warm-up.
     For {
@@ -58,9 +74,64 @@ pub struct Load {
     pub status: u16,
     /// Duration or number of requests.
     pub extent: Extent,
+    /// Requests a second at most, if they are not sent as fast as they are answered.
+    pub pace: Option<f64>,
+}
+
+/// A load that runs in a process of its own.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Client {
+    /// The server.
+    pub server: Server,
+    /// Number of connections.
+    pub connections: usize,
+    /// A request, with [`NUMBER`] in place of its number if that matters.
+    pub request: String,
+    /// The number of the first request.
+    pub first: u64,
+    /// The expected status of every answer.
+    pub status: u16,
+    /// Duration or number of requests.
+    pub extent: Extent,
+    /// Requests a second at most.
+    pub pace: Option<f64>,
+}
+
+impl Client {
+    /// Sends one request again and again for a time, and expects to be answered with 200.
+    pub fn repeating(target: &Target, connections: usize, request: String, extent: Extent) -> Self {
+        Self {
+            server: target.server(),
+            connections,
+            request,
+            first: 0,
+            status: 200,
+            extent,
+            pace: None,
+        }
+    }
+
+    /// Starts the process, and returns what it has measured.
+    pub async fn run(&self) -> Result<Measured> {
+        client::run(KIND, self).await
+    }
+
+    /// Runs in this process, which was started for it.
+    pub async fn run_here(self) -> Result<Measured> {
+        let load = Load {
+            target: Target::of(self.server).await?,
+            connections: self.connections,
+            requests: numbered(self.request, self.first),
+            status: self.status,
+            extent: self.extent,
+            pace: self.pace,
+        };
+        load.run().await
+    }
 }
 
 /// The result of a load.
+#[derive(Serialize, Deserialize)]
 pub struct Measured {
     /// Requests sent, including those of the warm-up.
     pub asked: u64,
@@ -68,8 +139,8 @@ pub struct Measured {
     pub answered: u64,
     /// The measured time.
     pub took: Duration,
-    /// Microseconds from sending to the last byte of the answer.
-    pub latencies: Histogram<u64>,
+    /// From sending to the last byte of the answer.
+    pub latencies: Latencies,
 }
 
 impl Measured {
@@ -80,14 +151,8 @@ impl Measured {
 
     /// A quantile of the latencies, in milliseconds.
     pub fn millis(&self, quantile: f64) -> f64 {
-        as_f64(self.latencies.value_at_quantile(quantile)) / 1000.0
+        self.latencies.millis(quantile)
     }
-}
-
-/// Counts here stay far below 2^52.
-#[expect(clippy::cast_precision_loss, reason = "see above")]
-pub const fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 impl Load {
@@ -102,9 +167,9 @@ impl Load {
                 tokio::task::spawn_blocking(move || load.on_this_thread(connections, &next, begun))
             })
             .collect();
-        let mut latencies = Histogram::new(3)?;
+        let mut latencies = Latencies::new()?;
         for thread in threads {
-            latencies.add(thread.await??)?;
+            latencies.add(&thread.await??)?;
         }
         let took = match self.extent {
             Extent::For { measured, .. } => measured,
@@ -118,12 +183,7 @@ impl Load {
         })
     }
 
-    fn on_this_thread(
-        &self,
-        connections: usize,
-        next: &Arc<AtomicU64>,
-        begun: Instant,
-    ) -> Result<Histogram<u64>> {
+    fn on_this_thread(&self, connections: usize, next: &Arc<AtomicU64>, begun: Instant) -> Result<Latencies> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -133,22 +193,26 @@ impl Load {
                 let (load, next) = (self.clone(), Arc::clone(next));
                 tasks.spawn(async move { load.on_one_connection(&next, begun).await });
             }
-            let mut all = Histogram::new(3)?;
+            let mut all = Latencies::new()?;
             while let Some(one) = tasks.join_next().await {
-                all.add(one??)?;
+                all.add(&one??)?;
             }
             Ok(all)
         })
     }
 
-    async fn on_one_connection(&self, next: &AtomicU64, begun: Instant) -> Result<Histogram<u64>> {
+    async fn on_one_connection(&self, next: &AtomicU64, begun: Instant) -> Result<Latencies> {
         let mut connection = self.target.connect().await?;
-        let mut latencies = Histogram::new(3)?;
+        let mut latencies = Latencies::new()?;
         let mut request = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if matches!(self.extent, Extent::Count(count) if number >= count) {
                 return Ok(latencies);
+            }
+            if let Some(pace) = self.pace {
+                let due = begun + Duration::from_secs_f64(as_f64(number) / pace);
+                tokio::time::sleep_until(due.into()).await;
             }
             request.clear();
             (self.requests)(number, &mut request);
@@ -165,7 +229,7 @@ impl Load {
                 }
             };
             if counts {
-                latencies.record(u64::try_from((answered - sent).as_micros())?)?;
+                latencies.record(answered - sent)?;
             }
         }
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::{load::Requests, wire::Target};
+use crate::{
+    load::{NUMBER, Requests},
+    wire::Target,
+};
 
 /// The body of a REST request to create an instance.
 pub fn rest_body() -> String {
@@ -14,17 +17,19 @@ pub fn rest_body() -> String {
     body.to_string()
 }
 
-/// The manifest of the n-th instance.
-fn manifest(prefix: &str, n: u64) -> String {
+/// The manifest of an instance.
+fn manifest(name: &str) -> String {
     let manifest = json!({
-        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name(prefix, n) },
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"] },
     });
     manifest.to_string()
 }
 
-fn name(prefix: &str, n: u64) -> String {
-    format!("{prefix}-{n:05}")
+/// Name of the n-th instance.
+pub fn name(prefix: &str, n: u64) -> String {
+    let width = NUMBER.len();
+    format!("{prefix}-{n:0width$}")
 }
 
 /// Path of the instances of a namespace.
@@ -38,19 +43,20 @@ pub fn path(namespace: &str, prefix: &str, n: u64) -> String {
 }
 
 /// A request to create the n-th instance.
-pub fn create(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
-    let (target, prefix) = (target.clone(), prefix.to_owned());
+pub fn create(target: &Target, namespace: &str, prefix: &str) -> String {
     let path = format!("{}?fieldManager=bench", collection(namespace));
-    Arc::new(move |n, buffer| {
-        let body = manifest(&prefix, n);
-        *buffer = target.request("POST", &path, Some(("application/json", &body)));
-    })
+    let body = manifest(&format!("{prefix}-{NUMBER}"));
+    target.request("POST", &path, Some(("application/json", &body)))
 }
 
 /// A request to delete the n-th instance.
 pub fn delete(target: &Target, namespace: &str, prefix: &str) -> Arc<Requests> {
     let (target, namespace, prefix) = (target.clone(), namespace.to_owned(), prefix.to_owned());
-    Arc::new(move |n, buffer| *buffer = target.request("DELETE", &path(&namespace, &prefix, n), None))
+    Arc::new(move |n, buffer| {
+        *buffer = target
+            .request("DELETE", &path(&namespace, &prefix, n), None)
+            .into_bytes();
+    })
 }
 
 /// Path of the webhooks of a namespace.

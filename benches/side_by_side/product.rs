@@ -42,6 +42,11 @@ impl Product {
         Self::start(cluster, STELLAGE.as_ref(), "run", arguments).await
     }
 
+    /// Starts `run` of another build of `stellage` with more arguments.
+    pub async fn run_of(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<Self> {
+        Self::start(cluster, program, "run", arguments).await
+    }
+
     /// Starts `stellage api`, the facade without controllers.
     pub async fn api(cluster: &Cluster) -> Result<Self> {
         Self::api_of(cluster, STELLAGE.as_ref()).await
@@ -109,16 +114,6 @@ impl Product {
         let target = Target::plain(&self.metrics_url, "")?;
         let page = target.call("GET", "/metrics", None).await?.body;
         Ok(String::from_utf8(page)?)
-    }
-
-    /// The value of one of its counters, summed over the label sets that contain `labels`.
-    pub async fn counter(&self, name: &str, labels: &str) -> Result<u64> {
-        let page = self.metrics().await?;
-        let values = page
-            .lines()
-            .filter(|line| line.starts_with(name) && line.contains(labels))
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-        Ok(values.sum())
     }
 
     /// Waits until `look` finds something; an error after `patience`, with the end of the log.

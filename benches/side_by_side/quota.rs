@@ -12,11 +12,12 @@ use crate::{
     Result,
     account::Account,
     cluster::Cluster,
-    load::{self, CONNECTIONS, Extent, Load, as_f64},
+    latencies::as_f64,
+    load::{CONNECTIONS, Client, Extent},
     objects,
     processes::processor_time_of,
     product::Product,
-    reads::median,
+    samples::{self, Samples, Unit},
     say,
     sizes::Sizes,
     table::Table,
@@ -62,65 +63,47 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     product.stop().await?;
     cluster.stop().await?;
 
-    let medians = |of: fn(&Turn) -> f64| {
-        let each = |turns: &[Turn]| median(turns.iter().map(of).collect());
-        (each(&with), each(&without))
-    };
-    let mut row = |what: &str, (with, without): (f64, f64), shown: fn(f64) -> String| {
-        table.ratio(what, &shown(with), &shown(without), with / without, None);
+    let mut row = |what: &str, unit: Unit, of: fn(&Turn) -> f64| {
+        let each = |turns: &[Turn]| -> Samples { turns.iter().map(of).collect() };
+        table.compare(what, &each(&with), &each(&without), unit, None);
     };
     row(
-        "creates/s with a native quota : without",
-        medians(|turn| turn.rate),
-        |rate| format!("{rate:.0}/s"),
+        &format!(
+            "{} creates, a second, with a native quota : without",
+            sizes.creates
+        ),
+        samples::PER_SECOND,
+        |turn| turn.rate,
     );
     row(
         "    processor time of API server and etcd, each",
-        medians(|turn| turn.processor),
-        |millis| format!("{millis:.2} ms"),
+        samples::CORE_MILLIS,
+        |turn| turn.processor,
     );
-    row(
-        "    writes of etcd, each",
-        medians(|turn| turn.writes),
-        |writes| format!("{writes:.2}"),
-    );
+    row("    writes of etcd, each", samples::EACH, |turn| turn.writes);
     Ok(())
 }
 
 async fn turn(name: &str, cluster: &Cluster, facade: &Target, sizes: &Sizes) -> Result<Turn> {
     let create = facade.request("POST", PATH, Some(("application/json", &objects::rest_body())));
-    let creates = |count| Load {
-        target: facade.clone(),
-        connections: CONNECTIONS,
-        requests: load::same(create.clone()),
+    let creates = |count| Client {
         status: 201,
-        extent: Extent::Count(count),
+        ..Client::repeating(facade, CONNECTIONS, create.clone(), Extent::Count(count))
     };
     // Warm up.
     creates(sizes.creates / 10).run().await?;
     let servers = cluster.api_server_pids();
-    let (writes, processor) = (etcd_writes(cluster).await?, processor_time_of(&servers)?);
+    let (writes, processor) = (cluster.etcd_writes().await?, processor_time_of(&servers)?);
     let measured = creates(sizes.creates).run().await?;
     let each = |total: f64| total / as_f64(measured.answered);
     let turn = Turn {
         rate: measured.rate(),
         processor: each(processor_time_of(&servers)? - processor) * 1000.0,
-        writes: each(etcd_writes(cluster).await? - writes),
+        writes: each(cluster.etcd_writes().await? - writes),
     };
     say(&format!(
         "  {name}: {:.0} creates/s, {:.2} ms of API server and etcd, {:.2} writes each",
         turn.rate, turn.processor, turn.writes
     ));
     Ok(turn)
-}
-
-/// Number of values that etcd has written.
-async fn etcd_writes(cluster: &Cluster) -> Result<f64> {
-    let etcd = Target::plain(&cluster.plane.etcd_url(), "")?;
-    let page = etcd.call("GET", "/metrics", None).await?.body;
-    let page = String::from_utf8_lossy(&page);
-    let value = page
-        .lines()
-        .find_map(|line| line.strip_prefix("etcd_mvcc_put_total "));
-    Ok(value.ok_or("etcd has no etcd_mvcc_put_total")?.parse()?)
 }

@@ -1,12 +1,16 @@
 //! (a) and (b): a page of 20 out of 10,000 instances, and the detail of one, read through the facade, with authentication
 //! and rate limit; compared with the API server's answer to the same question (`LIST` with limit=20, `GET`), and with an axum
-//! handler that sends the same bytes.
+//! handler that sends the same bytes. Then a later page, filters and metrics, which the API server is not asked for if it has no
+//! such question; page and detail while a tenth of the instances change, beside none changing; and page and detail out of few
+//! and of many instances.
 //!
 //! With `--baseline`, another build of `stellage`, such as that of an earlier commit, is measured, too.
 //!
 //! They take turns under the same load. The API server is asked as an administrator, for whom it checks the least. Requests
 //! per second include the load generator's own work on the same machine, which is the same for all except for TLS. So the CPU
 //! time per request of each server is shown, too.
+
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -15,15 +19,27 @@ use crate::{
     account::Account,
     bare_handler::{BareHandler, Canned},
     cluster::Cluster,
-    load::{self, CONNECTIONS, Extent, Load, Measured, as_f64},
+    convergence, fill,
+    latencies::as_f64,
+    load::{CONNECTIONS, Client, Extent, Measured},
     objects,
     processes::processor_time_of,
     product::Product,
+    samples::{self, Samples},
     say,
     sizes::Sizes,
     table::{Aim, Table},
     wire::Target,
 };
+
+/// Instances on a page.
+const PAGE: u64 = 20;
+/// Seconds in which a tenth of the instances change.
+const CHANGE_SECONDS: f64 = 5.0;
+/// Connections that change them.
+const CHANGERS: usize = 4;
+/// Prefix of the instances that the program brings to run.
+const CONVERGED: &str = "read";
 
 /// A measured server.
 struct Side {
@@ -31,6 +47,7 @@ struct Side {
     target: Target,
     path: String,
     pids: Vec<u32>,
+    aim: Option<Aim>,
     turns: Vec<Turn>,
 }
 
@@ -41,29 +58,23 @@ struct Turn {
 }
 
 impl Side {
-    fn new(name: &'static str, target: &Target, path: &str, pids: Vec<u32>) -> Self {
+    fn new(name: &'static str, target: &Target, path: &str, pids: Vec<u32>, aim: Option<Aim>) -> Self {
         Self {
             name,
             target: target.clone(),
             path: path.to_owned(),
             pids,
+            aim,
             turns: Vec::new(),
         }
     }
 
     async fn turn(&mut self, sizes: &Sizes) -> Result<()> {
         let before = processor_time_of(&self.pids)?;
-        let load = Load {
-            target: self.target.clone(),
-            connections: CONNECTIONS,
-            requests: load::same(self.target.request("GET", &self.path, None)),
-            status: 200,
-            extent: Extent::For {
-                warm_up: sizes.warm_up,
-                measured: sizes.measured,
-            },
-        };
-        let measured = load.run().await?;
+        let request = self.target.request("GET", &self.path, None);
+        let measured = Client::repeating(&self.target, CONNECTIONS, request, extent(sizes))
+            .run()
+            .await?;
         let used = processor_time_of(&self.pids)? - before;
         let cost = used * 1e6 / as_f64(measured.asked);
         say(&format!(
@@ -77,128 +88,306 @@ impl Side {
         Ok(())
     }
 
-    fn median(&self, of: impl Fn(&Turn) -> f64) -> f64 {
-        median(self.turns.iter().map(of).collect())
-    }
-
-    fn rate(&self) -> f64 {
-        self.median(|turn| turn.measured.rate())
-    }
-
-    fn p99(&self) -> f64 {
-        self.median(|turn| turn.measured.millis(0.99))
-    }
-
-    fn cost(&self) -> f64 {
-        self.median(|turn| turn.cost)
+    fn samples(&self, of: impl Fn(&Turn) -> f64) -> Samples {
+        self.turns.iter().map(of).collect()
     }
 }
 
-/// The median.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        odd if odd % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
+fn extent(sizes: &Sizes) -> Extent {
+    Extent::For {
+        warm_up: sizes.warm_up,
+        measured: sizes.measured,
     }
 }
 
-/// Measures (a) and (b). With a `baseline`: another build, and a key that it knows.
-pub async fn measure(
-    table: &mut Table,
-    cluster: &Cluster,
-    product: &Product,
-    baseline: Option<&(Product, String)>,
-    account: &Account,
-    sizes: &Sizes,
-) -> Result<()> {
-    let facade = product.facade(&account.key)?;
-    let raw_page = format!("{}?limit=20", objects::collection(&account.namespace));
-    let first: Value = cluster.admin.call("GET", &raw_page, None).await?.json()?;
-    let field = |pointer: &str| {
-        let value = first.pointer(pointer).and_then(Value::as_str);
-        value.ok_or_else(|| format!("the API server's list has no {pointer}"))
+/// A question to the facade.
+struct Question {
+    label: &'static str,
+    path: String,
+    /// Path of the API server's same question, if it has one.
+    raw: Option<String>,
+    /// The ratios to be reached to the API server and to the bare handler, if any.
+    aims: [Option<Aim>; 2],
+}
+
+/// Measures everything, with few, with many, and with the most instances.
+pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut product = Product::run(&cluster).await?;
+    let account = Account::create(&cluster, &product).await?;
+    convergence::converge(&cluster, &product, &account, CONVERGED, sizes.few).await?;
+    let path = objects::path(&account.namespace, CONVERGED, 0);
+    // One that has nothing left to be done.
+    let template: Value = product
+        .until(convergence::PATIENCE, "an instance without events", async || {
+            let instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
+            let outbox = instance["status"]["outbox"].as_array();
+            Ok(outbox.is_none_or(Vec::is_empty).then_some(instance))
+        })
+        .await?;
+    product.stop().await?;
+    let mut rig = Rig {
+        cluster,
+        account,
+        template,
+        baseline,
+        sizes,
+        filled: 0,
     };
-    let raw_detail = format!(
-        "{}/{}",
-        objects::collection(&account.namespace),
-        field("/items/0/metadata/name")?
-    );
-    let page = "/v1/instances?limit=20".to_owned();
-    let detail = format!("/v1/instances/{}", field("/items/0/status/id")?);
+    rig.at(table, sizes.few, false).await?;
+    rig.at(table, sizes.large, true).await?;
+    if let Some(most) = sizes.most {
+        rig.at(table, most, false).await?;
+    }
+    rig.cluster.stop().await
+}
 
-    let mut canned = Vec::new();
-    for path in [&page, &detail] {
-        canned.push(Canned::from(path, &facade.call("GET", path, None).await?));
-    }
-    let listed: Value = serde_json::from_str(&canned[0].body)?;
-    if listed["data"].as_array().map(Vec::len) != Some(20) || listed["pagination"]["total"] != sizes.large {
-        return Err(format!("not the page that was to be measured: {listed}").into());
-    }
-    let mut bare = BareHandler::start(cluster, &canned).await?;
-    let handler = bare.target(&account.key)?;
-    for (canned, path) in canned.iter().zip([&page, &detail]) {
-        if handler.call("GET", path, None).await?.body != canned.body.as_bytes() {
-            return Err("the bare handler does not answer with the facade's bytes".into());
+/// What is measured, and on what.
+struct Rig<'a> {
+    cluster: Cluster,
+    account: Account,
+    template: Value,
+    /// Another build of `stellage`.
+    baseline: Option<&'a Path>,
+    sizes: &'a Sizes,
+    /// Number of instances besides those that the program has brought to run.
+    filled: u64,
+}
+
+impl Rig<'_> {
+    /// Measures with this many instances: everything, or only page and detail.
+    async fn at(&mut self, table: &mut Table, count: u64, everything: bool) -> Result<()> {
+        let Self { cluster, account, .. } = &*self;
+        let wanted = count - self.sizes.few;
+        if wanted > self.filled {
+            fill::instances(cluster, account, &self.template, self.filled, wanted).await?;
         }
+        let mut product = Product::api(cluster).await?;
+        let mut before = match self.baseline {
+            Some(program) => {
+                let key = Account::key_of(cluster, program)?;
+                let product = Product::api_of(cluster, program).await?;
+                Some((product, key))
+            }
+            None => None,
+        };
+        let questions = self.questions(count).await?;
+        let questions = if everything {
+            &questions[..]
+        } else {
+            &questions[..2]
+        };
+        for question in questions {
+            self.ask(table, &product, before.as_ref(), question, count, everything)
+                .await?;
+        }
+        if everything {
+            self.while_changing(table, &product, &questions[..2], count, wanted)
+                .await?;
+        }
+        if let Some((before, _)) = &mut before {
+            before.stop().await?;
+        }
+        product.stop().await?;
+        self.filled = self.filled.max(wanted);
+        Ok(())
     }
 
-    for (label, path, raw) in [
-        ("(a) list page of 20", &page, &raw_page),
-        ("(b) detail", &detail, &raw_detail),
-    ] {
-        say(&format!("{label} out of {}", sizes.large));
-        let mut rivals = vec![
-            Side::new("facade", &facade, path, vec![product.pid]),
-            Side::new("API server", &cluster.admin, raw, cluster.api_server_pids()),
-            Side::new("bare handler", &handler, path, vec![bare.pid()]),
-        ];
+    async fn questions(&self, count: u64) -> Result<Vec<Question>> {
+        let collection = objects::collection(&self.account.namespace);
+        let first: Value = self
+            .cluster
+            .admin
+            .call("GET", &format!("{collection}?limit=1"), None)
+            .await?
+            .json()?;
+        let field = |pointer: &str| {
+            let value = first.pointer(pointer).and_then(Value::as_str);
+            value.ok_or_else(|| format!("the API server's list has no {pointer}"))
+        };
+        let (name, id) = (field("/items/0/metadata/name")?, field("/items/0/status/id")?);
+        let list = "/v1/instances?limit=20";
+        let later = format!("{list}&page={}", count / (2 * PAGE));
+        let question = |label, path: String, raw: Option<String>, aims| Question {
+            label,
+            path,
+            raw,
+            aims,
+        };
+        let none = [None, None];
+        let aims = [Some(Aim::AtLeast(20.0)), Some(Aim::AtLeast(0.7))];
+        let raw_list = format!("{collection}?limit=20");
+        let raw_running = format!("{raw_list}&fieldSelector=status.state%3Drunning");
+        Ok(vec![
+            question("(a) list page of 20", list.to_owned(), Some(raw_list), aims),
+            question(
+                "(b) detail",
+                format!("/v1/instances/{id}"),
+                Some(format!("{collection}/{name}")),
+                aims,
+            ),
+            question("the page in the middle of the list", later, None, none),
+            question(
+                "page of 20, status=running",
+                format!("{list}&status=running"),
+                Some(raw_running),
+                none,
+            ),
+            question(
+                "page of 20, tag=env:bench",
+                format!("{list}&tag=env:bench"),
+                None,
+                none,
+            ),
+            question(
+                "detail, include=metrics",
+                format!("/v1/instances/{id}?include=metrics"),
+                None,
+                none,
+            ),
+        ])
+    }
+
+    async fn ask(
+        &self,
+        table: &mut Table,
+        product: &Product,
+        baseline: Option<&(Product, String)>,
+        question: &Question,
+        count: u64,
+        beside_handler: bool,
+    ) -> Result<()> {
+        let Question {
+            label,
+            path,
+            raw,
+            aims,
+        } = question;
+        say(&format!("{label} out of {count}"));
+        let facade = product.facade(&self.account.key)?;
+        let answer = facade.call("GET", path, None).await?;
+        check(&answer.json()?, count)?;
+        let [of_server, of_handler] = *aims;
+        let mut rivals = vec![Side::new("facade", &facade, path, vec![product.pid], None)];
+        if let Some(raw) = raw {
+            let pids = self.cluster.api_server_pids();
+            rivals.push(Side::new("API server", &self.cluster.admin, raw, pids, of_server));
+        }
+        let mut bare = None;
+        if beside_handler {
+            let canned = Canned::from(path, &answer);
+            let handler = BareHandler::start(&self.cluster, std::slice::from_ref(&canned)).await?;
+            let target = handler.target(&self.account.key)?;
+            if target.call("GET", path, None).await?.body != canned.body.as_bytes() {
+                return Err("the bare handler does not answer with the facade's bytes".into());
+            }
+            let pids = vec![handler.pid()];
+            rivals.push(Side::new("bare handler", &target, path, pids, of_handler));
+            bare = Some(handler);
+        }
         if let Some((baseline, key)) = baseline {
             let before = baseline.facade(key)?;
-            rivals.push(Side::new("baseline", &before, path, vec![baseline.pid]));
+            rivals.push(Side::new("baseline", &before, path, vec![baseline.pid], None));
         }
-        for _ in 0..sizes.rounds {
+        for _ in 0..self.sizes.rounds {
             for side in &mut rivals {
-                side.turn(sizes).await?;
+                side.turn(self.sizes).await?;
             }
         }
-        report(table, label, &rivals);
+        if let Some(mut bare) = bare {
+            bare.stop();
+        }
+        report(table, &format!("{label} out of {count}"), &rivals);
+        Ok(())
     }
-    bare.stop();
-    Ok(())
+
+    /// Measures the facade while a tenth of the instances change every few seconds, and while none does, in turns.
+    async fn while_changing(
+        &self,
+        table: &mut Table,
+        product: &Product,
+        questions: &[Question],
+        count: u64,
+        filled: u64,
+    ) -> Result<()> {
+        let tenth = (count / 10).min(filled);
+        let pace = as_f64(tenth) / CHANGE_SECONDS;
+        let facade = product.facade(&self.account.key)?;
+        let admin = &self.cluster.admin;
+        for Question { label, path, .. } in questions {
+            say(&format!(
+                "{label} out of {count} while {pace:.0} change each second"
+            ));
+            let side = |name| Side::new(name, &facade, path, vec![product.pid], None);
+            let (mut changing, mut quiet) = (side("while they change"), side("while none changes"));
+            for round in 0..self.sizes.rounds {
+                quiet.turn(self.sizes).await?;
+                let body = format!(r#"{{"spec":{{"tags":["env:bench","{}:{round}"]}}}}"#, tag(label));
+                let patch = admin.request(
+                    "PATCH",
+                    &fill::path(&self.account),
+                    Some(("application/merge-patch+json", &body)),
+                );
+                let change = Client {
+                    pace: Some(pace),
+                    ..Client::repeating(admin, CHANGERS, patch, extent(self.sizes))
+                };
+                let changes = async {
+                    let changed = change.run().await?.answered;
+                    say(&format!("    {changed} changes"));
+                    Ok::<_, crate::Error>(())
+                };
+                tokio::try_join!(changing.turn(self.sizes), changes)?;
+            }
+            report(
+                table,
+                &format!("{label} out of {count}, {pace:.0} of them changed each second"),
+                &[changing, quiet],
+            );
+        }
+        Ok(())
+    }
 }
 
+/// A word that tells the questions apart.
+fn tag(label: &str) -> &str {
+    label.split(' ').nth(1).unwrap_or(label)
+}
+
+/// An error unless it is an answer about this many instances.
+fn check(answer: &Value, count: u64) -> Result<()> {
+    let (total, items) = (&answer["pagination"]["total"], answer["data"].as_array());
+    let is_page = items.is_some_and(|items| !items.is_empty()) && *total == count;
+    if is_page || answer["data"]["id"].is_string() {
+        return Ok(());
+    }
+    Err(format!("not the answer that was to be measured: {answer}").into())
+}
+
+/// The lines of the first side beside each of the others.
 fn report(table: &mut Table, label: &str, sides: &[Side]) {
     let [facade, others @ ..] = sides else { return };
-    let rate = |side: &Side| format!("{:.0}/s", side.rate());
-    let p99 = |side: &Side| format!("{:.2} ms", side.p99());
-    let cost = |side: &Side| format!("{:.0} µs", side.cost());
-    let aims = [Some(Aim::AtLeast(20.0)), Some(Aim::AtLeast(0.7)), None];
-    for (n, (other, aim)) in others.iter().zip(aims).enumerate() {
-        let name = other.name;
+    for (n, other) in others.iter().enumerate() {
+        let names = format!("{} : {}", facade.name, other.name);
         let label = if n == 0 { label } else { "   " };
-        table.ratio(
-            &format!("{label} requests/s, facade : {name}"),
-            &rate(facade),
-            &rate(other),
-            facade.rate() / other.rate(),
-            aim,
+        let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
+            let what = format!("{what}, {names}");
+            table.compare(&what, &facade.samples(of), &other.samples(of), unit, aim);
+        };
+        line(
+            &format!("{label} requests/s"),
+            samples::PER_SECOND,
+            other.aim,
+            &|turn| turn.measured.rate(),
         );
-        table.ratio(
-            &format!("    p99, facade : {name}"),
-            &p99(facade),
-            &p99(other),
-            facade.p99() / other.p99(),
+        line("    p99", samples::MILLIS, None, &|turn| {
+            turn.measured.millis(0.99)
+        });
+        line(
+            "    server's processor time a request",
+            samples::MICROS,
             None,
-        );
-        table.ratio(
-            &format!("    server's processor time a request, facade : {name}"),
-            &cost(facade),
-            &cost(other),
-            facade.cost() / other.cost(),
-            None,
+            &|turn| turn.cost,
         );
     }
 }

@@ -19,7 +19,8 @@ use crate::{
     account::ACCOUNTS,
     cluster::Cluster,
     footprint,
-    load::{Extent, Load, Requests, as_f64},
+    latencies::as_f64,
+    load::{Extent, Load, Requests, numbered},
     objects,
     product::Product,
     say,
@@ -81,7 +82,7 @@ fn report(table: &mut Table, scale: Scale, small: &Measured, large: &Measured) {
     ));
     let mut line = |what: &str, large: f64, small: f64, unit: &str, aim| {
         let shown = |value: f64| format!("{value:.3} {unit}");
-        table.ratio(what, &shown(large), &shown(small), large / small, aim);
+        table.ratio(what, &shown(large), &shown(small), &(large / small).into(), aim);
     };
     let seconds = Duration::as_secs_f64;
     line(
@@ -153,7 +154,7 @@ impl Stage {
         let mut product = self.run().await?;
         self.accounts(&product, 0, 1).await?;
         let create = Load {
-            requests: objects::create(&self.cluster.admin, &namespace(0), "template"),
+            requests: numbered(objects::create(&self.cluster.admin, &namespace(0), "template"), 0),
             ..self.load(1, |_, _| {})
         };
         create.run().await?;
@@ -178,6 +179,7 @@ impl Stage {
             requests: Arc::new(requests) as Arc<Requests>,
             status: 201,
             extent: Extent::Count(count),
+            pace: None,
         }
     }
 
@@ -193,7 +195,7 @@ impl Stage {
                 },
             });
             let body = account.to_string();
-            *buffer = admin.request("POST", ACCOUNTS, Some(("application/json", &body)));
+            *buffer = admin.request("POST", ACCOUNTS, Some(("application/json", &body))).into_bytes();
         });
         let target = self.cluster.admin.clone();
         Load { target, ..create }.run().await?;
@@ -230,7 +232,9 @@ impl Stage {
         let target = self.cluster.admin.clone();
         let secrets = self.load(accounts, move |n, buffer| {
             let path = format!("/api/v1/namespaces/{}/secrets", of(n));
-            *buffer = target.request("POST", &path, Some(("application/json", &objects::secret())));
+            *buffer = target
+                .request("POST", &path, Some(("application/json", &objects::secret())))
+                .into_bytes();
         });
         let target = self.cluster.admin.clone();
         Load { target, ..secrets }.run().await?;
@@ -240,11 +244,13 @@ impl Stage {
         let create: Arc<Requests> = Arc::new(move |n, buffer| {
             let url = &urls[usize::try_from(n).unwrap_or_default() % urls.len()];
             let body = objects::webhook(&format!("hook-{:04}", n / accounts), url);
-            *buffer = target.request(
-                "POST",
-                &objects::webhooks(&of(n)),
-                Some(("application/json", &body)),
-            );
+            *buffer = target
+                .request(
+                    "POST",
+                    &objects::webhooks(&of(n)),
+                    Some(("application/json", &body)),
+                )
+                .into_bytes();
         });
         self.in_steps("webhooks created", webhooks, 201, &create).await?;
 
@@ -259,11 +265,13 @@ impl Stage {
                 "spec": spec,
             });
             let body = object.to_string();
-            *buffer = target.request(
-                "POST",
-                &objects::collection(&of(n)),
-                Some(("application/json", &body)),
-            );
+            *buffer = target
+                .request(
+                    "POST",
+                    &objects::collection(&of(n)),
+                    Some(("application/json", &body)),
+                )
+                .into_bytes();
         });
         self.in_steps("instances created", instances, 201, &create)
             .await?;
@@ -273,7 +281,9 @@ impl Stage {
             status["id"] = json!(instance(before + n));
             let body = json!({ "status": status }).to_string();
             let path = format!("{}/{}/status", objects::collection(&of(n)), instance(before + n));
-            *buffer = target.request("PATCH", &path, Some(("application/merge-patch+json", &body)));
+            *buffer = target
+                .request("PATCH", &path, Some(("application/merge-patch+json", &body)))
+                .into_bytes();
         });
         self.in_steps("instances shown as running", instances, 200, &change)
             .await

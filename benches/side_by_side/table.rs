@@ -1,6 +1,9 @@
-//! The table of results: each measurement, its comparison, its target, and whether it was met.
+//! The table of results: each measurement, its comparison, its target, and whether it was met. Each number is the median of the
+//! rounds, with the least and the greatest in parentheses.
 
 use std::fmt;
+
+use crate::samples::{Samples, Unit};
 
 /// The target of a number.
 #[derive(Clone, Copy)]
@@ -23,8 +26,8 @@ impl Aim {
 impl fmt::Display for Aim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtLeast(aim) => write!(f, ">= {aim}"),
-            Self::AtMost(aim) => write!(f, "<= {aim}"),
+            Self::AtLeast(aim) => write!(f, "≥ {aim}"),
+            Self::AtMost(aim) => write!(f, "≤ {aim}"),
         }
     }
 }
@@ -38,27 +41,42 @@ pub struct Table {
 const HEADINGS: [&str; 6] = ["", "measured", "beside", "ratio", "aim", ""];
 
 impl Table {
-    /// Adds a ratio of two numbers.
-    pub fn ratio(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, aim: Option<Aim>) {
-        let shown = if ratio >= 10.0 {
-            format!("{ratio:.0}")
-        } else {
-            format!("{ratio:.2}")
-        };
-        self.push(what, measured, beside, &shown, ratio, aim);
+    /// Adds what was measured beside something else in the same rounds. The aim is that of the ratio.
+    pub fn compare(
+        &mut self,
+        what: &str,
+        measured: &Samples,
+        beside: &Samples,
+        unit: Unit,
+        aim: Option<Aim>,
+    ) {
+        let ratio = measured.over(beside);
+        self.push(
+            what,
+            [measured.shown(unit), beside.shown(unit), ratio.shown_as_ratio()],
+            ratio.median(),
+            aim,
+        );
     }
 
-    /// Adds a number without a comparison.
-    pub fn value(&mut self, what: &str, value: f64, shown: &str, aim: Option<Aim>) {
-        self.push(what, shown, "", "", value, aim);
+    /// Adds a ratio of two things that are shown in words. The aim is that of the ratio.
+    pub fn ratio(&mut self, what: &str, measured: &str, beside: &str, ratio: &Samples, aim: Option<Aim>) {
+        let numbers = [measured.to_owned(), beside.to_owned(), ratio.shown_as_ratio()];
+        self.push(what, numbers, ratio.median(), aim);
+    }
+
+    /// Adds what was measured beside nothing.
+    pub fn value(&mut self, what: &str, measured: &Samples, unit: Unit, aim: Option<Aim>) {
+        let numbers = [measured.shown(unit), String::new(), String::new()];
+        self.push(what, numbers, measured.median(), aim);
     }
 
     /// Adds a line of text.
     pub fn note(&mut self, what: &str) {
-        self.push(what, "", "", "", 0.0, None);
+        self.push(what, Default::default(), 0.0, None);
     }
 
-    fn push(&mut self, what: &str, measured: &str, beside: &str, ratio: &str, value: f64, aim: Option<Aim>) {
+    fn push(&mut self, what: &str, [measured, beside, ratio]: [String; 3], value: f64, aim: Option<Aim>) {
         let verdict = match aim {
             None => "",
             Some(aim) if aim.is_met_by(value) => "met",
@@ -66,7 +84,24 @@ impl Table {
         };
         let aim = aim.map(|aim| aim.to_string()).unwrap_or_default();
         self.rows
-            .push([what, measured, beside, ratio, &aim, verdict].map(str::to_owned));
+            .push([what.to_owned(), measured, beside, ratio, aim, verdict.to_owned()]);
+    }
+
+    /// The table in Markdown.
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String; 6]| {
+            let [what, numbers @ ..] = cells;
+            // What belongs to the line above is indented.
+            let belongs = what.starts_with(' ');
+            let what = what.trim().replace('|', "\\|");
+            let what = if belongs { format!("… {what}") } else { what };
+            format!("| {what} | {} |\n", numbers.join(" | "))
+        };
+        let rows: String = self.rows.iter().map(line).collect();
+        format!(
+            "{}|---|---:|---:|---:|---:|---|\n{rows}",
+            line(&HEADINGS.map(str::to_owned))
+        )
     }
 }
 

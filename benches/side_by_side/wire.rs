@@ -1,11 +1,13 @@
 //! A minimal HTTP/1.1 client: one connection, one request at a time, bytes in, bytes out. The facade and the API server are
 //! measured with the same code, so that the client costs the same for both, except for TLS, which the API server requires.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use control_plane::{ControlPlane, Identity};
-use kube::client::ConfigExt as _;
-use serde::de::DeserializeOwned;
+use kube::{
+    client::ConfigExt as _,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -18,38 +20,77 @@ use crate::Result;
 /// Timeout of a request, far longer than any takes, so that a hanging server ends the run.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Where a server is, and as whom it is asked: what a client in another process needs to know.
+#[derive(Clone, Serialize, Deserialize)]
+pub enum Server {
+    /// A server on plain HTTP: `http://127.0.0.1:8080`.
+    Plain {
+        /// Its URL.
+        url: String,
+        /// The bearer token.
+        token: String,
+    },
+    /// The API server, with the certificate check and the token that kube's client would use.
+    Cluster {
+        /// Path of the kubeconfig.
+        kubeconfig: PathBuf,
+    },
+}
+
 /// A server and the credentials for it.
 #[derive(Clone)]
 pub struct Target {
+    server: Server,
     address: SocketAddr,
     tls: Option<TlsConnector>,
     token: String,
 }
 
 impl Target {
+    /// The target of a server.
+    pub async fn of(server: Server) -> Result<Self> {
+        let kubeconfig = match server {
+            Server::Plain { url, token } => return Self::plain(&url, &token),
+            Server::Cluster { kubeconfig } => kubeconfig,
+        };
+        let text = std::fs::read(&kubeconfig)?;
+        let parsed: serde_json::Value = serde_json::from_slice(&text)?;
+        let token = parsed["users"][0]["user"]["token"].as_str();
+        let token = token.ok_or("the kubeconfig has no token")?.to_owned();
+        let config = kube::Config::from_custom_kubeconfig(
+            Kubeconfig::read_from(&kubeconfig)?,
+            &KubeConfigOptions::default(),
+        )
+        .await?;
+        let authority = config
+            .cluster_url
+            .authority()
+            .ok_or("a cluster without an address")?;
+        Ok(Self {
+            address: authority.as_str().parse()?,
+            tls: Some(TlsConnector::from(Arc::new(config.rustls_client_config()?))),
+            token,
+            server: Server::Cluster { kubeconfig },
+        })
+    }
+
     /// A server on plain HTTP: `http://127.0.0.1:8080`.
     pub fn plain(url: &str, token: &str) -> Result<Self> {
         let authority = url.strip_prefix("http://").ok_or("not a plain HTTP URL")?;
         Ok(Self {
+            server: Server::Plain {
+                url: url.to_owned(),
+                token: token.to_owned(),
+            },
             address: authority.trim_end_matches('/').parse()?,
             tls: None,
             token: token.to_owned(),
         })
     }
 
-    /// The API server, with the certificate check and the token that kube's client would use.
-    pub async fn api_server(plane: &ControlPlane, identity: Identity) -> Result<Self> {
-        let config = plane.config(identity).await?;
-        let url = plane.url();
-        let authority = url.strip_prefix("https://").ok_or("not an HTTPS URL")?;
-        let kubeconfig: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(plane.kubeconfig(identity))?)?;
-        let token = kubeconfig["users"][0]["user"]["token"].as_str();
-        Ok(Self {
-            address: authority.parse()?,
-            tls: Some(TlsConnector::from(Arc::new(config.rustls_client_config()?))),
-            token: token.ok_or("the kubeconfig has no token")?.to_owned(),
-        })
+    /// The server, for a client in another process.
+    pub fn server(&self) -> Server {
+        self.server.clone()
     }
 
     /// The server's address.
@@ -58,7 +99,7 @@ impl Target {
     }
 
     /// A complete request, which can be sent any number of times.
-    pub fn request(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Vec<u8> {
+    pub fn request(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> String {
         let Self { address, token, .. } = self;
         let (kind, body) = body.map_or((String::new(), ""), |(content_type, body)| {
             let length = body.len();
@@ -71,7 +112,6 @@ impl Target {
             "{method} {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\naccept: application/json\r\n\
              {kind}\r\n{body}"
         )
-        .into_bytes()
     }
 
     /// Opens a connection.
@@ -98,7 +138,9 @@ impl Target {
     /// Sends one request on its own connection, outside of measurements. An error unless it succeeds.
     pub async fn call(&self, method: &str, path: &str, body: Option<(&str, &str)>) -> Result<Answer> {
         let mut connection = self.connect().await?;
-        let status = connection.exchange(&self.request(method, path, body)).await?;
+        let status = connection
+            .exchange(self.request(method, path, body).as_bytes())
+            .await?;
         let answer = Answer {
             head: String::from_utf8_lossy(&connection.buffer[..connection.head]).into_owned(),
             body: connection.body(),

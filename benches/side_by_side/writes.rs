@@ -17,6 +17,8 @@ pub struct Writes {
     pub deliveries: u64,
     /// Changed or deleted Deliveries.
     pub delivery_changes: u64,
+    /// Written pages of the event log.
+    pub event_logs: u64,
     /// Writes of Webhooks and their status.
     pub webhooks: u64,
 }
@@ -54,6 +56,8 @@ impl Writes {
                 } else {
                     &mut writes.delivery_changes
                 }) += value;
+            } else if has("resource=\"eventlogs\"") && done {
+                writes.event_logs += value;
             } else if has("resource=\"webhooks\"") && done {
                 writes.webhooks += value;
             } else if has("resource=\"events\"") && done {
@@ -74,6 +78,7 @@ impl Sub for Writes {
             events: self.events - before.events,
             deliveries: self.deliveries - before.deliveries,
             delivery_changes: self.delivery_changes - before.delivery_changes,
+            event_logs: self.event_logs - before.event_logs,
             webhooks: self.webhooks - before.webhooks,
         }
     }

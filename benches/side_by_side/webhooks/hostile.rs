@@ -1,4 +1,4 @@
-//! (d): healthy receivers, without and with fifty hostile ones in the same account that get the same events.
+//! (d): healthy receivers, in turns without and with fifty hostile ones in the same account that get the same events.
 //!
 //! The rate is low, because every event is a failed delivery for each hostile receiver, and those are recorded. The age of an
 //! event includes its recording by the API server, next to those writes, and the floods of the hostile receivers use the same
@@ -10,20 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 
 use super::{
     Stage,
-    churn::{Churn, Pace},
     kit::{Hostile, HostileReceiver},
     receivers::{self, Receivers},
     sender::Sender,
 };
 use crate::{
     Result,
-    load::as_f64,
+    churn::{Churn, Pace},
+    latencies::{Latencies, as_f64},
     processes::{load_average, processor_time, resident_mib},
+    samples::{self, Samples, Unit},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -33,8 +33,9 @@ use crate::{
 const HEALTHY: usize = 10;
 const HOSTILE: usize = 50;
 const INSTANCES: u64 = 8;
+const AT_A_TIME: usize = 8;
 /// Events per second.
-const RATE: f64 = 2.0;
+const RATE: f64 = 4.0;
 /// Half a second after the program's default deadline.
 const LATE: Duration = Duration::from_millis(30_500);
 /// Timeout for all events to arrive at the healthy receivers.
@@ -47,6 +48,7 @@ const PACE: Duration = Duration::from_millis(20);
 
 /// The results of one measurement.
 struct Seen {
+    receipts: u64,
     p50: f64,
     p99: f64,
     /// Durations of the transitions, in milliseconds.
@@ -63,8 +65,6 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let stage = Stage::start(&["--delivery-log=failures"]).await?;
     let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
     stage.webhooks(&receivers, 0, HEALTHY).await?;
-    watch(&stage, &receivers, &churn, sizes.warm_up * 3).await?;
-    let quiet = watch(&stage, &receivers, &churn, sizes.hostile).await?;
     let kinds = Hostile::all(LATE);
     let hostile: Vec<HostileReceiver> = kinds
         .iter()
@@ -72,106 +72,125 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         .take(HOSTILE)
         .map(|kind| HostileReceiver::start(*kind))
         .collect();
-    for (n, receiver) in hostile.iter().enumerate() {
-        stage
-            .create_webhook(&format!("hostile-{n:03}"), &receiver.url())
-            .await?;
+    churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+    watch(&stage, &receivers, &churn, sizes.warm_up * 3).await?;
+    let (mut quiet, mut beside) = (Vec::new(), Vec::new());
+    let mut names = Vec::new();
+    for round in 0..sizes.rounds {
+        quiet.push(counted(&stage, &receivers, &churn, sizes).await?);
+        if round == 0 {
+            for (n, receiver) in hostile.iter().enumerate() {
+                let name = format!("hostile-{n:03}");
+                stage.create_webhook(&name, &receiver.url()).await?;
+                names.push(name);
+            }
+        } else {
+            stage.activate_all(&names, true).await?;
+        }
+        beside.push(counted(&stage, &receivers, &churn, sizes).await?);
+        if round + 1 < sizes.rounds {
+            stage.activate_all(&names, false).await?;
+            // What hangs with a hostile receiver ends at its deadline.
+            tokio::time::sleep(LATE).await;
+        }
     }
-    let beside = watch(&stage, &receivers, &churn, sizes.hostile).await?;
     let connections: usize = hostile.iter().map(HostileReceiver::accepted).sum();
     say(&format!("  {connections} connections to the hostile receivers"));
     stage.stop().await?;
-    let [quiet_alone, beside_alone] = alone(&receivers, &hostile, sizes.hostile / 3).await?;
+    let (mut quiet_alone, mut beside_alone) = (Vec::new(), Vec::new());
+    for _ in 0..sizes.rounds {
+        quiet_alone.push(alone(&receivers, &[], sizes.hostile / 3).await?);
+        beside_alone.push(alone(&receivers, &hostile, sizes.hostile / 3).await?);
+    }
 
-    let millis = |value: f64| format!("{value:.0} ms");
-    table.ratio(
-        &format!("webhooks (d) event to receipt p99, {HEALTHY} healthy, with {HOSTILE} hostile : without"),
-        &millis(beside.p99),
-        &millis(quiet.p99),
-        beside.p99 / quiet.p99,
+    let fewest = quiet.iter().chain(&beside).map(|seen| seen.receipts).min();
+    let fewest = fewest.unwrap_or(0);
+    let mut line = |what: &str, unit: Unit, aim, of: fn(&Seen) -> f64| {
+        let each = |turns: &[Seen]| -> Samples { turns.iter().map(of).collect() };
+        table.compare(what, &each(&beside), &each(&quiet), unit, aim);
+    };
+    line(
+        &format!(
+            "webhooks (d) event to receipt p99, {HEALTHY} healthy ({fewest} receipts a turn), with {HOSTILE} hostile : without"
+        ),
+        samples::MILLIS,
         Some(Aim::AtMost(2.0)),
+        |seen| seen.p99,
     );
-    table.ratio(
-        "    the same, p50",
-        &millis(beside.p50),
-        &millis(quiet.p50),
-        beside.p50 / quiet.p50,
-        None,
-    );
-    table.ratio(
+    line("    the same, p50", samples::MILLIS, None, |seen| seen.p50);
+    line(
         "    the transitions themselves, from patch to watch, p99",
-        &millis(beside.transitions),
-        &millis(quiet.transitions),
-        beside.transitions / quiet.transitions,
+        samples::MILLIS,
         None,
+        |seen| seen.transitions,
     );
-    let fine = |value: f64| format!("{value:.1} ms");
-    table.ratio(
-        "    the same client's posts without an API server, p99",
-        &fine(beside_alone),
-        &fine(quiet_alone),
-        beside_alone / quiet_alone,
+    line(
+        &format!("    stellage's processor time at {RATE} events/s"),
+        Unit(" % of a core", 1),
         None,
+        |seen| seen.used * 100.0,
     );
-    let cores = |value: f64| format!("{:.1} % of a core", value * 100.0);
-    table.ratio(
-        &format!("    stellage's CPU time at {RATE} events/s"),
-        &cores(beside.used),
-        &cores(quiet.used),
-        beside.used / quiet.used,
-        None,
-    );
-    let mib = |value: f64| format!("{value:.1} MiB");
-    table.ratio(
+    line(
         "    stellage's resident memory",
-        &mib(beside.resident),
-        &mib(quiet.resident),
-        beside.resident / quiet.resident,
+        samples::MEBIBYTES,
+        None,
+        |seen| seen.resident,
+    );
+    let alone = |values: Vec<f64>| values.into_iter().collect::<Samples>();
+    table.compare(
+        "    the same client's posts without an API server, p99",
+        &alone(beside_alone),
+        &alone(quiet_alone),
+        samples::MILLIS,
         None,
     );
     Ok(())
 }
 
-/// The p99 of posts to healthy receivers by the client alone, in milliseconds: first without, then with one post always in
-/// flight to each hostile one.
-async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Duration) -> Result<[f64; 2]> {
-    let sender = Arc::new(Sender::new()?);
-    let mut results = [0.0; 2];
-    let mut bad = JoinSet::new();
-    for (n, result) in results.iter_mut().enumerate() {
-        if n == 1 {
-            for receiver in hostile {
-                let (sender, url) = (Arc::clone(&sender), receiver.url());
-                bad.spawn(async move {
-                    loop {
-                        sender.post(&url).await;
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                });
-            }
-        }
-        let mut latencies: Histogram<u64> = Histogram::new(3)?;
-        let begun = Instant::now();
-        let mut number = 0;
-        while begun.elapsed() < extent {
-            let posted = Instant::now();
-            if !sender.post(&receivers.url(number)).await {
-                return Err("a post to a healthy receiver failed".into());
-            }
-            latencies.record(u64::try_from(posted.elapsed().as_micros())?)?;
-            number += 1;
-            tokio::time::sleep(PACE).await;
-        }
-        *result = as_f64(latencies.value_at_quantile(0.99)) / 1000.0;
-        say(&format!(
-            "  alone, {} hostile posts in flight: p50 {:.1} ms, p99 {:.1} ms of {number} posts; load {}",
-            bad.len(),
-            as_f64(latencies.value_at_quantile(0.5)) / 1000.0,
-            *result,
-            load_average()
-        ));
+/// As [`watch`], for long enough; an error if the receipts are too few for a p99.
+async fn counted(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<Seen> {
+    let seen = watch(stage, receivers, churn, sizes.hostile).await?;
+    if seen.receipts < sizes.receipts {
+        return Err(format!("{} receipts are too few for a p99", seen.receipts).into());
     }
-    Ok(results)
+    Ok(seen)
+}
+
+/// The p99 of posts to healthy receivers by the client alone, in milliseconds, with one post always in flight to each hostile
+/// one.
+async fn alone(receivers: &Receivers, hostile: &[HostileReceiver], extent: Duration) -> Result<f64> {
+    let sender = Arc::new(Sender::new()?);
+    // They end with this value.
+    let mut bad = JoinSet::new();
+    for receiver in hostile {
+        let (sender, url) = (Arc::clone(&sender), receiver.url());
+        bad.spawn(async move {
+            loop {
+                sender.post(&url).await;
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+    }
+    let mut latencies = Latencies::new()?;
+    let begun = Instant::now();
+    let mut number = 0;
+    while begun.elapsed() < extent {
+        let posted = Instant::now();
+        if !sender.post(&receivers.url(number)).await {
+            return Err("a post to a healthy receiver failed".into());
+        }
+        latencies.record(posted.elapsed())?;
+        number += 1;
+        tokio::time::sleep(PACE).await;
+    }
+    say(&format!(
+        "  alone, {} hostile posts in flight: p50 {:.1} ms, p99 {:.1} ms of {number} posts; load {}",
+        bad.len(),
+        latencies.millis(0.5),
+        latencies.millis(0.99),
+        load_average()
+    ));
+    Ok(latencies.millis(0.99))
 }
 
 async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Duration) -> Result<Seen> {
@@ -193,9 +212,10 @@ async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Dura
     let ages = receivers.take_ages()?;
     let millis = |quantile| as_f64(ages.value_at_quantile(quantile));
     let seen = Seen {
+        receipts: ages.len(),
         p50: millis(0.5),
         p99: millis(0.99),
-        transitions: churned.millis(0.99),
+        transitions: churned.latencies.millis(0.99),
         used,
         resident: resident_mib(stage.product.pid)?,
     };
@@ -206,7 +226,7 @@ async fn watch(stage: &Stage, receivers: &Receivers, churn: &Churn, extent: Dura
         seen.p50,
         seen.p99,
         millis(1.0),
-        churned.millis(0.5),
+        churned.latencies.millis(0.5),
         seen.transitions,
         writes.deliveries + writes.delivery_changes,
         load_average()

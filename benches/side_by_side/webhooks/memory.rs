@@ -17,7 +17,7 @@ use crate::{
     load::{Extent, Load, Requests},
     objects,
     processes::load_average,
-    say,
+    samples, say,
     sizes::Sizes,
     table::{Aim, Table},
 };
@@ -51,12 +51,11 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     }
 
     let mut line = |what: &str, resident: f64, aim| {
-        let shown = format!("{resident:.1} MiB ({:+.1})", resident - none);
-        table.value(what, resident - none, &shown, aim);
+        let more = format!("{what}: {resident:.1} MiB, more than none");
+        table.value(&more, &(resident - none).into(), samples::MEBIBYTES, aim);
     };
-    line("webhooks (c) resident, no deliveries", none, None);
     line(
-        &format!("    {} finished deliveries in the cluster", sizes.finished),
+        &format!("webhooks (c) resident, {} finished deliveries", sizes.finished),
         finished,
         Some(Aim::AtMost(5.0)),
     );
@@ -65,19 +64,23 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
 }
 
 async fn create(stage: &Stage, count: u64, prefix: &'static str, finished: bool) -> Result<()> {
-    let admin = stage.cluster.admin.clone();
+    // Nobody else may write them.
+    let operator = stage.cluster.operator.clone();
     let path = objects::deliveries(&stage.account.namespace);
-    let target = admin.clone();
+    let target = operator.clone();
     let requests: Arc<Requests> = Arc::new(move |n, buffer| {
         let body = delivery(prefix, n, finished).to_string();
-        *buffer = target.request("POST", &path, Some(("application/json", &body)));
+        *buffer = target
+            .request("POST", &path, Some(("application/json", &body)))
+            .into_bytes();
     });
     let load = Load {
-        target: admin,
+        target: operator,
         connections: 16,
         requests,
         status: 201,
         extent: Extent::Count(count),
+        pace: None,
     };
     let took = load.run().await?.took;
     say(&format!(

@@ -1,5 +1,6 @@
 //! The cost of webhooks; each part has its own cluster:
 //!
+//! - the processor time of a transition (`transitions`), compared with that of another build;
 //! - (a), (b) events per second from real transitions, their age at the receiver, and their writes (`rates`), compared with
 //!   the same account without webhooks;
 //! - (c) memory with many finished and with pending deliveries (`memory`), compared with none;
@@ -8,7 +9,6 @@
 //!
 //! Receivers are threads of the bench (`receivers`), so they share the cores with everything else; their CPU time is shown.
 
-mod churn;
 mod hostile;
 #[path = "../../../tests/support/receivers/mod.rs"]
 #[allow(
@@ -21,14 +21,22 @@ mod memory;
 mod rates;
 pub mod receivers;
 mod sender;
+mod transitions;
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use self::{kit::Authority, receivers::Receivers};
 use crate::{
-    Result, account::Account, cluster::Cluster, objects, product::Product, say, sizes::Sizes, table::Table,
+    Result,
+    account::Account,
+    cluster::{Cluster, STELLAGE},
+    objects,
+    product::Product,
+    say,
+    sizes::Sizes,
+    table::Table,
 };
 
 /// Timeout for webhooks to be ready.
@@ -37,6 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A part that can be selected by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// The cost of a transition.
+    Transitions,
     /// (a) and (b).
     Rates,
     /// (c).
@@ -48,22 +58,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts, in the order of measurement.
-    pub const ALL: [Self; 4] = [Self::Sender, Self::Rates, Self::Hostile, Self::Memory];
-
-    /// Its name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Rates => "webhooks-rates",
-            Self::Memory => "webhooks-memory",
-            Self::Hostile => "webhooks-hostile",
-            Self::Sender => "webhooks-sender",
-        }
-    }
-
     /// Measures the part.
-    pub async fn measure(self, table: &mut Table, sizes: &Sizes) -> Result<()> {
+    pub async fn measure(self, table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
         match self {
+            Self::Transitions => transitions::measure(table, baseline, sizes).await,
             Self::Rates => rates::measure(table, sizes).await,
             Self::Memory => memory::measure(table, sizes).await,
             Self::Hostile => hostile::measure(table, sizes).await,
@@ -82,7 +80,7 @@ struct Stage {
 impl Stage {
     async fn start(arguments: &[&str]) -> Result<Self> {
         let cluster = Cluster::start().await?;
-        let product = run(&cluster, arguments).await?;
+        let product = run(&cluster, Path::new(STELLAGE), arguments).await?;
         let account = Account::create(&cluster, &product).await?;
         let path = format!("/api/v1/namespaces/{}/secrets", account.namespace);
         let secret = objects::secret();
@@ -97,8 +95,13 @@ impl Stage {
 
     /// Replaces the process by a new one.
     async fn restart(&mut self, arguments: &[&str]) -> Result<()> {
+        self.restart_as(Path::new(STELLAGE), arguments).await
+    }
+
+    /// Replaces the process by one of a build of `stellage`.
+    async fn restart_as(&mut self, program: &Path, arguments: &[&str]) -> Result<()> {
         self.product.stop().await?;
-        self.product = run(&self.cluster, arguments).await?;
+        self.product = run(&self.cluster, program, arguments).await?;
         Ok(())
     }
 
@@ -113,20 +116,52 @@ impl Stage {
     /// Creates webhooks for the receivers from `first` up to, but not including, `end`, and waits until they are ready.
     async fn webhooks(&self, receivers: &Receivers, first: usize, end: usize) -> Result<()> {
         for n in first..end {
-            self.create_webhook(&format!("hook-{n:03}"), &receivers.url(n))
-                .await?;
+            self.create_webhook(&hook(n), &receivers.url(n)).await?;
         }
+        let names: Vec<String> = (first..end).map(hook).collect();
+        self.until_seen(&names, Some("Active")).await
+    }
+
+    /// Switches the webhooks of [`Self::webhooks`] on or off, and waits until the program knows.
+    async fn activate(&self, first: usize, end: usize, active: bool) -> Result<()> {
+        let names: Vec<String> = (first..end).map(hook).collect();
+        self.activate_all(&names, active).await
+    }
+
+    /// Switches webhooks on or off, and waits until the program knows.
+    async fn activate_all(&self, names: &[String], active: bool) -> Result<()> {
+        let body = json!({ "spec": { "active": active } }).to_string();
+        for name in names {
+            let path = format!("{}/{name}", objects::webhooks(&self.account.namespace));
+            let body = Some(("application/merge-patch+json", body.as_str()));
+            self.cluster.admin.call("PATCH", &path, body).await?;
+        }
+        // Hostile ones may have been disabled meanwhile.
+        self.until_seen(names, None).await
+    }
+
+    /// Waits until the conditions of webhooks say that the program has seen their present spec, and give this reason.
+    async fn until_seen(&self, names: &[String], reason: Option<&str>) -> Result<()> {
         let path = objects::webhooks(&self.account.namespace);
         self.product
-            .until(PATIENCE, "all webhooks ready", async || {
+            .until(PATIENCE, "the webhooks' conditions", async || {
                 let list: Value = self.cluster.admin.call("GET", &path, None).await?.json()?;
-                let items = list["items"].as_array().map_or(&[][..], Vec::as_slice);
-                let is_ready = |webhook: &&Value| {
+                let is_seen = |webhook: &&Value| {
                     let conditions = webhook["status"]["conditions"].as_array();
-                    let mut conditions = conditions.into_iter().flatten();
-                    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+                    conditions.into_iter().flatten().any(|condition| {
+                        condition["type"] == "Ready"
+                            && reason.is_none_or(|reason| condition["reason"] == reason)
+                            && condition["observedGeneration"] == webhook["metadata"]["generation"]
+                    })
                 };
-                Ok((items.iter().filter(is_ready).count() == end).then_some(()))
+                let seen = list["items"].as_array().into_iter().flatten().filter(is_seen);
+                let seen: Vec<&str> = seen
+                    .filter_map(|webhook| webhook["metadata"]["name"].as_str())
+                    .collect();
+                Ok(names
+                    .iter()
+                    .all(|name| seen.contains(&name.as_str()))
+                    .then_some(()))
             })
             .await
     }
@@ -137,7 +172,12 @@ impl Stage {
     }
 }
 
-async fn run(cluster: &Cluster, arguments: &[&str]) -> Result<Product> {
+/// Name of the webhook of the n-th receiver.
+fn hook(n: usize) -> String {
+    format!("hook-{n:03}")
+}
+
+async fn run(cluster: &Cluster, program: &Path, arguments: &[&str]) -> Result<Product> {
     let ca = cluster.plane.folder().join("receivers.pem");
     fs::write(&ca, Authority::shared().pem())?;
     let mut all = vec![
@@ -146,5 +186,5 @@ async fn run(cluster: &Cluster, arguments: &[&str]) -> Result<Product> {
     ];
     all.extend(arguments.iter().map(ToString::to_string));
     say(&format!("stellage run {}", arguments.join(" ")));
-    Product::run_with(cluster, &all).await
+    Product::run_of(cluster, program, &all).await
 }

@@ -1,8 +1,8 @@
 //! (a) and (b): stops and starts instances as fast as possible, with 0, 1, 5 and 50 webhooks in the account and both settings
-//! of the delivery log; then at half of that rate, for the events' age at the receiver.
+//! of the delivery log; then at half of that rate, for the events' age at the receiver. All of them take turns in each round.
 //!
 //! A rate is the number of transitions in the measured time, divided by the time until the last of their deliveries has
-//! arrived and, if every delivery is logged, was logged. No work is left over, so the rate is sustainable.
+//! arrived. The log is written within a second or two of that; `transitions` counts all of its cost.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use serde_json::Value;
 
 use super::{
     Stage,
-    churn::{Churn, Pace},
     receivers::{self, Receivers},
 };
 use crate::{
     Result,
-    load::as_f64,
+    churn::{Churn, Pace},
+    latencies::as_f64,
     objects,
     processes::{load_average, processor_time, processor_time_of},
+    samples::{self, Samples},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -26,15 +27,14 @@ use crate::{
 
 /// Instances, and so the maximum of concurrent transitions.
 const INSTANCES: u64 = 32;
+const AT_A_TIME: usize = 32;
+const FULL: Pace = Pace::AtATime(AT_A_TIME);
 /// Timeout for all events to arrive.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Timeout for the outboxes to be cleared; events stay in them for ten seconds.
 const LINGER: Duration = Duration::from_secs(60);
 /// Clearing begins ten seconds after an event at the earliest.
 const BEFORE_CLEARING: Duration = Duration::from_secs(8);
-/// Counts the writes of Deliveries.
-const DELIVERY_WRITES: &str = "stellage_delivery_writes_total{";
-
 /// Which deliveries that succeed at once are recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
@@ -92,26 +92,37 @@ impl Rated {
 /// Measures both settings.
 pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (a), (b) events from real transitions");
-    let receivers = Receivers::start(sizes.webhooks.iter().copied().max().unwrap_or(1), receivers::BOTH)?;
-    // The setting without Deliveries first, because those of `all` are pruned in the background.
-    let mut stage = Stage::start(&["--delivery-log=failures"]).await?;
+    let most = sizes.webhooks.iter().copied().max().unwrap_or(1);
+    let receivers = Receivers::start(most, receivers::BOTH)?;
+    let mut stage = Stage::start(&[]).await?;
     let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
-    for log in [Log::Failures, Log::All] {
-        if log == Log::All {
-            let path = objects::webhooks(&stage.account.namespace);
-            stage.cluster.admin.call("DELETE", &path, None).await?;
-            stage.restart(&["--delivery-log=all"]).await?;
+    stage.webhooks(&receivers, 0, most).await?;
+    // For each setting and each number of webhooks, what the rounds have measured.
+    let mut logs = [Log::Failures, Log::All]
+        .map(|log| (log, sizes.webhooks.iter().map(|_| Vec::new()).collect::<Vec<_>>()));
+    for round in 0..sizes.rounds {
+        for (log, all) in &mut logs {
+            let argument = format!("--delivery-log={}", log.name());
+            stage.restart(&[&argument]).await?;
+            stage.activate(0, most, false).await?;
+            churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+            let mut active = 0;
+            for (rounds, &webhooks) in all.iter_mut().zip(sizes.webhooks) {
+                stage.activate(active, webhooks, true).await?;
+                active = webhooks;
+                let mut rated = rated(&stage, &receivers, &churn, *log, webhooks, sizes).await?;
+                if webhooks == 1 && round == 0 {
+                    rated.last = Some(last_events(&stage, &receivers, &churn, sizes).await?);
+                }
+                rounds.push(rated);
+            }
         }
-        let (mut all, mut made) = (Vec::new(), 0);
-        for &webhooks in sizes.webhooks {
-            stage.webhooks(&receivers, made, webhooks).await?;
-            made = webhooks;
-            all.push(rated(&stage, &receivers, &churn, log, webhooks, sizes).await?);
-        }
-        report(table, log, &all);
     }
-    table.note(&format!("    load average at the end: {}", load_average()));
-    stage.stop().await
+    stage.stop().await?;
+    for (log, all) in &logs {
+        report(table, *log, all);
+    }
+    Ok(())
 }
 
 async fn rated(
@@ -123,9 +134,9 @@ async fn rated(
     sizes: &Sizes,
 ) -> Result<Rated> {
     let extent = sizes.webhooks_measured;
-    let owed = Owed::now(stage, receivers).await?;
-    let events = churn.run(Pace::Full, sizes.warm_up).await?.events;
-    owed.arrived(stage, receivers, log, events, webhooks).await?;
+    let arrived = receivers.count();
+    let events = churn.run(FULL, sizes.warm_up).await?.events;
+    until_arrived(stage, receivers, arrived, events, webhooks).await?;
 
     let servers = stage.cluster.api_server_pids();
     let used = || -> Result<_> {
@@ -135,49 +146,41 @@ async fn rated(
             receivers.processor_time()?,
         ])
     };
-    let owed = Owed::now(stage, receivers).await?;
-    let (before, used_before, begun) = (
-        Writes::count(&stage.cluster.admin).await?,
-        used()?,
-        Instant::now(),
-    );
-    let events = churn.run(Pace::Full, extent).await?.events;
-    let changed = begun.elapsed();
-    owed.arrived(stage, receivers, log, events, webhooks).await?;
-    let took = begun.elapsed();
+    let arrived = receivers.count();
+    let before = Writes::count(&stage.cluster.admin).await?;
+    let (used_before, begun) = (used()?, Instant::now());
+    let churned = churn.run(FULL, extent).await?;
+    let (events, ended) = (churned.events, Instant::now());
+    until_arrived(stage, receivers, arrived, events, webhooks).await?;
+    // The client's start is not part of it.
+    let took = churned.took + ended.elapsed();
+    let elapsed = begun.elapsed();
     let used_after = used()?;
     let writes = Writes::count(&stage.cluster.admin).await? - before;
     let rate = as_f64(events) / took.as_secs_f64();
     let [own, api, theirs] = std::array::from_fn(|n| (used_after[n] - used_before[n]) / as_f64(events) * 1e3);
-    let surplus = receivers.count() - owed.arrived - events * webhooks as u64;
+    let surplus = receivers.count() - arrived - events * webhooks as u64;
     say(&format!(
-        "  {webhooks} webhooks, {}: {events} events in {changed:.1?}, all arrived{} after {took:.1?}: {rate:.0}/s; \
-         {surplus} receipts beyond what was owed; processor time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers \
-         {theirs:.2} ms; load {}",
+        "  {webhooks} webhooks, {}: {events} events, all arrived after {elapsed:.1?}: {rate:.0}/s; {surplus} receipts beyond what \
+         was owed; processor time an event: stellage {own:.2} ms, API server and etcd {api:.2} ms, receivers {theirs:.2} ms; load {}",
         log.name(),
-        if log == Log::All { " and logged" } else { "" },
         load_average()
     ));
 
-    let last = if webhooks == 1 {
-        Some(last_events(stage, receivers, churn, log, sizes).await?)
-    } else {
-        None
-    };
     receivers.take_ages()?;
-    let owed = Owed::now(stage, receivers).await?;
+    let arrived = receivers.count();
     let events_at_half = churn.run(Pace::Rate(rate / 2.0), extent).await?.events;
-    owed.arrived(stage, receivers, log, events_at_half, webhooks)
-        .await?;
+    until_arrived(stage, receivers, arrived, events_at_half, webhooks).await?;
     let ages = receivers.take_ages()?;
     let millis = |quantile| as_f64(ages.value_at_quantile(quantile));
     if webhooks > 0 {
         say(&format!(
-            "    at {:.0} events/s: p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms; load {}",
+            "    at {:.0} events/s: p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms of {} receipts; load {}",
             as_f64(events_at_half) / extent.as_secs_f64(),
             millis(0.5),
             millis(0.99),
             millis(1.0),
+            ages.len(),
             load_average()
         ));
     }
@@ -189,59 +192,33 @@ async fn rated(
         cost: own + api + theirs,
         p50: millis(0.5),
         p99: millis(0.99),
-        last,
+        last: None,
     })
 }
 
-/// The numbers of arrived and logged events before a measurement.
-struct Owed {
+/// Waits until every webhook has so many events more than had `arrived`.
+async fn until_arrived(
+    stage: &Stage,
+    receivers: &Receivers,
     arrived: u64,
-    logged: u64,
-}
-
-impl Owed {
-    async fn now(stage: &Stage, receivers: &Receivers) -> Result<Self> {
-        Ok(Self {
-            arrived: receivers.count(),
-            logged: stage.product.counter(DELIVERY_WRITES, "stored").await?,
+    events: u64,
+    webhooks: usize,
+) -> Result<()> {
+    let wanted = events * webhooks as u64;
+    stage
+        .product
+        .until(PATIENCE, "all events to arrive", async || {
+            Ok((receivers.count() - arrived >= wanted).then_some(()))
         })
-    }
-
-    /// Waits until every webhook has all events since.
-    async fn arrived(
-        &self,
-        stage: &Stage,
-        receivers: &Receivers,
-        log: Log,
-        events: u64,
-        webhooks: usize,
-    ) -> Result<()> {
-        let wanted = events * webhooks as u64;
-        let look = async || {
-            let is_there = receivers.count() - self.arrived >= wanted;
-            let is_logged = log == Log::Failures
-                || stage.product.counter(DELIVERY_WRITES, "stored").await? - self.logged >= wanted;
-            Ok((is_there && is_logged).then_some(()))
-        };
-        stage
-            .product
-            .until(PATIENCE, "all events to arrive and be logged", look)
-            .await
-    }
+        .await
 }
 
 /// Writes for the last event of each instance: from when all events have arrived until the outboxes are empty.
-async fn last_events(
-    stage: &Stage,
-    receivers: &Receivers,
-    churn: &Churn,
-    log: Log,
-    sizes: &Sizes,
-) -> Result<f64> {
+async fn last_events(stage: &Stage, receivers: &Receivers, churn: &Churn, sizes: &Sizes) -> Result<f64> {
     let begun = Instant::now();
-    let owed = Owed::now(stage, receivers).await?;
-    let events = churn.run(Pace::Full, sizes.warm_up).await?.events;
-    owed.arrived(stage, receivers, log, events, 1).await?;
+    let arrived = receivers.count();
+    let events = churn.run(FULL, sizes.warm_up).await?.events;
+    until_arrived(stage, receivers, arrived, events, 1).await?;
     if begun.elapsed() > BEFORE_CLEARING {
         return Err("what is owed took so long that outboxes may have been cleared meanwhile".into());
     }
@@ -262,80 +239,85 @@ async fn last_events(
     Ok(as_f64(writes.instances) / as_f64(INSTANCES))
 }
 
-fn report(table: &mut Table, log: Log, all: &[Rated]) {
-    let Some(none) = all.first() else { return };
-    for rated in &all[1..] {
-        let Rated { webhooks, rate, .. } = rated;
-        let aim = (*webhooks == 1).then_some(Aim::AtLeast(log.share_of_none()));
-        table.ratio(
+fn report(table: &mut Table, log: Log, all: &[Vec<Rated>]) {
+    let [none, others @ ..] = all else { return };
+    let each = |rounds: &[Rated], of: fn(&Rated) -> f64| -> Samples { rounds.iter().map(of).collect() };
+    let changes = |rated: &Rated| rated.an_event(rated.writes.instances);
+    for rounds in others {
+        let Some(Rated { webhooks, .. }) = rounds.first() else {
+            continue;
+        };
+        table.compare(
             &format!(
                 "webhooks (a) events/s, log {}, {webhooks} webhooks : none",
                 log.name()
             ),
-            &format!("{rate:.0}/s"),
-            &format!("{:.0}/s", none.rate),
-            rate / none.rate,
-            aim,
+            &each(rounds, |rated| rated.rate),
+            &each(none, |rated| rated.rate),
+            samples::PER_SECOND,
+            (*webhooks == 1).then_some(Aim::AtLeast(log.share_of_none())),
         );
-        table.ratio(
-            "    CPU time per event, all processes",
-            &format!("{:.1} ms", rated.cost),
-            &format!("{:.1} ms", none.cost),
-            rated.cost / none.cost,
+        table.compare(
+            "    processor time an event: stellage, API server, etcd and receivers",
+            &each(rounds, |rated| rated.cost),
+            &each(none, |rated| rated.cost),
+            samples::CORE_MILLIS,
             None,
         );
-        let aim = (*webhooks == 5 && log == Log::Failures).then_some(Aim::AtLeast(1500.0));
-        let deliveries = rated.deliveries();
-        table.value("    deliveries/s", deliveries, &format!("{deliveries:.0}/s"), aim);
-        table.value(
+        let mut line = |what: &str, of: fn(&Rated) -> f64, unit, aim| {
+            table.value(what, &each(rounds, of), unit, aim);
+        };
+        line(
+            "    deliveries/s",
+            Rated::deliveries,
+            samples::PER_SECOND,
+            (*webhooks == 5 && log == Log::Failures).then_some(Aim::AtLeast(1500.0)),
+        );
+        line(
             "    event to receipt at half of that rate, p50",
-            rated.p50,
-            &format!("{:.0} ms", rated.p50),
+            |rated| rated.p50,
+            samples::MILLIS,
             None,
         );
-        table.value(
+        line(
             "    the same, p99",
-            rated.p99,
-            &format!("{:.0} ms", rated.p99),
+            |rated| rated.p99,
+            samples::MILLIS,
             Some(Aim::AtMost(100.0)),
         );
-    }
-    let per_event = none.an_event(none.writes.instances);
-    for rated in &all[1..] {
-        let mine = rated.an_event(rated.writes.instances);
+        let beyond = each(rounds, changes).minus(&each(none, changes));
         table.value(
-            &format!(
-                "webhooks (b) writes of instances per event, log {}, {} webhooks, beyond none's {per_event:.2}",
-                log.name(),
-                rated.webhooks
-            ),
-            mine - per_event,
-            &format!("{:.2}", mine - per_event),
+            "    (b) writes of instances an event, beyond those without webhooks",
+            &beyond,
+            samples::EACH,
             Some(Aim::AtMost(0.1)),
         );
-        let creations = rated.an_event(rated.writes.deliveries) / rated.webhooks_f64();
-        let aim = match log {
-            Log::Failures => 0.01,
-            Log::All => 1.01,
+        let mut line = |what: &str, of: fn(&Rated) -> f64, aim| {
+            table.value(what, &each(rounds, of), samples::EACH, aim);
         };
-        table.value(
-            "    Deliveries created per delivery",
-            creations,
-            &format!("{creations:.2}"),
-            Some(Aim::AtMost(aim)),
+        line(
+            "    Deliveries created a delivery",
+            |rated| rated.an_event(rated.writes.deliveries) / rated.webhooks_f64(),
+            Some(Aim::AtMost(0.01)),
         );
-        let rest = rated.an_event(rated.writes.delivery_changes + rated.writes.webhooks);
-        table.value(
-            "    other writes per event: pruned Deliveries, status of webhooks",
-            rest,
-            &format!("{rest:.2}"),
+        line(
+            "    other writes an event: pages of the log, pruned Deliveries, status of webhooks",
+            |rated| {
+                let Writes {
+                    event_logs,
+                    delivery_changes,
+                    webhooks,
+                    ..
+                } = rated.writes;
+                rated.an_event(event_logs + delivery_changes + webhooks)
+            },
             None,
         );
-        if let Some(last) = rated.last {
+        if let Some(last) = rounds.iter().find_map(|rated| rated.last) {
             table.value(
                 "    writes of an instance for its last event",
-                last,
-                &format!("{last:.2}"),
+                &last.into(),
+                samples::EACH,
                 Some(Aim::AtMost(1.0)),
             );
         }

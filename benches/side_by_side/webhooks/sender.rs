@@ -38,10 +38,10 @@ use super::{
 };
 use crate::{
     Result,
-    load::as_f64,
+    latencies::as_f64,
     objects,
     processes::{load_average, processor_time},
-    reads::median,
+    samples::{self, Samples, Unit},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -84,36 +84,37 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let cost = dispatcher_alone()?;
     table.value(
         "    of it, the dispatcher's decisions, with 50 webhooks",
-        cost,
-        &format!("{cost:.1} µs"),
+        &cost.into(),
+        Unit(" µs", 1),
         None,
     );
     Ok(())
 }
 
 fn report(table: &mut Table, name: &str, ours: &[Turn], bares: &[Turn]) {
-    let middle = |turns: &[Turn], of: fn(&Turn) -> f64| median(turns.iter().map(of).collect());
-    let mut line = |what: &str, of: fn(&Turn) -> f64, unit: &str| {
-        let (our, bare) = (middle(ours, of), middle(bares, of));
-        let shown = |value: f64| format!("{value:.0}{unit}");
-        table.ratio(what, &shown(our), &shown(bare), our / bare, None);
+    let each = |turns: &[Turn], of: fn(&Turn) -> f64| -> Samples { turns.iter().map(of).collect() };
+    let mut line = |what: &str, of: fn(&Turn) -> f64, unit: Unit| {
+        table.compare(what, &each(ours, of), &each(bares, of), unit, None);
     };
     line(
         &format!("webhooks (e) posts/s over {name}, signed : bare client"),
         |turn| turn.rate,
-        "/s",
+        samples::PER_SECOND,
     );
-    line("    sender's processor time a post", |turn| turn.cost, " µs");
     line(
-        "    receivers' CPU time per post",
-        |turn| turn.receivers_cost,
-        " µs",
+        "    sender's processor time a post",
+        |turn| turn.cost,
+        samples::MICROS,
     );
-    let rate = middle(ours, |turn| turn.rate);
+    line(
+        "    receivers' processor time a post",
+        |turn| turn.receivers_cost,
+        samples::MICROS,
+    );
     table.value(
         "    signed posts/s, receivers on the same cores",
-        rate,
-        &format!("{rate:.0}/s"),
+        &each(ours, |turn| turn.rate),
+        samples::PER_SECOND,
         Some(Aim::AtLeast(5000.0)),
     );
 }

@@ -1,0 +1,315 @@
+//! Real transitions: repeatedly stops and starts instances, by patches of their spec as `kubectl` sends them, from a process of
+//! its own. The next transition of an instance begins when a watch has shown the end of the last one.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use control_plane::Identity;
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::{
+    Api, Client, Config, ResourceExt as _,
+    api::{ListParams, WatchEvent, WatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::{Deserialize, Serialize};
+use stellage::resources::{Instance, InstanceState};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::{timeout, timeout_at},
+};
+
+use crate::{
+    Result,
+    account::Account,
+    client,
+    cluster::Cluster,
+    latencies::{Latencies, as_f64},
+    load::{Extent, Load, numbered},
+    objects,
+    product::Product,
+    say,
+    sizes::Sizes,
+    wire::{Server, Target},
+    writes::Writes,
+};
+
+/// The kind of its job.
+pub const KIND: &str = "churn";
+/// Timeout of a transition, and of everything else waited for.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Longer than any measurement.
+const WATCH_SECONDS: u32 = 290;
+const PACE: Duration = Duration::from_millis(5);
+/// How long instances are stopped and started before the Events are counted again, and the most Events for each transition
+/// that count as none.
+const SLICE: Duration = Duration::from_secs(2);
+const HARDLY_ANY: f64 = 0.02;
+/// Slices after which Events must have become few.
+const SLICES: usize = 60;
+
+/// The rate of transitions.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub enum Pace {
+    /// As fast as possible with this many at a time.
+    AtATime(usize),
+    /// This many per second, if possible.
+    Rate(f64),
+}
+
+/// What the client's process does.
+#[derive(Serialize, Deserialize)]
+pub struct Job {
+    kubeconfig: PathBuf,
+    namespace: String,
+    pace: Pace,
+    extent: Duration,
+}
+
+/// The result of a run.
+#[derive(Serialize, Deserialize)]
+pub struct Churned {
+    /// Completed transitions.
+    pub events: u64,
+    /// From the first patch until the end of the last transition.
+    pub took: Duration,
+    /// From the patch until the watch shows the end: the cluster's part, without receivers.
+    pub latencies: Latencies,
+}
+
+/// The instances to stop and start.
+#[derive(Clone)]
+pub struct Churn {
+    kubeconfig: PathBuf,
+    namespace: String,
+}
+
+impl Churn {
+    /// Creates `count` instances and waits until they run.
+    pub async fn prepare(
+        cluster: &Cluster,
+        product: &Product,
+        account: &Account,
+        count: u64,
+    ) -> Result<Self> {
+        let apply = Load {
+            target: cluster.admin.clone(),
+            connections: 4,
+            requests: numbered(objects::create(&cluster.admin, &account.namespace, "churn"), 0),
+            status: 201,
+            extent: Extent::Count(count),
+            pace: None,
+        };
+        apply.run().await?;
+        let path = format!(
+            "{}?fieldSelector=status.state%3Drunning",
+            objects::collection(&account.namespace)
+        );
+        product
+            .until(PATIENCE, "all instances running", async || {
+                let list: serde_json::Value = cluster.admin.call("GET", &path, None).await?.json()?;
+                let running = list["items"].as_array().map_or(0, Vec::len);
+                Ok((u64::try_from(running)? == count).then_some(()))
+            })
+            .await?;
+        say(&format!("{count} instances to stop and start"));
+        Ok(Self {
+            kubeconfig: cluster.plane.kubeconfig(Identity::Admin),
+            namespace: account.namespace.clone(),
+        })
+    }
+
+    /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them, because it writes only so
+    /// many for each in five minutes, and a turn without them cannot be compared with one with them. To be done for each new
+    /// process.
+    pub async fn drain(&self, cluster: &Cluster, at_a_time: usize, sizes: &Sizes) -> Result<()> {
+        for _ in 0..SLICES {
+            let before = Writes::count(&cluster.admin).await?;
+            let transitions = self.run(Pace::AtATime(at_a_time), SLICE).await?.events;
+            let events = (Writes::count(&cluster.admin).await? - before).events;
+            if !sizes.drained || as_f64(events) <= as_f64(transitions) * HARDLY_ANY {
+                return Ok(());
+            }
+        }
+        Err("the operator does not cease to write Kubernetes Events".into())
+    }
+
+    /// Stops and starts the instances for a time.
+    pub async fn run(&self, pace: Pace, extent: Duration) -> Result<Churned> {
+        let job = Job {
+            kubeconfig: self.kubeconfig.clone(),
+            namespace: self.namespace.clone(),
+            pace,
+            extent,
+        };
+        client::run(KIND, &job).await
+    }
+}
+
+impl Job {
+    /// Runs in this process, which was started for it.
+    pub async fn run_here(self) -> Result<Churned> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let api: Api<Instance> = Api::namespaced(Client::try_from(config)?, &self.namespace);
+        let target = Target::of(Server::Cluster {
+            kubeconfig: self.kubeconfig,
+        })
+        .await?;
+        let list = api.list(&ListParams::default()).await?;
+        let version = list.metadata.resource_version.unwrap_or_default();
+        let states: HashMap<String, watch::Sender<bool>> = list
+            .items
+            .iter()
+            .map(|instance| {
+                (
+                    instance.name_any(),
+                    watch::Sender::new(runs(instance) == Some(true)),
+                )
+            })
+            .collect();
+        let pace = self.pace;
+        let permits = Arc::new(Semaphore::new(match pace {
+            Pace::AtATime(permits) => permits,
+            Pace::Rate(_) => 0,
+        }));
+        let begun = Instant::now();
+        let end = begun + self.extent;
+        let mut tasks = JoinSet::new();
+        for (name, state) in &states {
+            let path = format!(
+                "{}/{name}?fieldManager=bench",
+                objects::collection(&self.namespace)
+            );
+            let (target, state) = (target.clone(), state.subscribe());
+            tasks.spawn(turn_over(target, path, state, Arc::clone(&permits), pace, end));
+        }
+        let work = async {
+            let mut latencies = Latencies::new()?;
+            while let Some(ended) = tasks.join_next().await {
+                latencies.add(&ended??)?;
+            }
+            Ok(Churned {
+                events: latencies.len(),
+                took: begun.elapsed(),
+                latencies,
+            })
+        };
+        let params = WatchParams::default().timeout(WATCH_SECONDS);
+        tokio::select! {
+            result = work => result,
+            error = show(&api, &params, version, &states) => Err(error),
+            () = give(&permits, pace) => Err("the pace is not kept".into()),
+        }
+    }
+}
+
+fn runs(instance: &Instance) -> Option<bool> {
+    match instance.status.as_ref()?.state? {
+        InstanceState::Running => Some(true),
+        InstanceState::Stopped => Some(false),
+        _ => None,
+    }
+}
+
+/// Sends on the changes that a watch shows. Ends only with an error.
+async fn show(
+    api: &Api<Instance>,
+    params: &WatchParams,
+    mut version: String,
+    states: &HashMap<String, watch::Sender<bool>>,
+) -> crate::Error {
+    loop {
+        // The API server ends all watches of a kind when it takes in the kind's definition anew.
+        if let Err(error) = show_one(api, params, &mut version, states).await {
+            return error;
+        }
+    }
+}
+
+/// The changes since `version`, until the watch ends.
+async fn show_one(
+    api: &Api<Instance>,
+    params: &WatchParams,
+    version: &mut String,
+    states: &HashMap<String, watch::Sender<bool>>,
+) -> Result<()> {
+    let mut changes = api.watch(params, version).await?.boxed();
+    while let Some(change) = changes.try_next().await? {
+        match change {
+            WatchEvent::Modified(instance) => {
+                if let Some(state) = states.get(&instance.name_any())
+                    && let Some(running) = runs(&instance)
+                {
+                    state.send_if_modified(|known| std::mem::replace(known, running) != running);
+                }
+                *version = instance.resource_version().unwrap_or_default();
+            }
+            WatchEvent::Error(status) => return Err(status.message.clone().into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Issues permits for transitions. Never ends.
+async fn give(permits: &Semaphore, pace: Pace) {
+    let Pace::Rate(rate) = pace else {
+        return std::future::pending().await;
+    };
+    let begun = Instant::now();
+    let mut given = 0;
+    loop {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small positive number"
+        )]
+        let due = (begun.elapsed().as_secs_f64() * rate) as usize;
+        permits.add_permits(due - given);
+        given = due;
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+/// Stops and starts one instance until the end.
+async fn turn_over(
+    target: Target,
+    path: String,
+    mut state: watch::Receiver<bool>,
+    permits: Arc<Semaphore>,
+    pace: Pace,
+    end: Instant,
+) -> Result<Latencies> {
+    let mut connection = target.connect().await?;
+    let mut latencies = Latencies::new()?;
+    loop {
+        let permit = match timeout_at(end.into(), permits.acquire()).await {
+            Ok(permit) if Instant::now() < end => permit?,
+            _ => return Ok(latencies),
+        };
+        // Those of a rate are used up; others are held until the transition has ended.
+        let held = match pace {
+            Pace::Rate(_) => {
+                permit.forget();
+                None
+            }
+            Pace::AtATime(_) => Some(permit),
+        };
+        let wanted = !*state.borrow_and_update();
+        let body = objects::power(wanted);
+        let request = target.request("PATCH", &path, Some(("application/merge-patch+json", &body)));
+        let begun = Instant::now();
+        let status = connection.exchange(request.as_bytes()).await?;
+        if status != 200 {
+            return Err(format!("a patch was answered with {status}").into());
+        }
+        timeout(PATIENCE, state.wait_for(|running| *running == wanted)).await??;
+        latencies.record(begun.elapsed())?;
+        drop(held);
+    }
+}

@@ -1,0 +1,265 @@
+//! What a transition costs: instances of one account are stopped and started again by patches of their spec from a client's
+//! process, a fixed number at a time for a fixed time, with every event logged, beside no webhook and beside some.
+//!
+//! The processor time of a transition hardly depends on the machine's load, unlike their rate. It counts each server's whole
+//! process, from the first patch until every event has arrived and no outbox has any left, so that nothing is owed: its log,
+//! counters and the clearing of outboxes are part of it, and so is what the servers do while idle for that long.
+//!
+//! Before the first turn of a process, instances are stopped and started until the operator writes hardly any Kubernetes Events
+//! for them, because it writes only so many for each instance.
+//!
+//! With `--baseline`, another build of `stellage` does the same on the same cluster, in turns.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    Stage,
+    receivers::{self, Receivers},
+};
+use crate::{
+    Result,
+    churn::{Churn, Pace},
+    cluster::STELLAGE,
+    latencies::as_f64,
+    objects,
+    processes::{load_average, processor_time},
+    samples::{self, Samples},
+    say,
+    sizes::Sizes,
+    table::{Aim, Table},
+    writes::Writes,
+};
+
+const INSTANCES: u64 = 32;
+/// Transitions at a time.
+const AT_A_TIME: usize = 32;
+const ARGUMENTS: &[&str] = &["--delivery-log=all"];
+/// The servers whose processor time is shown, besides that of `stellage`.
+const SERVERS: [&str; 3] = ["kube-apiserver", "etcd", "kube-controller-manager"];
+/// Timeout for all events to arrive.
+const PATIENCE: Duration = Duration::from_mins(3);
+/// Events stay in an outbox for ten seconds, so that it is not worth looking before.
+const BEFORE_CLEARING: Duration = Duration::from_secs(9);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The aim for a transition with this many webhooks, in core-ms.
+fn aim(webhooks: usize) -> Option<Aim> {
+    match webhooks {
+        0 => Some(Aim::AtMost(10.0)),
+        1 => Some(Aim::AtMost(11.0)),
+        5 => Some(Aim::AtMost(13.0)),
+        _ => None,
+    }
+}
+
+/// One of the builds that are compared.
+struct Side<'a> {
+    name: &'static str,
+    program: &'a Path,
+    /// For each number of webhooks, what each round has measured.
+    turns: Vec<Vec<Turn>>,
+}
+
+struct Turn {
+    /// Transitions per second.
+    rate: f64,
+    /// Milliseconds of processor time of each of [`SERVERS`] for a transition.
+    servers: [f64; SERVERS.len()],
+    /// The same of `stellage`.
+    own: f64,
+    /// Writes of Instances for a transition.
+    writes: f64,
+    /// Values that etcd writes for a transition.
+    stored: f64,
+}
+
+impl Turn {
+    fn total(&self) -> f64 {
+        self.own + self.servers.iter().sum::<f64>()
+    }
+}
+
+impl Side<'_> {
+    fn samples(&self, webhooks: usize, of: impl Fn(&Turn) -> f64) -> Samples {
+        self.turns[webhooks].iter().map(of).collect()
+    }
+}
+
+/// Measures this build, and the baseline if there is one.
+pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
+    say("transitions");
+    let numbers = sizes.transition_webhooks;
+    let most = numbers.iter().copied().max().unwrap_or(0);
+    let receivers = Receivers::start(most.max(1), receivers::BOTH)?;
+    let mut stage = Stage::start(ARGUMENTS).await?;
+    let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
+    stage.webhooks(&receivers, 0, most).await?;
+    let side = |name, program| Side {
+        name,
+        program,
+        turns: numbers.iter().map(|_| Vec::new()).collect(),
+    };
+    let mut sides = vec![side("this build", Path::new(STELLAGE))];
+    sides.extend(baseline.map(|program| side("baseline", program)));
+    for _ in 0..sizes.rounds {
+        for side in &mut sides {
+            stage.restart_as(side.program, ARGUMENTS).await?;
+            stage.activate(0, most, false).await?;
+            churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+            if sizes.drained {
+                until_cleared(&stage).await?;
+            }
+            let mut active = 0;
+            for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
+                stage.activate(active, webhooks, true).await?;
+                active = webhooks;
+                let turn = turn(&stage, &receivers, &churn, webhooks, sizes).await?;
+                say(&format!(
+                    "  {}, {webhooks} webhooks: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of \
+                     instances, {:.2} of etcd; load {}",
+                    side.name,
+                    turn.rate,
+                    turn.total(),
+                    turn.own,
+                    SERVERS
+                        .iter()
+                        .zip(turn.servers)
+                        .map(|(name, cost)| format!("{name} {cost:.2}"))
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                    turn.writes,
+                    turn.stored,
+                    load_average()
+                ));
+                turns.push(turn);
+            }
+        }
+    }
+    stage.stop().await?;
+    for (n, webhooks) in numbers.iter().enumerate() {
+        report(table, &sides, n, *webhooks, sizes);
+    }
+    Ok(())
+}
+
+/// Waits until no outbox has any events: all of them are logged, and delivered.
+async fn until_cleared(stage: &Stage) -> Result<()> {
+    tokio::time::sleep(BEFORE_CLEARING).await;
+    let path = objects::collection(&stage.account.namespace);
+    stage
+        .product
+        .until(PATIENCE, "the outboxes to be cleared", async || {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let list: Value = stage.cluster.admin.call("GET", &path, None).await?.json()?;
+            let mut instances = list["items"].as_array().into_iter().flatten();
+            let is_empty =
+                |instance: &Value| instance["status"]["outbox"].as_array().is_none_or(Vec::is_empty);
+            Ok(instances.all(is_empty).then_some(()))
+        })
+        .await
+}
+
+async fn turn(
+    stage: &Stage,
+    receivers: &Receivers,
+    churn: &Churn,
+    webhooks: usize,
+    sizes: &Sizes,
+) -> Result<Turn> {
+    let cluster = &stage.cluster;
+    let mut pids = [0; SERVERS.len()];
+    for (pid, name) in pids.iter_mut().zip(SERVERS) {
+        *pid = cluster.pid(name)?;
+    }
+    let used = || -> Result<_> {
+        let mut servers = [0.0; SERVERS.len()];
+        for (time, pid) in servers.iter_mut().zip(pids) {
+            *time = processor_time(pid)?;
+        }
+        Ok((processor_time(stage.product.pid)?, servers))
+    };
+    let received = receivers.count();
+    let (writes, stored) = (Writes::count(&cluster.admin).await?, cluster.etcd_writes().await?);
+    let (own, servers) = used()?;
+    let churned = churn.run(Pace::AtATime(AT_A_TIME), sizes.transitions).await?;
+    let owed = churned.events * webhooks as u64;
+    let changed = Instant::now();
+    stage
+        .product
+        .until(PATIENCE, "all events to arrive", async || {
+            Ok((receivers.count() - received >= owed).then_some(()))
+        })
+        .await?;
+    let later = changed.elapsed();
+    until_cleared(stage).await?;
+    // At least once is what is promised, so more than once is only reported.
+    let surplus = receivers.count() - received - owed;
+    say(&format!(
+        "    {} transitions, all events arrived {later:.1?} later, {surplus} of them again",
+        churned.events
+    ));
+    let (own_after, servers_after) = used()?;
+    let each = |total: f64| total / as_f64(churned.events);
+    let writes = Writes::count(&cluster.admin).await? - writes;
+    Ok(Turn {
+        rate: as_f64(churned.events) / churned.took.as_secs_f64(),
+        servers: std::array::from_fn(|n| each(servers_after[n] - servers[n]) * 1000.0),
+        own: each(own_after - own) * 1000.0,
+        writes: each(as_f64(writes.instances)),
+        stored: each(cluster.etcd_writes().await? - stored),
+    })
+}
+
+fn report(table: &mut Table, sides: &[Side], n: usize, webhooks: usize, sizes: &Sizes) {
+    let [own, others @ ..] = sides else { return };
+    let costs = samples::CORE_MILLIS;
+    table.value(
+        &format!(
+            "processor time a transition, {webhooks} webhooks, log all ({INSTANCES} instances, {AT_A_TIME} at a time, {} s)",
+            sizes.transitions.as_secs()
+        ),
+        &own.samples(n, Turn::total),
+        costs,
+        aim(webhooks),
+    );
+    let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
+        let what = format!("    {what}");
+        let measured = own.samples(n, of);
+        match others.first() {
+            Some(other) => table.compare(
+                &format!("{what}, this build : {}", other.name),
+                &measured,
+                &other.samples(n, of),
+                unit,
+                aim,
+            ),
+            None => table.value(&what, &measured, unit, None),
+        }
+    };
+    if !others.is_empty() {
+        line("the same", costs, None, &Turn::total);
+    }
+    line("of it, stellage", costs, None, &|turn| turn.own);
+    for (position, name) in SERVERS.iter().enumerate() {
+        line(&format!("of it, {name}"), costs, None, &|turn| {
+            turn.servers[position]
+        });
+    }
+    line(
+        "transitions/s",
+        samples::PER_SECOND,
+        Some(Aim::AtLeast(2.5)),
+        &|turn| turn.rate,
+    );
+    line("writes of instances a transition", samples::EACH, None, &|turn| {
+        turn.writes
+    });
+    line("writes of etcd a transition", samples::EACH, None, &|turn| {
+        turn.stored
+    });
+}
