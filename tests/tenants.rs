@@ -484,8 +484,7 @@ async fn no_tenant_deletes_an_instance_without_its_server() {
         .await;
     let refused = refused.map(drop).unwrap_err().to_string();
     assert!(
-        refused.contains("has to be back before the instance is deleted")
-            || refused.contains("recondition"),
+        refused.contains("has to be back before the instance is deleted") || refused.contains("recondition"),
         "{refused}"
     );
     is_back("after that").await;

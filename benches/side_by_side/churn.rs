@@ -63,6 +63,10 @@ pub enum Pace {
 
 /// What the client's process does.
 #[derive(Serialize, Deserialize)]
+#[expect(
+    clippy::unsafe_derive_deserialize,
+    reason = "the only unsafe code is that of std::pin::pin"
+)]
 pub struct Job {
     kubeconfig: PathBuf,
     namespace: String,
@@ -249,7 +253,7 @@ async fn show_one(
                 }
                 *version = instance.resource_version().unwrap_or_default();
             }
-            WatchEvent::Error(status) => return Err(status.message.clone().into()),
+            WatchEvent::Error(error) => return Err(error.message.clone().into()),
             _ => {}
         }
     }

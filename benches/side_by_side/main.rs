@@ -180,9 +180,9 @@ impl Wanted {
                         part == name || name == Part::WEBHOOKS && part.starts_with(Part::WEBHOOKS)
                     };
                     if !Part::ALL.iter().any(|(part, _)| is_meant(part)) {
-                        let names = Part::ALL.map(|(part, _)| part).join(", ");
+                        let parts = Part::ALL.map(|(part, _)| part).join(", ");
                         return Err(format!(
-                            "{name} is neither an option (--quick, --readme, --baseline PATH) nor a part ({}, {names})",
+                            "{name} is neither an option (--quick, --readme, --baseline PATH) nor a part ({}, {parts})",
                             Part::WEBHOOKS
                         )
                         .into());

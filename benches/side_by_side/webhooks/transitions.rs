@@ -104,10 +104,10 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         program,
         turns: numbers.iter().map(|_| Vec::new()).collect(),
     };
-    let mut sides = vec![side("this build", Path::new(STELLAGE))];
-    sides.extend(baseline.map(|program| side("baseline", program)));
+    let mut builds = vec![side("this build", Path::new(STELLAGE))];
+    builds.extend(baseline.map(|program| side("baseline", program)));
     for _ in 0..sizes.rounds {
-        for side in &mut sides {
+        for side in &mut builds {
             stage.restart_as(side.program, ARGUMENTS).await?;
             stage.activate(0, most, false).await?;
             churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
@@ -142,7 +142,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     }
     stage.stop().await?;
     for (n, webhooks) in numbers.iter().enumerate() {
-        report(table, &sides, n, *webhooks, sizes);
+        report(table, &builds, n, *webhooks, sizes);
     }
     Ok(())
 }
@@ -215,8 +215,8 @@ async fn turn(
     })
 }
 
-fn report(table: &mut Table, sides: &[Side], n: usize, webhooks: usize, sizes: &Sizes) {
-    let [own, others @ ..] = sides else { return };
+fn report(table: &mut Table, builds: &[Side], n: usize, webhooks: usize, sizes: &Sizes) {
+    let [own, others @ ..] = builds else { return };
     let costs = samples::CORE_MILLIS;
     table.value(
         &format!(
