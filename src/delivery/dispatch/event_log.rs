@@ -27,6 +27,9 @@ use crate::resources::{
 /// How long an event that can be logged waits for others of its account, and how long one that was delivered to a webhook waits
 /// for its others. With the time of a write, a success is on a page within two seconds (decisions, section 5).
 const WAIT: Duration = Duration::from_secs(1);
+/// A page with this many events is worth a write of its own, and need not wait: the sooner they are logged, the fewer entries the
+/// outboxes carry.
+const ENOUGH_EVENTS: usize = 64;
 /// Longest pause after a failed write of a page.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Most bytes of a page as it is stored, approximately. etcd takes 1.5 MiB.
@@ -282,7 +285,7 @@ impl Dispatcher {
         if account.page.is_some() {
             return;
         }
-        if account.ready.len() >= MAX_EVENTS || account.ready_bytes >= MAX_BYTES || self.stopped {
+        if account.ready.len() >= ENOUGH_EVENTS || account.ready_bytes >= MAX_BYTES || self.stopped {
             self.begin_page(namespace, now);
             return;
         }
