@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,10 +12,11 @@ use control_plane::Identity;
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::{
     Api, Client, Config, ResourceExt as _,
-    api::{ListParams, WatchEvent, WatchParams},
+    api::{ListParams, Patch, PatchParams, WatchEvent, WatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use stellage::resources::{Instance, InstanceState};
 use tokio::{
     sync::{Semaphore, watch},
@@ -127,6 +128,17 @@ impl Churn {
         })
     }
 
+    /// Has the API server track no longer who wrote which field of the instances, as REST does with those that it made.
+    pub async fn untrack(&self) -> Result<()> {
+        let api = instances(&self.kubeconfig, &self.namespace).await?;
+        let patch = Patch::Merge(json!({ "metadata": { "managedFields": [{}] } }));
+        for instance in api.list(&ListParams::default()).await? {
+            api.patch(&instance.name_any(), &PatchParams::default(), &patch)
+                .await?;
+        }
+        Ok(())
+    }
+
     /// Stops and starts the instances until the operator writes hardly any Kubernetes Events for them, because it writes only so
     /// many for each in five minutes, and a turn without them cannot be compared with one with them. To be done for each new
     /// process.
@@ -157,9 +169,7 @@ impl Churn {
 impl Job {
     /// Runs in this process, which was started for it.
     pub async fn run_here(self) -> Result<Churned> {
-        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        let api: Api<Instance> = Api::namespaced(Client::try_from(config)?, &self.namespace);
+        let api = instances(&self.kubeconfig, &self.namespace).await?;
         let target = Target::of(Server::Cluster {
             kubeconfig: self.kubeconfig,
         })
@@ -210,6 +220,12 @@ impl Job {
             () = give(&permits, pace) => Err("the pace is not kept".into()),
         }
     }
+}
+
+async fn instances(kubeconfig: &Path, namespace: &str) -> Result<Api<Instance>> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Api::namespaced(Client::try_from(config)?, namespace))
 }
 
 fn runs(instance: &Instance) -> Option<bool> {

@@ -108,41 +108,61 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     builds.extend(baseline.map(|program| side("baseline", program)));
     for _ in 0..sizes.rounds {
         for side in &mut builds {
-            stage.restart_as(side.program, ARGUMENTS).await?;
-            stage.activate(0, most, false).await?;
-            churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
-            if sizes.drained {
-                until_cleared(&stage).await?;
-            }
-            let mut active = 0;
-            for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
-                stage.activate(active, webhooks, true).await?;
-                active = webhooks;
-                let turn = turn(&stage, &receivers, &churn, webhooks, sizes).await?;
-                say(&format!(
-                    "  {}, {webhooks} webhooks: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of \
-                     instances, {:.2} of etcd; load {}",
-                    side.name,
-                    turn.rate,
-                    turn.total(),
-                    turn.own,
-                    SERVERS
-                        .iter()
-                        .zip(turn.servers)
-                        .map(|(name, cost)| format!("{name} {cost:.2}"))
-                        .collect::<Vec<_>>()
-                        .join(", "),
-                    turn.writes,
-                    turn.stored,
-                    load_average()
-                ));
-                turns.push(turn);
-            }
+            round(side, &mut stage, &receivers, &churn, sizes).await?;
         }
+    }
+    // Last, because from then on they are not tracked any more.
+    churn.untrack().await?;
+    let mut untracked = side("this build, made by REST", Path::new(STELLAGE));
+    for _ in 0..sizes.rounds {
+        round(&mut untracked, &mut stage, &receivers, &churn, sizes).await?;
     }
     stage.stop().await?;
     for (n, webhooks) in numbers.iter().enumerate() {
-        report(table, &builds, n, *webhooks, sizes);
+        report(table, &builds, &untracked, n, *webhooks, sizes);
+    }
+    Ok(())
+}
+
+/// One turn of a build with each number of webhooks.
+async fn round(
+    side: &mut Side<'_>,
+    stage: &mut Stage,
+    receivers: &Receivers,
+    churn: &Churn,
+    sizes: &Sizes,
+) -> Result<()> {
+    let numbers = sizes.transition_webhooks;
+    let most = numbers.iter().copied().max().unwrap_or(0);
+    stage.restart_as(side.program, ARGUMENTS).await?;
+    stage.activate(0, most, false).await?;
+    churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+    if sizes.drained {
+        until_cleared(stage).await?;
+    }
+    let mut active = 0;
+    for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
+        stage.activate(active, webhooks, true).await?;
+        active = webhooks;
+        let turn = turn(stage, receivers, churn, webhooks, sizes).await?;
+        say(&format!(
+            "  {}, {webhooks} webhooks: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of \
+             instances, {:.2} of etcd; load {}",
+            side.name,
+            turn.rate,
+            turn.total(),
+            turn.own,
+            SERVERS
+                .iter()
+                .zip(turn.servers)
+                .map(|(name, cost)| format!("{name} {cost:.2}"))
+                .collect::<Vec<_>>()
+                .join(", "),
+            turn.writes,
+            turn.stored,
+            load_average()
+        ));
+        turns.push(turn);
     }
     Ok(())
 }
@@ -215,17 +235,23 @@ async fn turn(
     })
 }
 
-fn report(table: &mut Table, builds: &[Side], n: usize, webhooks: usize, sizes: &Sizes) {
+fn report(table: &mut Table, builds: &[Side], untracked: &Side, n: usize, webhooks: usize, sizes: &Sizes) {
     let [own, others @ ..] = builds else { return };
     let costs = samples::CORE_MILLIS;
     table.value(
+        &format!("processor time a transition of an instance that REST made, {webhooks} webhooks"),
+        &untracked.samples(n, Turn::total),
+        costs,
+        aim(webhooks),
+    );
+    table.value(
         &format!(
-            "processor time a transition, {webhooks} webhooks, log all ({INSTANCES} instances, {AT_A_TIME} at a time, {} s)",
+            "of one that kubectl made, {webhooks} webhooks, log all ({INSTANCES} instances, {AT_A_TIME} at a time, {} s)",
             sizes.transitions.as_secs()
         ),
         &own.samples(n, Turn::total),
         costs,
-        aim(webhooks),
+        None,
     );
     let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
         let what = format!("    {what}");
