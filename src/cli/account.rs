@@ -252,6 +252,17 @@ pub(super) async fn all(cluster: &Cluster) -> Result<Vec<Account>, CliError> {
     }
 }
 
+/// The namespace of an account, which has its events.
+pub(super) fn namespace_of_events<'a>(account: &'a Account, name: &str) -> Result<&'a str, CliError> {
+    account.owned_namespace().ok_or_else(|| CliError::NotReady {
+        name: name.to_owned(),
+        what: format!(
+            "has no namespace, and so no events\n`{} account show {name}` shows why.",
+            program()
+        ),
+    })
+}
+
 /// One Account.
 pub(super) async fn get(cluster: &Cluster, name: &str) -> Result<Account, CliError> {
     let api = Api::<Account>::all(cluster.client.clone());

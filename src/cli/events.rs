@@ -24,7 +24,6 @@ use super::{
     connect::{Cluster, innermost},
     duration,
     output::{self, Output, printable},
-    program::program,
 };
 use crate::{
     events::EventType,
@@ -72,14 +71,7 @@ pub struct EventsArgs {
 pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let account = account::get(&cluster, &args.account).await?;
-    let namespace = account.owned_namespace().ok_or_else(|| CliError::NotReady {
-        name: args.account.clone(),
-        what: format!(
-            "has no namespace, and so no events\n`{} account show {}` shows why.",
-            program(),
-            args.account
-        ),
-    })?;
+    let namespace = account::namespace_of_events(&account, &args.account)?;
     let api = Api::<DeserializeGuard<EventLog>>::namespaced(cluster.client.clone(), namespace);
     let mut log = Log {
         account: account.uid().unwrap_or_default(),

@@ -28,7 +28,6 @@ use super::{
     CliError, account,
     connect::{Cluster, innermost},
     output::{self, Output},
-    program::program,
     secret,
 };
 use crate::{
@@ -83,14 +82,7 @@ pub struct ListenArgs {
 pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let account = account::get(&cluster, &args.account).await?;
-    let namespace = account.owned_namespace().ok_or_else(|| CliError::NotReady {
-        name: args.account.clone(),
-        what: format!(
-            "has no namespace, and so no events\n`{} account show {}` shows why.",
-            program(),
-            args.account
-        ),
-    })?;
+    let namespace = account::namespace_of_events(&account, &args.account)?;
     let instances = Api::<DeserializeGuard<Instance>>::namespaced(cluster.client.clone(), namespace);
     // A watch retries after any error, so report errors that exist from the start here.
     cluster
