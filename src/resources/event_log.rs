@@ -142,13 +142,20 @@ pub struct PageIndex {
     pub delivered: BTreeMap<String, BTreeMap<EventType, u32>>,
 }
 
+impl EventLogSpec {
+    /// Size of the page as it is stored, in bytes, approximately.
+    pub fn bytes(&self) -> u64 {
+        (PAGE_BYTES + self.events.iter().map(LoggedEvent::bytes).sum::<usize>()) as u64
+    }
+}
+
 impl PageIndex {
     fn of(spec: &EventLogSpec) -> Self {
         let mut index = Self {
             account: spec.account.clone(),
             from: spec.from,
             to: spec.to,
-            bytes: (PAGE_BYTES + spec.events.iter().map(LoggedEvent::bytes).sum::<usize>()) as u64,
+            bytes: spec.bytes(),
             ids: Vec::new(),
             events: BTreeMap::new(),
             delivered: BTreeMap::new(),

@@ -72,8 +72,7 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
             return PageWritten::Failed;
         }
     }
-    let bytes = PageIndex::read(&page.metadata).map_or(0, |index| index.bytes);
-    shared.logged(namespace, page.spec.count.into(), bytes);
+    shared.logged(namespace, page.spec.count.into(), page.spec.bytes());
     PageWritten::Stored
 }
 

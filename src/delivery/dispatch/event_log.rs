@@ -148,6 +148,15 @@ struct AccountLog {
     failures: u32,
 }
 
+impl AccountLog {
+    /// Puts an event on the next page.
+    fn add_ready(&mut self, id: Arc<str>, draft: &mut Draft) {
+        draft.place = Place::Ready;
+        self.ready_bytes += draft.bytes;
+        self.ready.push_back(id);
+    }
+}
+
 #[derive(Debug)]
 struct PageUnderWay {
     at: Timestamp,
@@ -249,10 +258,8 @@ impl Dispatcher {
         let Some(draft) = draft.filter(|draft| draft.place == Place::Open) else {
             return;
         };
-        draft.place = Place::Ready;
         let account = self.logs.accounts.entry(draft.namespace.clone()).or_default();
-        account.ready_bytes += draft.bytes;
-        account.ready.push_back(id.clone());
+        account.add_ready(id.clone(), draft);
         self.logs.changed.insert(draft.namespace.clone());
     }
 
@@ -317,17 +324,19 @@ impl Dispatcher {
         };
         // Those that were delivered to a webhook do not wait any longer for their other webhooks.
         while let Some((since, id)) = account.delivered.front() {
-            if let Some(draft) = self.logs.drafts.get_mut(id)
-                && draft.place == Place::Open
-            {
-                if *since + WAIT > now.mono && !self.stopped {
-                    break;
-                }
-                draft.place = Place::Ready;
-                account.ready_bytes += draft.bytes;
-                account.ready.push_back(id.clone());
+            let draft = self
+                .logs
+                .drafts
+                .get_mut(id)
+                .filter(|draft| draft.place == Place::Open);
+            if draft.is_some() && *since + WAIT > now.mono && !self.stopped {
+                break;
             }
-            account.delivered.pop_front();
+            if let Some((_, id)) = account.delivered.pop_front()
+                && let Some(draft) = draft
+            {
+                account.add_ready(id, draft);
+            }
         }
         let (mut events, mut bytes) = (Vec::new(), 0);
         while events.len() < MAX_EVENTS
@@ -477,7 +486,9 @@ impl Dispatcher {
         }
         for (id, job) in left {
             if !self.is_in_outbox(&job) {
-                self.look_up_unless(&job, found.get(id));
+                let delivered = self.jobs.get(&job).zip(found.get(id));
+                let is_delivered = delivered.is_some_and(|(job, delivered)| self.is_among(job, delivered));
+                self.look_up_unless(&job, is_delivered);
             }
         }
         for id in asked {
@@ -517,16 +528,19 @@ impl Dispatcher {
         let Some(job) = self.jobs.get(key) else { return };
         match self.entries.logged(&job.event_id) {
             Some(Logged::Unknown) => {}
-            Some(Logged::Done(delivered)) => {
-                let delivered = delivered.clone();
-                self.look_up_unless(key, Some(&delivered));
-            }
-            _ => self.look_up_unless(key, None),
+            Some(Logged::Done(delivered)) => self.look_up_unless(key, self.is_among(job, delivered)),
+            _ => self.look_up_unless(key, false),
         }
     }
 
-    /// Looks up the record of a job, unless it is among the webhooks that have got the event.
-    fn look_up_unless(&mut self, key: &JobKey, delivered: Option<&HashSet<String>>) {
+    /// Whether the webhook of a job is among those with these UIDs.
+    fn is_among(&self, job: &Job, delivered: &HashSet<String>) -> bool {
+        let queue = self.queues.get(&job.webhook);
+        queue.is_some_and(|queue| delivered.contains(&*queue.facts.uid))
+    }
+
+    /// Looks up the record of a job, unless its webhook has got the event.
+    fn look_up_unless(&mut self, key: &JobKey, is_delivered: bool) {
         let is_it = |job: &&Job| job.state == State::Checking;
         let Some(job) = self.jobs.get(key).filter(is_it) else {
             return;
@@ -534,11 +548,10 @@ impl Dispatcher {
         let uid = self.queues.get(&job.webhook).map(|queue| &*queue.facts.uid);
         // There is a draft already if the entry was thought to be gone.
         let draft = self.logs.drafts.get(&job.event_id);
-        let has_got_it = |uid: &str| {
-            delivered.is_some_and(|delivered| delivered.contains(uid))
-                || draft.is_some_and(|draft| draft.is_delivered_to(uid))
-        };
-        if uid.is_some_and(has_got_it) {
+        let is_drafted = draft
+            .zip(uid)
+            .is_some_and(|(draft, uid)| draft.is_delivered_to(uid));
+        if is_delivered || is_drafted {
             self.forget(key);
         } else {
             self.commands.push_back(Command::Check(key.clone()));

@@ -335,16 +335,8 @@ impl Service {
         }
         let finding = async {
             let pages = Pages::of(&self.calls, tenant);
-            let mut found = None;
-            let see = |page: ListedPage| match logged::event_of(&page.index, webhook.uid(), &name) {
-                Some(event) => {
-                    found = Some((page.name, event));
-                    ControlFlow::Break(())
-                }
-                None => ControlFlow::Continue(()),
-            };
-            pages.each(&mut None, see).await?;
-            let (page, event) = found.ok_or_else(unknown)?;
+            let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
+            let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
             logged::delivery_in(&page, &event, webhook.uid()).ok_or_else(unknown)
         };

@@ -62,16 +62,9 @@ impl Service {
         let id = id.ok_or_else(unknown)?.to_string();
         let finding = async {
             let pages = Pages::of(&self.calls, tenant);
-            let mut found = None;
-            let see = |page: ListedPage| {
-                if page.index.has(&id) {
-                    found = Some(page.name);
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            };
-            pages.each(&mut None, see).await?;
-            let page = pages.get(&found.ok_or_else(unknown)?).await?;
+            let found = pages.find(|index| index.has(&id).then_some(())).await?;
+            let (page, ()) = found.ok_or_else(unknown)?;
+            let page = pages.get(&page).await?;
             let mut events = page.into_iter().flat_map(|page| page.spec.events);
             let event = events.find(|event| event.id == id).ok_or_else(unknown)?;
             Ok(event.body)
@@ -124,7 +117,6 @@ impl Service {
         pages.each(&mut reading, see).await?;
         if filter.instance.is_some() {
             let mut merge = Merge::new(span, 0);
-            cut.extend(selected);
             pages.merge(cut, &mut merge, items).await?;
             let (shown, total) = merge.finish();
             span.check(total, TOO_DEEP)?;

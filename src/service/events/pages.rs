@@ -93,6 +93,23 @@ impl<'a> Pages<'a> {
         }
     }
 
+    /// The name of the newest page of whose index `wanted` returns something, and that.
+    pub async fn find<T>(
+        &self,
+        mut wanted: impl FnMut(&PageIndex) -> Option<T>,
+    ) -> Result<Option<(String, T)>, Error> {
+        let mut found = None;
+        let see = |page: ListedPage| match wanted(&page.index) {
+            Some(it) => {
+                found = Some((page.name, it));
+                ControlFlow::Break(())
+            }
+            None => ControlFlow::Continue(()),
+        };
+        self.each(&mut None, see).await?;
+        Ok(found)
+    }
+
     /// The contents of a page; `None` if it has been deleted.
     pub async fn get(&self, name: &str) -> Result<Option<EventLog>, Error> {
         let page: Option<EventLog> = self.calls.get(self.namespace, name).await?;
