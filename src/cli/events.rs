@@ -5,7 +5,6 @@ use std::{
     io::{self, Write as _},
 };
 
-use backon::ExponentialBuilder;
 use clap::Args;
 use futures::StreamExt as _;
 use jiff::Timestamp;
@@ -171,13 +170,8 @@ impl Log {
 
     /// Prints the log, then new pages, until stdout is closed.
     async fn follow(&mut self, api: Api<DeserializeGuard<EventLog>>) {
-        let backoff = ExponentialBuilder::new()
-            .with_min_delay(watch::MIN_BACKOFF)
-            .with_max_delay(watch::MAX_BACKOFF)
-            .with_jitter();
-        let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
         let mut changes = watcher(api, watcher::Config::default().page_size(PAGES_PER_CALL))
-            .backoff(backoff)
+            .backoff(watch::backoff())
             .boxed();
         while let Some(change) = changes.next().await {
             if self.changed(change).is_err() {

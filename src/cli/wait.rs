@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use backon::ExponentialBuilder;
 use clap::Args;
 use futures::StreamExt as _;
 use kube::{
@@ -117,12 +116,7 @@ impl<F> Wait<F> {
         if self.is_over(&written)? {
             return Ok(written);
         }
-        let backoff = ExponentialBuilder::new()
-            .with_min_delay(watch::MIN_BACKOFF)
-            .with_max_delay(watch::MAX_BACKOFF)
-            .with_jitter();
-        let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
-        let mut changes = watch_object(api, &name).backoff(backoff).boxed();
+        let mut changes = watch_object(api, &name).backoff(watch::backoff()).boxed();
         let mut is_failing = false;
         while let Some(change) = changes.next().await {
             match change {

@@ -24,9 +24,18 @@ use crate::resources::tracking::prune;
 /// Load balancers close idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
 const SERVER_TIMEOUT_SECONDS: u32 = 200;
 /// First delay after a failed watch; it doubles with each failure.
-pub const MIN_BACKOFF: Duration = Duration::from_millis(200);
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest delay after a failed watch, and so how long a store may stay stale once the API server is back.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(2);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// The pauses after failures of a watch.
+pub fn backoff() -> watcher::ExponentialBackoff {
+    let backoff = ExponentialBuilder::new()
+        .with_min_delay(MIN_BACKOFF)
+        .with_max_delay(MAX_BACKOFF)
+        .with_jitter();
+    backoff.without_max_times().into()
+}
 
 /// What happened to the objects of a watch.
 #[derive(Clone, Debug)]
@@ -110,12 +119,7 @@ impl Watches {
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
         let api: Api<DeserializeGuard<K>> = Api::all(self.client.clone());
-        let backoff = ExponentialBuilder::new()
-            .with_min_delay(MIN_BACKOFF)
-            .with_max_delay(MAX_BACKOFF)
-            .with_jitter();
-        let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
-        let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff);
+        let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff());
         pin_mut!(stream);
         let mut unreadable = Vec::new();
         loop {

@@ -5,7 +5,6 @@ mod outboxes;
 
 use std::io::{self, Write as _};
 
-use backon::ExponentialBuilder;
 use clap::Args;
 use futures::StreamExt as _;
 use kube::{
@@ -133,13 +132,8 @@ struct Listener {
 impl Listener {
     /// Prints events until stdout is closed, as with `| head`.
     async fn listen(&mut self, instances: Api<DeserializeGuard<Instance>>) {
-        let backoff = ExponentialBuilder::new()
-            .with_min_delay(watch::MIN_BACKOFF)
-            .with_max_delay(watch::MAX_BACKOFF)
-            .with_jitter();
-        let backoff = watcher::ExponentialBackoff::from(backoff.without_max_times());
         let mut changes = watcher(instances, watcher::Config::default())
-            .backoff(backoff)
+            .backoff(watch::backoff())
             .boxed();
         loop {
             let change = tokio::select! {

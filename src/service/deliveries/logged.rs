@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use kube::core::ObjectMeta;
 
-use super::send_now;
+use super::attempt_nonce;
 use crate::{
     events::EventType,
     resources::{
         Delivery, EventLog, PageIndex, Webhook,
-        delivery::FINISHED_LABEL,
+        delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         event_log::{LOGGED_IN_ANNOTATION, written_at},
         ids,
         instance::IDEMPOTENCY_ANNOTATION,
@@ -59,15 +59,9 @@ pub(super) fn sent_again(
     request: Option<&IdempotentRequest>,
     now: Timestamp,
 ) -> Delivery {
-    let wanted = send_now(&delivery, now);
+    let nonce = attempt_nonce(&delivery, now);
     let annotations = delivery.metadata.annotations.get_or_insert_default();
-    for (key, value) in wanted["metadata"]["annotations"]
-        .as_object()
-        .into_iter()
-        .flatten()
-    {
-        annotations.insert(key.clone(), value.as_str().unwrap_or_default().to_owned());
-    }
+    annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), nonce);
     if let Some(request) = request {
         let done = request.remember(&delivery, "");
         let annotations = delivery.metadata.annotations.get_or_insert_default();

@@ -510,15 +510,20 @@ fn too_slow() -> Error {
     Error::unavailable("reading the deliveries took too long; try again")
 }
 
-/// The merge patch that requests an attempt now, whatever the delivery's phase. If an unfinished delivery is finished by the time
-/// the patch is applied, it stays as it is.
-pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
+/// The value of the annotation that requests an attempt now.
+fn attempt_nonce(delivery: &Delivery, now: Timestamp) -> String {
     let status = delivery.status.as_ref();
     let taken = [
         delivery.requested_attempt().map(ToOwned::to_owned),
         status.and_then(|status| status.attempt_requested_at.clone()),
     ];
-    let nonce = nonce(now, &[&taken[0], &taken[1]]);
+    nonce(now, &[&taken[0], &taken[1]])
+}
+
+/// The merge patch that requests an attempt now, whatever the delivery's phase. If an unfinished delivery is finished by the time
+/// the patch is applied, it stays as it is.
+pub fn send_now(delivery: &Delivery, now: Timestamp) -> Value {
+    let nonce = attempt_nonce(delivery, now);
     let mut metadata = json!({ "annotations": { ATTEMPT_REQUESTED_AT_ANNOTATION: nonce } });
     if delivery.is_finished() {
         metadata["labels"] = json!({ FINISHED_LABEL: null });
