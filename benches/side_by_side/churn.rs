@@ -71,6 +71,7 @@ pub enum Pace {
 pub struct Job {
     kubeconfig: PathBuf,
     namespace: String,
+    prefix: String,
     pace: Pace,
     extent: Duration,
 }
@@ -91,6 +92,8 @@ pub struct Churned {
 pub struct Churn {
     kubeconfig: PathBuf,
     namespace: String,
+    /// What their names begin with.
+    prefix: String,
 }
 
 impl Churn {
@@ -99,12 +102,13 @@ impl Churn {
         cluster: &Cluster,
         product: &Product,
         account: &Account,
+        prefix: &str,
         count: u64,
     ) -> Result<Self> {
         let apply = Load {
             target: cluster.admin.clone(),
             connections: 4,
-            requests: numbered(objects::create(&cluster.admin, &account.namespace, "churn"), 0),
+            requests: numbered(objects::create(&cluster.admin, &account.namespace, prefix), 0),
             status: 201,
             extent: Extent::Count(count),
             pace: None,
@@ -117,7 +121,9 @@ impl Churn {
         product
             .until(PATIENCE, "all instances running", async || {
                 let list: serde_json::Value = cluster.admin.call("GET", &path, None).await?.json()?;
-                let running = list["items"].as_array().map_or(0, Vec::len);
+                let items = list["items"].as_array().into_iter().flatten();
+                let names = items.filter_map(|item| item["metadata"]["name"].as_str());
+                let running = names.filter(|name| name.starts_with(prefix)).count();
                 Ok((u64::try_from(running)? == count).then_some(()))
             })
             .await?;
@@ -125,6 +131,7 @@ impl Churn {
         Ok(Self {
             kubeconfig: cluster.plane.kubeconfig(Identity::Admin),
             namespace: account.namespace.clone(),
+            prefix: prefix.to_owned(),
         })
     }
 
@@ -132,7 +139,9 @@ impl Churn {
     pub async fn untrack(&self) -> Result<()> {
         let api = instances(&self.kubeconfig, &self.namespace).await?;
         let patch = Patch::Merge(json!({ "metadata": { "managedFields": [{}] } }));
-        for instance in api.list(&ListParams::default()).await? {
+        let is_own = |instance: &Instance| instance.name_any().starts_with(&self.prefix);
+        let all = api.list(&ListParams::default()).await?;
+        for instance in all.into_iter().filter(is_own) {
             api.patch(&instance.name_any(), &PatchParams::default(), &patch)
                 .await?;
         }
@@ -159,6 +168,7 @@ impl Churn {
         let job = Job {
             kubeconfig: self.kubeconfig.clone(),
             namespace: self.namespace.clone(),
+            prefix: self.prefix.clone(),
             pace,
             extent,
         };
@@ -179,6 +189,7 @@ impl Job {
         let states: HashMap<String, watch::Sender<bool>> = list
             .items
             .iter()
+            .filter(|instance| instance.name_any().starts_with(&self.prefix))
             .map(|instance| {
                 (
                     instance.name_any(),

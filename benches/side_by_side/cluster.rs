@@ -4,17 +4,22 @@ use std::{
     io::Write as _,
     path::Path,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use control_plane::{ControlPlane, Identity};
 
 use crate::{
-    Result, say,
+    Result, objects, say,
     wire::{Server, Target},
 };
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+/// Timeout for the API server to know the schema of Instances.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// The API server, and the identities that talk to it.
 pub struct Cluster {
@@ -27,8 +32,18 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it, without an audit log, and installs the CRDs, the admission policy and the operator's rights.
+    /// Starts it, without an audit log, and installs the CRDs, the admission policies and the operator's rights.
     pub async fn start() -> Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// As [`Self::start`], with the policy that gives instances of accounts their finalizer. Until the API server knows the schema
+    /// of Instances it refuses to create those: see [`Self::until_created`].
+    pub async fn start_with_finalizer_policy() -> Result<Self> {
+        Self::start_with(&["--with-finalizer-policy"]).await
+    }
+
+    async fn start_with(policies: &[&str]) -> Result<Self> {
         say("starting etcd, kube-apiserver and kube-controller-manager");
         let plane = ControlPlane::options().start().await?;
         let target = async |identity| {
@@ -41,13 +56,32 @@ impl Cluster {
             admin,
             operator,
         };
-        let crds = run(Command::new(STELLAGE).args(["crds", "--with-policies"]), "")?;
+        let mut crds = Command::new(STELLAGE);
+        let crds = run(crds.args(["crds", "--with-policies"]).args(policies), "")?;
         cluster.kubectl(&["apply", "--server-side", "-f", "-"], &crds)?;
         let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rbac.yaml");
         cluster.kubectl(&["apply", "--server-side", "-f", &rbac.to_string_lossy()], "")?;
         let established = ["wait", "--for=condition=Established", "crd", "--all"];
         cluster.kubectl(&established, "")?;
         Ok(cluster)
+    }
+
+    /// Waits until an instance could be created in a namespace.
+    pub async fn until_created(&self, namespace: &str) -> Result<()> {
+        let path = format!("{}?dryRun=All", objects::collection(namespace));
+        let body = objects::manifest("try");
+        let request = self
+            .admin
+            .request("POST", &path, Some(("application/json", &body)));
+        let mut connection = self.admin.connect().await?;
+        let begun = Instant::now();
+        loop {
+            match connection.exchange(request.as_bytes()).await? {
+                201 => return Ok(()),
+                503 if begun.elapsed() < PATIENCE => tokio::time::sleep(POLL_EVERY).await,
+                status => return Err(format!("a create was answered with {status}").into()),
+            }
+        }
     }
 
     fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {

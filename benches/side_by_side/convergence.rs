@@ -1,12 +1,15 @@
 //! (d): the time from the first of 5,000 instances applied to the last one running, with servers that are ready at once,
-//! compared with the time that a bare client takes for as many writes.
+//! compared with the time that a bare client takes for the fewest writes there can be: a create and a status for each. With
+//! `--baseline`, another build of `stellage` does the same.
 //!
-//! The writes of Instances and their status, creates included, are counted from the API server's metrics. Kubernetes Events
-//! are left out: the operator writes them in the background, nothing waits for them, and they are dropped if the API server
-//! cannot keep up. But they use the same machine, so a second line includes them. The two take turns, and neither runs during
-//! those of the other.
+//! The API server gives the instances their finalizer, by the admission policy that is there for that. The writes of Instances and
+//! their status are counted from the API server's metrics. Kubernetes Events are written in the background; nothing waits for
+//! them, but they use the same machine. All take turns, and none runs during those of the others.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -14,7 +17,7 @@ use crate::{
     Result,
     account::Account,
     bare_client::{self, CREATORS},
-    cluster::Cluster,
+    cluster::{Cluster, STELLAGE},
     latencies::as_f64,
     load::{Client, Extent},
     objects,
@@ -22,6 +25,7 @@ use crate::{
     product::Product,
     samples::{self, Samples},
     say,
+    sizes::Sizes,
     table::{Aim, Table},
     writes::Writes,
 };
@@ -29,18 +33,73 @@ use crate::{
 /// Timeout for all instances.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
+/// Writes of an instance by the bare client, in addition to its create.
+const PATCHES: u64 = 1;
+
 /// The result of bringing instances to run.
 pub struct Converged {
-    instances: u64,
     took: Duration,
     writes: Writes,
 }
 
-impl Converged {
-    /// Writes per instance, in addition to its create.
-    pub fn patches_each(&self) -> u64 {
-        (self.writes.instances - self.instances).div_ceil(self.instances)
+/// Measures this build beside the bare client, and beside the baseline if there is one.
+pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
+    let cluster = Cluster::start_with_finalizer_policy().await?;
+    let mut product = Product::run(&cluster).await?;
+    let account = Account::create(&cluster, &product).await?;
+    product.stop().await?;
+    cluster.until_created(&account.namespace).await?;
+    let (mut bare, mut own, mut before) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..sizes.rounds {
+        bare.push(bare_client::turn(&cluster, PATCHES, sizes).await?);
+        own.push(
+            turn(
+                &cluster,
+                &account,
+                Path::new(STELLAGE),
+                &format!("own{round}"),
+                sizes,
+            )
+            .await?,
+        );
+        if let Some(program) = baseline {
+            before.push(turn(&cluster, &account, program, &format!("before{round}"), sizes).await?);
+        }
     }
+    cluster.stop().await?;
+    report(table, sizes, &bare, &own, &before);
+    Ok(())
+}
+
+/// A new process of a build brings instances to run.
+async fn turn(
+    cluster: &Cluster,
+    account: &Account,
+    program: &Path,
+    prefix: &str,
+    sizes: &Sizes,
+) -> Result<Converged> {
+    let mut product = Product::run_of(cluster, program, &[]).await?;
+    let converged = converge(cluster, &product, account, prefix, sizes.converging).await?;
+    product.stop().await?;
+    Ok(converged)
+}
+
+/// The first of the converged instances with this prefix, once nothing is left to be done for it.
+pub async fn settled_instance(
+    cluster: &Cluster,
+    product: &Product,
+    account: &Account,
+    prefix: &str,
+) -> Result<Value> {
+    let path = objects::path(&account.namespace, prefix, 0);
+    product
+        .until(PATIENCE, "an instance without events", async || {
+            let instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
+            let outbox = instance["status"]["outbox"].as_array();
+            Ok(outbox.is_none_or(Vec::is_empty).then_some(instance))
+        })
+        .await
 }
 
 /// Applies `count` instances and waits until all of the account's are running.
@@ -89,11 +148,7 @@ pub async fn converge(
         of_servers - servers_before
     ));
     confirm(cluster, account, wanted).await?;
-    Ok(Converged {
-        instances: count,
-        took,
-        writes,
-    })
+    Ok(Converged { took, writes })
 }
 
 fn total(page: &[u8]) -> Result<u64> {
@@ -117,28 +172,56 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
     Err(format!("{running} instances are running, not {wanted}").into())
 }
 
-/// The lines of (d): each round of the program's, beside the round of the bare client before it.
-pub fn report(table: &mut Table, rounds: &[(bare_client::Turn, Converged)]) {
-    let Some((_, first)) = rounds.first() else { return };
-    let mut line = |what: &str, writes: fn(&Writes) -> u64, aim| {
-        let own: Samples = rounds.iter().map(|(_, own)| own.took.as_secs_f64()).collect();
-        // The time of the bare client for as many writes.
-        let bare = rounds
+/// The lines of (d).
+fn report(
+    table: &mut Table,
+    sizes: &Sizes,
+    bare: &[bare_client::Turn],
+    own: &[Converged],
+    before: &[Converged],
+) {
+    let count = sizes.converging;
+    let seconds =
+        |turns: &[Converged]| -> Samples { turns.iter().map(|turn| turn.took.as_secs_f64()).collect() };
+    let each = |turns: &[Converged], of: fn(&Writes) -> u64| -> Samples {
+        turns
             .iter()
-            .map(|(bare, own)| bare.took.as_secs_f64() * as_f64(writes(&own.writes)) / as_f64(bare.writes));
-        table.compare(what, &own, &bare.collect(), samples::SECONDS, aim);
+            .map(|turn| as_f64(of(&turn.writes)) / as_f64(count))
+            .collect()
     };
-    line(
-        &format!(
-            "(d) {} instances applied to running, {} writes : bare client",
-            first.instances, first.writes.instances
-        ),
-        |writes| writes.instances,
+    let minimum = bare.iter().map(|turn| turn.took.as_secs_f64()).collect();
+    table.compare(
+        &format!("(d) {count} instances applied to running : a bare client's minimum, two writes each"),
+        &seconds(own),
+        &minimum,
+        samples::SECONDS,
         Some(Aim::AtMost(1.3)),
     );
-    line(
-        "    the same, including the operator's Events",
-        |writes| writes.instances + writes.events,
+    let writes = each(own, |writes| writes.instances);
+    let what = "    writes of instances, each, creates included";
+    if before.is_empty() {
+        table.value(what, &writes, samples::EACH, None);
+    } else {
+        table.compare(
+            "    the same, this build : baseline",
+            &seconds(own),
+            &seconds(before),
+            samples::SECONDS,
+            None,
+        );
+        let of_before = each(before, |writes| writes.instances);
+        table.compare(
+            &format!("{what}, this build : baseline"),
+            &writes,
+            &of_before,
+            samples::EACH,
+            None,
+        );
+    }
+    table.value(
+        "    Kubernetes Events written meanwhile, each",
+        &each(own, |writes| writes.events),
+        samples::EACH,
         None,
     );
 }

@@ -23,8 +23,16 @@ use crate::{
 const PATH: &str = "/v1/instances";
 
 /// Measures both sides.
-pub async fn measure(table: &mut Table, cluster: &Cluster, account: &Account, sizes: &Sizes) -> Result<()> {
-    say("(c) creations");
+pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut product = Product::run(&cluster).await?;
+    let account = Account::create(&cluster, &product).await?;
+    product.stop().await?;
+    turns(table, &cluster, &account, sizes).await?;
+    cluster.stop().await
+}
+
+async fn turns(table: &mut Table, cluster: &Cluster, account: &Account, sizes: &Sizes) -> Result<()> {
     let mut raw_request = None;
     let (mut rest, mut raw) = (Vec::new(), Vec::new());
     for round in 0..sizes.rounds {

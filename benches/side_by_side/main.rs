@@ -12,8 +12,9 @@
 //!   axum handler that just sends the same bytes;
 //! - (c) creates through REST (`creates`), compared with posting the same objects to the API server;
 //! - creates with a native quota (`quota`), compared with creates without one;
-//! - (d) the time until 2,000 instances run (`convergence`), compared with the time a bare client takes for as many writes;
-//! - (e) memory and CPU time of `stellage run` (`footprint`);
+//! - (d) the time until 5,000 instances run (`convergence`), compared with a bare client that writes each of them twice, and with
+//!   another build;
+//! - (e) memory and CPU time of `stellage run` (`memory`);
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
 //! - start-up, memory and locks with very many webhooks and instances (`scale`), compared with a tenth of them; once, since
 //!   filling the cluster takes minutes;
@@ -42,10 +43,10 @@ mod cluster;
 mod convergence;
 mod creates;
 mod fill;
-mod footprint;
 mod kwok;
 mod latencies;
 mod load;
+mod memory;
 mod objects;
 mod page;
 mod processes;
@@ -76,7 +77,9 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
 /// Timeout of the whole run.
-const LONGEST: Duration = Duration::from_mins(90);
+const LONGEST: Duration = Duration::from_mins(150);
+/// The same with `--quick`, which is for trying the bench itself.
+const LONGEST_QUICK: Duration = Duration::from_mins(3);
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -92,19 +95,19 @@ async fn main() -> Result<()> {
         };
     }
     let wanted = Wanted::of(std::env::args().skip(1))?;
-    let table = tokio::time::timeout(LONGEST, wanted.measure()).await??;
-    print!("{table}");
-    if wanted.readme {
-        page::update(&table, &wanted.how())?;
-    }
-    Ok(())
+    let measured = tokio::time::timeout(wanted.longest(), wanted.measure()).await;
+    measured.map_err(|_| format!("not done within {} s", wanted.longest().as_secs()))?
 }
 
 /// A part that can be selected by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// (c), (d) and (e).
-    Instances,
+    /// (d).
+    Convergence,
+    /// (c).
+    Creates,
+    /// (e).
+    Memory,
     /// (a) and (b).
     Reads,
     /// The attack.
@@ -117,9 +120,11 @@ enum Part {
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 11] = [
+    const ALL: [(&str, Self); 13] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
-        ("instances", Self::Instances),
+        ("convergence", Self::Convergence),
+        ("creates", Self::Creates),
+        ("memory", Self::Memory),
         ("reads", Self::Reads),
         ("connections", Self::Connections),
         ("quota", Self::Quota),
@@ -133,9 +138,19 @@ impl Part {
     /// Selects all parts whose names begin with it.
     const WEBHOOKS: &str = "webhooks";
 
+    /// Whether it can compare this build with another one.
+    fn has_baseline(self) -> bool {
+        matches!(
+            self,
+            Self::Convergence | Self::Reads | Self::Webhooks(webhooks::Part::Transitions)
+        )
+    }
+
     async fn measure(self, table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) -> Result<()> {
         match self {
-            Self::Instances => measure_instances(table, sizes).await,
+            Self::Convergence => convergence::measure(table, baseline, sizes).await,
+            Self::Creates => creates::measure(table, sizes).await,
+            Self::Memory => memory::measure(table, sizes).await,
             Self::Reads => reads::measure(table, baseline, sizes).await,
             Self::Connections => attack::measure(table, sizes).await,
             Self::Quota => quota::measure(table, sizes).await,
@@ -195,6 +210,11 @@ impl Wanted {
             return Err("the numbers of --quick mean nothing, so they are not for --readme".into());
         }
         let is_wanted = |part: &(&str, Part)| named.is_empty() || named.contains(part);
+        if baseline.is_some() && !named.is_empty() && !named.iter().any(|(_, part)| part.has_baseline()) {
+            let parts = Part::ALL.into_iter().filter(|(_, part)| part.has_baseline());
+            let names: Vec<_> = parts.map(|(name, _)| name).collect();
+            return Err(format!("--baseline is only for {}", names.join(", ")).into());
+        }
         Ok(Self {
             sizes: if quick { Sizes::QUICK } else { Sizes::FULL },
             quick,
@@ -204,84 +224,40 @@ impl Wanted {
         })
     }
 
-    async fn measure(&self) -> Result<Table> {
-        let mut table = Table::default();
+    /// Timeout of the whole run.
+    fn longest(&self) -> Duration {
+        if self.quick { LONGEST_QUICK } else { LONGEST }
+    }
+
+    /// Measures each part and prints its table, so that an error in one loses nothing of those before it.
+    async fn measure(&self) -> Result<()> {
         for (name, part) in &self.parts {
             say(&format!("== {name}"));
-            part.measure(&mut table, self.baseline.as_deref(), &self.sizes)
-                .await?;
+            let mut table = Table::default();
+            let baseline = self.baseline.as_deref();
+            part.measure(&mut table, baseline, &self.sizes).await?;
+            println!("{name}\n{table}");
+            if self.readme {
+                let names = Part::ALL.map(|(name, _)| name);
+                page::update(&names, name, &table, &self.how(*part))?;
+            }
         }
         if self.quick {
-            table.note("--quick: these numbers mean nothing");
+            println!("--quick: these numbers mean nothing");
         }
         say("done");
-        Ok(table)
+        Ok(())
     }
 
-    /// What was measured, for the documentation.
-    fn how(&self) -> String {
-        let names: Vec<&str> = self.parts.iter().map(|(name, _)| *name).collect();
-        let beside = if self.baseline.is_some() {
-            ", beside a baseline"
-        } else {
-            ""
-        };
-        format!("{}{beside}; {} rounds", names.join(", "), self.sizes.rounds)
+    /// How a part was measured, for the documentation.
+    fn how(&self, part: Part) -> String {
+        let baseline = self.baseline.as_deref().filter(|_| part.has_baseline());
+        let name = baseline
+            .and_then(Path::file_name)
+            .map(|name| name.to_string_lossy());
+        let beside = name.map_or(String::new(), |name| format!("; baseline: {name}"));
+        format!("{} rounds{beside}", self.sizes.rounds)
     }
-}
-
-/// Measures (c), (d) and (e), in an order in which each part leaves behind what the next one needs.
-async fn measure_instances(table: &mut Table, sizes: &Sizes) -> Result<()> {
-    let cluster = Cluster::start().await?;
-
-    // A cluster without instances, then the first thousand.
-    let mut product = Product::run(&cluster).await?;
-    let account = Account::create(&cluster, &product).await?;
-    let empty = footprint::settled(&product, sizes).await?;
-    let first = convergence::converge(&cluster, &product, &account, "first", sizes.small).await?;
-    let small_after = footprint::settled(&product, sizes).await?;
-    product.stop().await?;
-    let mut product = Product::run(&cluster).await?;
-    let small_fresh = footprint::settled(&product, sizes).await?;
-    product.stop().await?;
-
-    // (d): the bare client's turns are while nothing else runs.
-    let patches = first.patches_each();
-    let mut converged = Vec::new();
-    let mut product = None;
-    for round in 0..sizes.rounds {
-        let bare = bare_client::turn(&cluster, patches, sizes).await?;
-        let mut running = Product::run(&cluster).await?;
-        let prefix = format!("converge{round}");
-        let own = convergence::converge(&cluster, &running, &account, &prefix, sizes.converging).await?;
-        converged.push((bare, own));
-        if round + 1 < sizes.rounds {
-            running.stop().await?;
-        } else {
-            product = Some(running);
-        }
-    }
-    let mut product = product.ok_or("no rounds")?;
-    let made = sizes.small + sizes.converging * u64::try_from(sizes.rounds)?;
-    let rest = sizes.large - made;
-    convergence::converge(&cluster, &product, &account, "rest", rest).await?;
-    let large_after = footprint::settled(&product, sizes).await?;
-    product.stop().await?;
-
-    // (e), on a new process with all ten thousand instances.
-    let mut product = Product::run(&cluster).await?;
-    let large_fresh = footprint::settled(&product, sizes).await?;
-    let idle = footprint::idle(&product, sizes).await?;
-    product.stop().await?;
-
-    // (c) is last, because no other part can use its objects.
-    creates::measure(table, &cluster, &account, sizes).await?;
-    cluster.stop().await?;
-
-    convergence::report(table, &converged);
-    let (small, large) = ([small_fresh, small_after], [large_fresh, large_after]);
-    footprint::report(table, sizes, empty, small, large, idle);
-    Ok(())
 }
 
 /// Prints a line of progress.

@@ -18,7 +18,7 @@ pub fn rest_body() -> String {
 }
 
 /// The manifest of an instance.
-fn manifest(name: &str) -> String {
+pub fn manifest(name: &str) -> String {
     let manifest = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": name },
         "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["env:bench"] },

@@ -1,16 +1,19 @@
-//! The table in the documentation, which nobody writes by hand.
+//! The tables in the documentation, one for each part, which nobody writes by hand.
 
-use std::{path::Path, process::Command, thread};
+use std::{collections::HashMap, path::Path, process::Command, thread};
 
 use crate::{Result, cluster::run, say, table::Table};
 
 /// The page, relative to the checkout.
 const PAGE: &str = "docs/benchmarks.md";
 const BEGIN: &str = "<!-- bench:begin -->\n";
+/// What the name of a part follows.
+const HEADING: &str = "### ";
 const END: &str = "<!-- bench:end -->\n";
 
-/// Replaces the page's table by this one, with the commit, the day and the machine, and prints it. `how` is what was measured.
-pub fn update(table: &Table, how: &str) -> Result<()> {
+/// Replaces the table of a part on the page by this one, with the commit, the day and the machine. `parts` are the names of all, in
+/// their order; `how` is how it was measured.
+pub fn update(parts: &[&str], part: &str, table: &Table, how: &str) -> Result<()> {
     let text = format!(
         "\nCommit {}, {}, {}; {how}.\n\n{}\n",
         commit()?,
@@ -18,22 +21,37 @@ pub fn update(table: &Table, how: &str) -> Result<()> {
         machine(),
         table.markdown()
     );
-    println!("{text}");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
     let page = std::fs::read_to_string(&path)?;
-    std::fs::write(path, replaced(&page, &text)?)?;
-    say(&format!("{PAGE} has the new table"));
+    std::fs::write(path, replaced(&page, parts, part, &text)?)?;
+    say(&format!("{PAGE} has the new table of {part}"));
     Ok(())
 }
 
-/// The page with `text` between the markers.
-fn replaced(page: &str, text: &str) -> Result<String> {
-    let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
-        Some((before, after))
-    });
-    let (before, after) = parts.ok_or_else(|| format!("{PAGE} lacks {BEGIN}or {END}"))?;
-    Ok(format!("{before}{BEGIN}{text}{END}{after}"))
+/// The page with `text` below the heading of the part, between the markers.
+fn replaced(page: &str, parts: &[&str], part: &str, text: &str) -> Result<String> {
+    let (before, rest) = page
+        .split_once(BEGIN)
+        .ok_or_else(|| format!("{PAGE} lacks {BEGIN}"))?;
+    let (tables, after) = rest
+        .split_once(END)
+        .ok_or_else(|| format!("{PAGE} lacks {END}"))?;
+    let known: HashMap<&str, &str> = tables
+        .split(HEADING)
+        .filter_map(|section| section.split_once('\n'))
+        .collect();
+    let sections: String = parts
+        .iter()
+        .filter_map(|name| {
+            let text = if *name == part {
+                Some(&text)
+            } else {
+                known.get(name)
+            };
+            Some(format!("{HEADING}{name}\n{}", text?))
+        })
+        .collect();
+    Ok(format!("{before}{BEGIN}\n{sections}{END}{after}"))
 }
 
 /// The commit's short hash, `-dirty` if the checkout has other contents.

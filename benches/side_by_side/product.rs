@@ -13,6 +13,9 @@ use serde_json::Value;
 use crate::{
     Result,
     cluster::{Cluster, STELLAGE},
+    processes::resident_mib,
+    say,
+    sizes::Sizes,
     wire::Target,
 };
 
@@ -114,6 +117,14 @@ impl Product {
         let target = Target::plain(&self.metrics_url, "")?;
         let page = target.call("GET", "/metrics", None).await?.body;
         Ok(String::from_utf8(page)?)
+    }
+
+    /// Its resident memory in MiB after it has been idle for a while.
+    pub async fn settled_mib(&self, sizes: &Sizes) -> Result<f64> {
+        tokio::time::sleep(sizes.settling).await;
+        let resident = resident_mib(self.pid)?;
+        say(&format!("resident memory: {resident:.1} MiB"));
+        Ok(resident)
     }
 
     /// Waits until `look` finds something; an error after `patience`, with the end of the log.

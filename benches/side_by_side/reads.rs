@@ -116,15 +116,7 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let mut product = Product::run(&cluster).await?;
     let account = Account::create(&cluster, &product).await?;
     convergence::converge(&cluster, &product, &account, CONVERGED, sizes.few).await?;
-    let path = objects::path(&account.namespace, CONVERGED, 0);
-    // One that has nothing left to be done.
-    let template: Value = product
-        .until(convergence::PATIENCE, "an instance without events", async || {
-            let instance: Value = cluster.admin.call("GET", &path, None).await?.json()?;
-            let outbox = instance["status"]["outbox"].as_array();
-            Ok(outbox.is_none_or(Vec::is_empty).then_some(instance))
-        })
-        .await?;
+    let template = convergence::settled_instance(&cluster, &product, &account, CONVERGED).await?;
     product.stop().await?;
     let mut rig = Rig {
         cluster,

@@ -14,6 +14,8 @@ pub const MICROS: Unit = Unit(" µs", 0);
 pub const CORE_MILLIS: Unit = Unit(" core-ms", 2);
 /// Seconds.
 pub const SECONDS: Unit = Unit(" s", 1);
+/// Megabytes, of a million bytes.
+pub const MEGABYTES: Unit = Unit(" MB", 1);
 /// Mebibytes.
 pub const MEBIBYTES: Unit = Unit(" MiB", 1);
 /// A number without a unit, such as writes for each event.

@@ -18,7 +18,6 @@ use crate::{
     Result,
     account::ACCOUNTS,
     cluster::Cluster,
-    footprint,
     latencies::as_f64,
     load::{Extent, Load, Requests, numbered},
     objects,
@@ -354,7 +353,7 @@ impl Stage {
             "  ready after {ready:.1?}, first event after {first_event:.1?}"
         ));
         // Until the program has nothing left to do from its start.
-        let resident = footprint::settled(&product, sizes).await?;
+        let resident = product.settled_mib(sizes).await?;
         let at_start = holds(&product).await?;
         let (received, until) = (self.receivers.count(), Instant::now() + sizes.webhooks_measured);
         let mut interval = tokio::time::interval(Duration::from_secs(1) / RATE);

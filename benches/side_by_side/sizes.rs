@@ -6,17 +6,15 @@ use std::time::Duration;
 pub struct Sizes {
     /// Instances of the first reads.
     pub few: u64,
-    /// Instances of the first footprint.
-    pub small: u64,
-    /// Instances in (a), (b) and (e).
+    /// Instances in (a), (b) and (e), an even number.
     pub large: u64,
-    /// Instances of the last reads, if they are measured.
+    /// Instances of the last reads, and of the last measurement of memory, if they are made.
     pub most: Option<u64>,
     /// Instances of a turn of (d).
     pub converging: u64,
     /// Instances brought to run beside KWOK, if that is measured.
     pub kwok: Option<u64>,
-    /// Whether Kubernetes Events are used up before transitions are measured.
+    /// Whether Kubernetes Events are used up before transitions are measured, and outboxes cleared after them.
     pub drained: bool,
     /// Turns of each side.
     pub rounds: usize,
@@ -67,10 +65,9 @@ impl Sizes {
     /// The sizes for real measurements.
     pub const FULL: Self = Self {
         few: 100,
-        small: 1_000,
         large: 10_000,
         most: Some(100_000),
-        converging: 2_000,
+        converging: 5_000,
         kwok: Some(1_000),
         drained: true,
         rounds: 3,
@@ -86,7 +83,7 @@ impl Sizes {
         finished: 100_000,
         pending: 10_000,
         hostile_connections: 10_000,
-        hostile: Duration::from_secs(30),
+        hostile: Duration::from_secs(60),
         receipts: 1_000,
         scale: Scale {
             accounts: 500,
@@ -98,7 +95,6 @@ impl Sizes {
     /// Small sizes, for testing the bench itself.
     pub const QUICK: Self = Self {
         few: 50,
-        small: 100,
         large: 500,
         most: None,
         converging: 100,

@@ -63,7 +63,7 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     say("webhooks (d) healthy receivers beside hostile ones");
     let receivers = Receivers::start(HEALTHY, receivers::BOTH)?;
     let stage = Stage::start(&["--delivery-log=failures"]).await?;
-    let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
+    let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, "churn", INSTANCES).await?;
     stage.webhooks(&receivers, 0, HEALTHY).await?;
     let kinds = Hostile::all(LATE);
     let hostile: Vec<HostileReceiver> = kinds

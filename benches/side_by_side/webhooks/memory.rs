@@ -13,7 +13,7 @@ use super::{
     receivers::{self, Receivers},
 };
 use crate::{
-    Result, footprint,
+    Result,
     load::{Extent, Load, Requests},
     objects,
     processes::load_average,
@@ -34,17 +34,17 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let mut stage = Stage::start(KEEP).await?;
     stage.webhooks(&receivers, 0, WEBHOOKS).await?;
     stage.restart(KEEP).await?;
-    let none = footprint::settled(&stage.product, sizes).await?;
+    let none = stage.product.settled_mib(sizes).await?;
 
     stage.product.stop().await?;
     create(&stage, sizes.finished, "done", true).await?;
     stage.restart(KEEP).await?;
-    let finished = footprint::settled(&stage.product, sizes).await?;
+    let finished = stage.product.settled_mib(sizes).await?;
 
     stage.product.stop().await?;
     create(&stage, sizes.pending, "due", false).await?;
     stage.restart(KEEP).await?;
-    let pending = footprint::settled(&stage.product, sizes).await?;
+    let pending = stage.product.settled_mib(sizes).await?;
     stage.stop().await?;
     if receivers.count() > 0 {
         return Err("deliveries were sent that are not due".into());

@@ -5,10 +5,12 @@
 //! process, from the first patch until every event has arrived and no outbox has any left, so that nothing is owed: its log,
 //! counters and the clearing of outboxes are part of it, and so is what the servers do while idle for that long.
 //!
-//! Before the first turn of a process, instances are stopped and started until the operator writes hardly any Kubernetes Events
-//! for them, because it writes only so many for each instance.
+//! A process has one turn at first, without webhooks, in which it writes Kubernetes Events of every transition. Before the
+//! others, instances are stopped and started until it writes hardly any, because it writes only so many for each instance.
 //!
-//! With `--baseline`, another build of `stellage` does the same on the same cluster, in turns.
+//! Instances that REST made are not tracked (`managedFields` are emptied) from their first change on; those that kubectl made are. So
+//! there are both. With `--baseline`, another build of `stellage` does the same on the same cluster, in turns, with instances that
+//! are tracked: builds from before did not know others.
 
 use std::{
     path::Path,
@@ -35,9 +37,11 @@ use crate::{
     writes::Writes,
 };
 
-const INSTANCES: u64 = 32;
+/// Instances of each kind. So many that none has used up its Kubernetes Events at the end of the first turn.
+const INSTANCES: u64 = 64;
 /// Transitions at a time.
 const AT_A_TIME: usize = 32;
+const BASELINE: &str = "baseline";
 const ARGUMENTS: &[&str] = &["--delivery-log=all"];
 /// The servers whose processor time is shown, besides that of `stellage`.
 const SERVERS: [&str; 3] = ["kube-apiserver", "etcd", "kube-controller-manager"];
@@ -57,10 +61,13 @@ fn aim(webhooks: usize) -> Option<Aim> {
     }
 }
 
-/// One of the builds that are compared.
+/// One of the builds that are compared, with instances of one kind.
 struct Side<'a> {
     name: &'static str,
     program: &'a Path,
+    churn: &'a Churn,
+    /// The turns with Kubernetes Events.
+    with_events: Vec<Turn>,
     /// For each number of webhooks, what each round has measured.
     turns: Vec<Vec<Turn>>,
 }
@@ -74,6 +81,8 @@ struct Turn {
     own: f64,
     /// Writes of Instances for a transition.
     writes: f64,
+    /// Kubernetes Events for a transition, created or counted up.
+    events: f64,
     /// Values that etcd writes for a transition.
     stored: f64,
 }
@@ -84,10 +93,8 @@ impl Turn {
     }
 }
 
-impl Side<'_> {
-    fn samples(&self, webhooks: usize, of: impl Fn(&Turn) -> f64) -> Samples {
-        self.turns[webhooks].iter().map(of).collect()
-    }
+fn samples(turns: &[Turn], of: impl Fn(&Turn) -> f64) -> Samples {
+    turns.iter().map(of).collect()
 }
 
 /// Measures this build, and the baseline if there is one.
@@ -97,78 +104,87 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
     let most = numbers.iter().copied().max().unwrap_or(0);
     let receivers = Receivers::start(most.max(1), receivers::BOTH)?;
     let mut stage = Stage::start(ARGUMENTS).await?;
-    let churn = Churn::prepare(&stage.cluster, &stage.product, &stage.account, INSTANCES).await?;
+    let prepare = async |stage: &Stage, prefix| {
+        Churn::prepare(&stage.cluster, &stage.product, &stage.account, prefix, INSTANCES).await
+    };
+    let (tracked, untracked) = (prepare(&stage, "kubectl").await?, prepare(&stage, "rest").await?);
+    untracked.untrack().await?;
     stage.webhooks(&receivers, 0, most).await?;
-    let side = |name, program| Side {
+    let side = |name, program, churn| Side {
         name,
         program,
+        churn,
+        with_events: Vec::new(),
         turns: numbers.iter().map(|_| Vec::new()).collect(),
     };
-    let mut builds = vec![side("this build", Path::new(STELLAGE))];
-    builds.extend(baseline.map(|program| side("baseline", program)));
+    let mut sides = vec![
+        side("this build, made by REST", Path::new(STELLAGE), &untracked),
+        side("this build, made by kubectl", Path::new(STELLAGE), &tracked),
+    ];
+    sides.extend(baseline.map(|program| side(BASELINE, program, &tracked)));
     for _ in 0..sizes.rounds {
-        for side in &mut builds {
-            round(side, &mut stage, &receivers, &churn, sizes).await?;
+        for side in &mut sides {
+            round(side, &mut stage, &receivers, sizes).await?;
         }
-    }
-    // Last, because from then on they are not tracked any more.
-    churn.untrack().await?;
-    let mut untracked = side("this build, made by REST", Path::new(STELLAGE));
-    for _ in 0..sizes.rounds {
-        round(&mut untracked, &mut stage, &receivers, &churn, sizes).await?;
     }
     stage.stop().await?;
     for (n, webhooks) in numbers.iter().enumerate() {
-        report(table, &builds, &untracked, n, *webhooks, sizes);
+        let turns: Vec<_> = sides.iter().map(|side| (side.name, &*side.turns[n])).collect();
+        report(table, &turns, &format!("{webhooks} webhooks"), aim(*webhooks));
     }
+    let turns: Vec<_> = sides.iter().map(|side| (side.name, &*side.with_events)).collect();
+    report(table, &turns, "0 webhooks, with Kubernetes Events", None);
+    table.note(&format!(
+        "transitions: log all, {INSTANCES} instances, {AT_A_TIME} at a time, {} s",
+        sizes.transitions.as_secs()
+    ));
     Ok(())
 }
 
-/// One turn of a build with each number of webhooks.
-async fn round(
-    side: &mut Side<'_>,
-    stage: &mut Stage,
-    receivers: &Receivers,
-    churn: &Churn,
-    sizes: &Sizes,
-) -> Result<()> {
+/// One turn of a build with Kubernetes Events, and one without them with each number of webhooks.
+async fn round(side: &mut Side<'_>, stage: &mut Stage, receivers: &Receivers, sizes: &Sizes) -> Result<()> {
     let numbers = sizes.transition_webhooks;
     let most = numbers.iter().copied().max().unwrap_or(0);
     stage.restart_as(side.program, ARGUMENTS).await?;
     stage.activate(0, most, false).await?;
-    churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
-    if sizes.drained {
-        until_cleared(stage).await?;
-    }
+    let measured = turn(stage, receivers, side.churn, 0, sizes).await?;
+    tell(side.name, "0 webhooks, with Events", &measured);
+    side.with_events.push(measured);
+    side.churn.drain(&stage.cluster, AT_A_TIME, sizes).await?;
+    until_cleared(stage, sizes).await?;
     let mut active = 0;
     for (turns, &webhooks) in side.turns.iter_mut().zip(numbers) {
         stage.activate(active, webhooks, true).await?;
         active = webhooks;
-        let turn = turn(stage, receivers, churn, webhooks, sizes).await?;
-        say(&format!(
-            "  {}, {webhooks} webhooks: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of \
-             instances, {:.2} of etcd; load {}",
-            side.name,
-            turn.rate,
-            turn.total(),
-            turn.own,
-            SERVERS
-                .iter()
-                .zip(turn.servers)
-                .map(|(name, cost)| format!("{name} {cost:.2}"))
-                .collect::<Vec<_>>()
-                .join(", "),
-            turn.writes,
-            turn.stored,
-            load_average()
-        ));
-        turns.push(turn);
+        let measured = turn(stage, receivers, side.churn, webhooks, sizes).await?;
+        tell(side.name, &format!("{webhooks} webhooks"), &measured);
+        turns.push(measured);
     }
     Ok(())
 }
 
+fn tell(name: &str, what: &str, turn: &Turn) {
+    let servers = SERVERS.iter().zip(turn.servers);
+    let servers: Vec<_> = servers.map(|(name, cost)| format!("{name} {cost:.2}")).collect();
+    say(&format!(
+        "  {name}, {what}: {:.0} transitions/s, {:.2} core-ms each: stellage {:.2}, {}; {:.2} writes of instances, {:.2} of \
+         Events, {:.2} of etcd; load {}",
+        turn.rate,
+        turn.total(),
+        turn.own,
+        servers.join(", "),
+        turn.writes,
+        turn.events,
+        turn.stored,
+        load_average()
+    ));
+}
+
 /// Waits until no outbox has any events: all of them are logged, and delivered.
-async fn until_cleared(stage: &Stage) -> Result<()> {
+async fn until_cleared(stage: &Stage, sizes: &Sizes) -> Result<()> {
+    if !sizes.drained {
+        return Ok(());
+    }
     tokio::time::sleep(BEFORE_CLEARING).await;
     let path = objects::collection(&stage.account.namespace);
     stage
@@ -216,7 +232,7 @@ async fn turn(
         })
         .await?;
     let later = changed.elapsed();
-    until_cleared(stage).await?;
+    until_cleared(stage, sizes).await?;
     // At least once is what is promised, so more than once is only reported.
     let surplus = receivers.count() - received - owed;
     say(&format!(
@@ -231,61 +247,47 @@ async fn turn(
         servers: std::array::from_fn(|n| each(servers_after[n] - servers[n]) * 1000.0),
         own: each(own_after - own) * 1000.0,
         writes: each(as_f64(writes.instances)),
+        events: each(as_f64(writes.events)),
         stored: each(cluster.etcd_writes().await? - stored),
     })
 }
 
-fn report(table: &mut Table, builds: &[Side], untracked: &Side, n: usize, webhooks: usize, sizes: &Sizes) {
-    let [own, others @ ..] = builds else { return };
-    let costs = samples::CORE_MILLIS;
-    table.value(
-        &format!("processor time a transition of an instance that REST made, {webhooks} webhooks"),
-        &untracked.samples(n, Turn::total),
-        costs,
-        aim(webhooks),
-    );
-    table.value(
-        &format!(
-            "of one that kubectl made, {webhooks} webhooks, log all ({INSTANCES} instances, {AT_A_TIME} at a time, {} s)",
-            sizes.transitions.as_secs()
-        ),
-        &own.samples(n, Turn::total),
-        costs,
-        None,
-    );
-    let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
-        let what = format!("    {what}");
-        let measured = own.samples(n, of);
-        match others.first() {
-            Some(other) => table.compare(
-                &format!("{what}, this build : {}", other.name),
-                &measured,
-                &other.samples(n, of),
-                unit,
-                aim,
-            ),
-            None => table.value(&what, &measured, unit, None),
-        }
+/// Reports the turns of the first side, and beside them those of each other.
+fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<Aim>) {
+    let [(name, own), others @ ..] = sides else {
+        return;
     };
-    if !others.is_empty() {
-        line("the same", costs, None, &Turn::total);
-    }
-    line("of it, stellage", costs, None, &|turn| turn.own);
-    for (position, name) in SERVERS.iter().enumerate() {
-        line(&format!("of it, {name}"), costs, None, &|turn| {
-            turn.servers[position]
+    table.value(
+        &format!("processor time a transition, {what}, {name}"),
+        &samples(own, Turn::total),
+        samples::CORE_MILLIS,
+        aim,
+    );
+    for (other, turns) in others {
+        let mut line = |what: &str, unit, aim, of: &dyn Fn(&Turn) -> f64| {
+            let what = format!("    {what}, {name} : {other}");
+            table.compare(&what, &samples(own, of), &samples(turns, of), unit, aim);
+        };
+        line("the same", samples::CORE_MILLIS, None, &Turn::total);
+        line("of it, stellage", samples::CORE_MILLIS, None, &|turn| turn.own);
+        for (position, server) in SERVERS.iter().enumerate() {
+            line(&format!("of it, {server}"), samples::CORE_MILLIS, None, &|turn| {
+                turn.servers[position]
+            });
+        }
+        let faster = (*other == BASELINE).then_some(Aim::AtLeast(2.5));
+        line("transitions/s", samples::PER_SECOND, faster, &|turn| turn.rate);
+        line("writes of instances a transition", samples::EACH, None, &|turn| {
+            turn.writes
+        });
+        line(
+            "writes of Kubernetes Events a transition",
+            samples::EACH,
+            None,
+            &|turn| turn.events,
+        );
+        line("writes of etcd a transition", samples::EACH, None, &|turn| {
+            turn.stored
         });
     }
-    line(
-        "transitions/s",
-        samples::PER_SECOND,
-        Some(Aim::AtLeast(2.5)),
-        &|turn| turn.rate,
-    );
-    line("writes of instances a transition", samples::EACH, None, &|turn| {
-        turn.writes
-    });
-    line("writes of etcd a transition", samples::EACH, None, &|turn| {
-        turn.stored
-    });
 }

@@ -1,0 +1,151 @@
+//! (e): memory and CPU time of `stellage run` in one account. With ten thousand instances there are two processes: one that has
+//! brought them to run, in two halves, and a new one that finds them running, because an allocator does not return all memory.
+//! With a hundred thousand, most are stored as if they had been running for long. Each process is measured before and after a
+//! client has read all lists and all details through REST, since the facade keeps what it has serialised.
+
+use std::{sync::Arc, time::Instant};
+
+use serde_json::Value;
+
+use crate::{
+    Result,
+    account::Account,
+    cluster::Cluster,
+    convergence, fill,
+    load::{CONNECTIONS, Extent, Load, Requests},
+    objects,
+    processes::processor_time,
+    product::Product,
+    samples::{self, Unit},
+    say,
+    sizes::Sizes,
+    table::{Aim, Table},
+};
+
+/// Bytes of a megabyte in those of a mebibyte.
+const MEGABYTES_OF_MEBIBYTE: f64 = 1.048_576;
+/// Instances on a page of the walk: the most there may be.
+const PAGE: usize = 100;
+const FIRST: &str = "first";
+/// Megabytes that the process may have with [`Sizes::large`] and with [`Sizes::most`] instances.
+const AIMS: [Aim; 2] = [Aim::AtMost(64.0), Aim::AtMost(400.0)];
+
+async fn megabytes(product: &Product, sizes: &Sizes) -> Result<f64> {
+    Ok(product.settled_mib(sizes).await? * MEGABYTES_OF_MEBIBYTE)
+}
+
+/// The share of one core that an idle process uses.
+async fn idle(product: &Product, sizes: &Sizes) -> Result<f64> {
+    say(&format!("idle for {} s", sizes.idle.as_secs()));
+    let (before, begun) = (processor_time(product.pid)?, Instant::now());
+    tokio::time::sleep(sizes.idle).await;
+    let used = processor_time(product.pid)? - before;
+    Ok(used / begun.elapsed().as_secs_f64())
+}
+
+/// The memory of a process before and after the walk.
+struct Resident([f64; 2]);
+
+impl Resident {
+    async fn measure(product: &Product, account: &Account, count: u64, sizes: &Sizes) -> Result<Self> {
+        let before = megabytes(product, sizes).await?;
+        walk(product, account, count).await?;
+        Ok(Self([before, megabytes(product, sizes).await?]))
+    }
+
+    fn report(&self, table: &mut Table, what: &str, aim: Aim) {
+        for (resident, when) in self.0.iter().zip(["", ", after reading all lists and details"]) {
+            table.value(
+                &format!("{what}{when}"),
+                &(*resident).into(),
+                samples::MEGABYTES,
+                Some(aim),
+            );
+        }
+    }
+}
+
+/// Measures everything.
+pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
+    let large = sizes.large;
+    let [aim, aim_of_most] = AIMS;
+    let cluster = Cluster::start().await?;
+    let mut product = Product::run(&cluster).await?;
+    let account = Account::create(&cluster, &product).await?;
+    let empty = megabytes(&product, sizes).await?;
+    table.value(
+        "(e) resident, 0 instances",
+        &empty.into(),
+        samples::MEGABYTES,
+        None,
+    );
+
+    for half in [FIRST, "second"] {
+        convergence::converge(&cluster, &product, &account, half, large / 2).await?;
+    }
+    let resident = Resident::measure(&product, &account, large, sizes).await?;
+    resident.report(
+        table,
+        &format!("    {large} instances, having brought them to run"),
+        aim,
+    );
+    let template = convergence::settled_instance(&cluster, &product, &account, FIRST).await?;
+    product.stop().await?;
+
+    let mut product = Product::run(&cluster).await?;
+    let resident = Resident::measure(&product, &account, large, sizes).await?;
+    resident.report(table, &format!("    {large} instances, new process"), aim);
+    let idle = idle(&product, sizes).await?;
+    let seconds = sizes.idle.as_secs();
+    let what = format!("    CPU while idle at {large} instances, over {seconds} s");
+    table.value(&what, &(idle * 100.0).into(), Unit(" % of a core", 2), None);
+    product.stop().await?;
+
+    if let Some(most) = sizes.most {
+        fill::instances(&cluster, &account, &template, 0, most - large).await?;
+        let mut product = Product::run(&cluster).await?;
+        let resident = Resident::measure(&product, &account, most, sizes).await?;
+        resident.report(table, &format!("    {most} instances, new process"), aim_of_most);
+        product.stop().await?;
+    }
+    cluster.stop().await
+}
+
+/// Reads all pages of the list, and the detail of every instance.
+async fn walk(product: &Product, account: &Account, count: u64) -> Result<()> {
+    let facade = product.facade(&account.key)?;
+    let mut connection = facade.connect().await?;
+    let mut ids: Vec<String> = Vec::new();
+    for page in 1.. {
+        let path = format!("/v1/instances?limit={PAGE}&page={page}");
+        connection
+            .exchange(facade.request("GET", &path, None).as_bytes())
+            .await?;
+        let list: Value = serde_json::from_slice(&connection.body())?;
+        let items = list["data"].as_array().into_iter().flatten();
+        let before = ids.len();
+        ids.extend(items.filter_map(|item| item["id"].as_str().map(str::to_owned)));
+        if ids.len() < before + PAGE {
+            break;
+        }
+    }
+    if u64::try_from(ids.len())? != count {
+        return Err(format!("the lists have {} instances, not {count}", ids.len()).into());
+    }
+    let target = facade.clone();
+    let requests: Arc<Requests> = Arc::new(move |n, buffer| {
+        let id = usize::try_from(n).ok().and_then(|n| ids.get(n));
+        let path = format!("/v1/instances/{}", id.map_or("", String::as_str));
+        *buffer = target.request("GET", &path, None).into_bytes();
+    });
+    let load = Load {
+        target: facade,
+        connections: CONNECTIONS,
+        requests,
+        status: 200,
+        extent: Extent::Count(count),
+        pace: None,
+    };
+    load.run().await?;
+    Ok(())
+}
