@@ -38,17 +38,8 @@ const WRITERS: usize = 16;
 /// The namespace of its instances, which belongs to no account.
 const NOBODYS: &str = "nobodys";
 
-/// The result of one turn of the bare client.
-#[derive(Clone, Copy)]
-pub struct Turn {
-    /// Number of writes.
-    pub writes: u64,
-    /// Duration.
-    pub took: Duration,
-}
-
-/// Does the writes, then deletes the created objects.
-pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn> {
+/// Does the writes, then deletes the created objects. Returns how long the writes took.
+pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Duration> {
     static TURNS: AtomicU64 = AtomicU64::new(0);
     let turn = TURNS.fetch_add(1, Ordering::Relaxed);
     let count = sizes.converging;
@@ -80,7 +71,7 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Turn
         pace: None,
     };
     delete.run().await?;
-    Ok(Turn { writes, took })
+    Ok(took)
 }
 
 /// What the client's process does.

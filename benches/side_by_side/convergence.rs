@@ -173,13 +173,7 @@ async fn confirm(cluster: &Cluster, account: &Account, wanted: u64) -> Result<()
 }
 
 /// The lines of (d).
-fn report(
-    table: &mut Table,
-    sizes: &Sizes,
-    bare: &[bare_client::Turn],
-    own: &[Converged],
-    before: &[Converged],
-) {
+fn report(table: &mut Table, sizes: &Sizes, bare: &[Duration], own: &[Converged], before: &[Converged]) {
     let count = sizes.converging;
     let seconds =
         |turns: &[Converged]| -> Samples { turns.iter().map(|turn| turn.took.as_secs_f64()).collect() };
@@ -189,7 +183,7 @@ fn report(
             .map(|turn| as_f64(of(&turn.writes)) / as_f64(count))
             .collect()
     };
-    let minimum = bare.iter().map(|turn| turn.took.as_secs_f64()).collect();
+    let minimum = bare.iter().map(Duration::as_secs_f64).collect();
     table.compare(
         &format!("(d) {count} instances applied to running : a bare client's minimum, two writes each"),
         &seconds(own),

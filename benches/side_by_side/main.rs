@@ -66,9 +66,6 @@ use std::{
     time::Duration,
 };
 
-use account::Account;
-use cluster::Cluster;
-use product::Product;
 use sizes::Sizes;
 use table::Table;
 

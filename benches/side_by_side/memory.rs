@@ -13,7 +13,6 @@ use crate::{
     cluster::Cluster,
     convergence, fill,
     load::{CONNECTIONS, Extent, Load, Requests},
-    objects,
     processes::processor_time,
     product::Product,
     samples::{self, Unit},

@@ -280,12 +280,15 @@ fn report(table: &mut Table, sides: &[(&str, &[Turn])], what: &str, aim: Option<
         line("writes of instances a transition", samples::EACH, None, &|turn| {
             turn.writes
         });
-        line(
-            "writes of Kubernetes Events a transition",
-            samples::EACH,
-            None,
-            &|turn| turn.events,
-        );
+        // Without Events there is no ratio.
+        if own.iter().all(|turn| turn.events > 0.1) {
+            line(
+                "writes of Kubernetes Events a transition",
+                samples::EACH,
+                None,
+                &|turn| turn.events,
+            );
+        }
         line("writes of etcd a transition", samples::EACH, None, &|turn| {
             turn.stored
         });
