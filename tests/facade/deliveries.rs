@@ -9,6 +9,7 @@ use kube::{
 use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::{
+    delivery::signature::AGENT,
     events::EventType,
     resources::{Delivery, DeliveryPhase, Webhook, delivery::set_event_order},
 };
@@ -192,7 +193,7 @@ async fn the_log_is_filtered_ordered_and_paged() {
             "request": {
                 "url": "https://hooks.example.com/in",
                 "headers": {
-                    "Content-Type": "application/json",
+                    "Content-Type": "application/json", "User-Agent": AGENT,
                     "X-Service-Event-ID": "evt_3", "X-Service-Event-Type": "instance.created",
                     "X-Service-Timestamp": "1795255203",
                     "webhook-id": "evt_3", "webhook-timestamp": "1795255200",
