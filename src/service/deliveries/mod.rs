@@ -36,7 +36,7 @@ use super::{
     Service,
     credentials::Tenant,
     error::Error,
-    events::{ListedPage, Merge, Pages, Place, Segment, Selected, Span, plan},
+    events::{ListedPage, Merge, Place, Segment, Selected, Span, plan},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -173,7 +173,7 @@ impl Service {
         })
         .await?;
 
-        let pages = Pages::of(&self.calls, tenant);
+        let pages = self.pages(tenant);
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
@@ -334,7 +334,7 @@ impl Service {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
-            let pages = Pages::of(&self.calls, tenant);
+            let pages = self.pages(tenant);
             let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
