@@ -199,7 +199,7 @@ impl<'a> DeliveryView<'a> {
 /// The result of sending all pending deliveries.
 #[derive(Serialize, ToSchema)]
 pub struct Retry {
-    /// Number of deliveries being sent.
+    /// Number of deliveries to send; `message` says when.
     #[schema(minimum = 0)]
     pub retried: usize,
 }

@@ -183,7 +183,7 @@ impl<'a> WebhookWithSecret<'a> {
 /// The result of a recovery.
 #[derive(Serialize, ToSchema)]
 pub struct Recovery {
-    /// Number of deliveries being sent again.
+    /// Number of deliveries to send again; `message` says when.
     #[schema(minimum = 0)]
     pub recovered: usize,
 }
