@@ -15,6 +15,7 @@ use super::{
     log_tally::LogTally,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
+    owners::Owners,
     secret_cache::{Problem, SecretCache},
 };
 use crate::{
@@ -68,6 +69,7 @@ pub(super) struct State {
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// resourceVersion up to which the watch has shown all changes of webhooks.
     pub(super) webhooks_shown: u64,
+    pub(super) owners: Owners,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
@@ -213,6 +215,7 @@ impl Shared {
                     dispatcher,
                     webhooks: BTreeMap::new(),
                     webhooks_shown: 0,
+                    owners: Owners::default(),
                     next_turn: None,
                     dirty: HashSet::new(),
                     later: BTreeSet::new(),
@@ -417,7 +420,12 @@ impl Shared {
     }
 
     pub(super) fn owner_changed(&self, namespace: &str) {
-        let keys = self.state.lock().dispatcher.webhooks_in(namespace);
+        let owner = self.deps.directory.account_of(namespace);
+        let uid = owner.and_then(|owner| owner.metadata.uid.clone());
+        let mut state = self.state.lock();
+        state.owners.changed(namespace, uid, self.now().wall);
+        let keys = state.dispatcher.webhooks_in(namespace);
+        drop(state);
         for key in keys {
             self.update_facts(&mut self.state.lock(), &key, self.now());
         }

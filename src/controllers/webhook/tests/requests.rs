@@ -5,12 +5,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::{Timestamp, ToSpan as _};
+use parking_lot::Mutex;
+use serde_json::json;
+
 use super::{
-    super::{lookup, status_writer},
+    super::{Deps, WebhookController, event_log, lookup, status_writer},
+    deps,
     locks::{caches, controller, opening},
     webhook,
 };
-use crate::runtime::watch::Change;
+use crate::{
+    delivery::dispatch::{Page, PageWritten},
+    events::EventType,
+    resources::LoggedEvent,
+    runtime::{ReconcileQueue, client::answered_by, watch::Change},
+};
 
 #[tokio::test]
 async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version() {
@@ -26,6 +36,61 @@ async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version(
         let found = lookup::look_up(shared.clone(), "ns".into(), unlisted, Some(version)).await;
         assert_eq!(found, is_known, "{version}");
     }
+}
+
+#[tokio::test]
+async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_api_servers_clock_says() {
+    let created = Arc::new(Mutex::new(Vec::new()));
+    let requests = created.clone();
+    let client = answered_by(move |method, path, body| {
+        requests.lock().push((method, path, body.clone()));
+        async move { (201, body) }
+    });
+    let deps = Deps { client, ..deps(&[]) };
+    let directory = deps.directory.clone();
+    let controller = WebhookController::new(deps, ReconcileQueue::default());
+    let shared = controller.shared.clone();
+    let mut listener = directory.listener(controller.owner_changed());
+    let mut own = |uid: &str, created: Timestamp| {
+        let account = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account",
+            "metadata": { "name": uid, "uid": uid, "creationTimestamp": created },
+            "spec": { "email": "ada@example.com" },
+            "status": { "namespace": "ns", "conditions": [{
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": created,
+            }] },
+        });
+        let account = Arc::new(serde_json::from_value(account).unwrap());
+        listener.changed(&Change::Replaced(vec![account]));
+    };
+    let page = |at| Page {
+        at,
+        failures: 0,
+        events: vec![LoggedEvent {
+            id: "evt_1".to_owned(),
+            event_type: EventType::InstanceCreated,
+            created_at: at,
+            sequence: 1,
+            subject: "i".to_owned(),
+            body: "{}".to_owned(),
+            deliveries: Vec::new(),
+        }],
+    };
+    let before = shared.now().wall;
+    // By the API server's clock, the account is made in a minute.
+    own("first", before.checked_add(1.minutes()).unwrap());
+    let of_first = page(shared.now().wall);
+    let written = event_log::write(&shared, "ns", of_first).await;
+    assert_eq!(written, PageWritten::Stored);
+    assert_eq!(created.lock().len(), 1);
+    assert_eq!(created.lock()[0].2["spec"]["account"], "first");
+    // What was begun for a former account is not for the next one, even if the API server's clock is behind.
+    own("second", before.checked_sub(1.minutes()).unwrap());
+    let of_former = page(before.checked_sub(1.seconds()).unwrap());
+    let written = event_log::write(&shared, "ns", of_former).await;
+    assert_eq!(written, PageWritten::Impossible);
+    assert_eq!(created.lock().len(), 1);
 }
 
 #[test]
