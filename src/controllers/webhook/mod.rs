@@ -12,7 +12,7 @@
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
 //!   and `log_tally` knows when; `owners`: whose events they are;
 //! - `lookup`: makes sure that no event misses a webhook;
-//! - `status`: decides the status of a Webhook; `status_writer`: writes it;
+//! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
@@ -37,6 +37,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod write_budget;
 mod write_queue;
 
 use std::{sync::Arc, time::Duration};

@@ -17,6 +17,7 @@ use super::{
     mail_queue::MailQueue,
     owners::Owners,
     secret_cache::{Problem, SecretCache},
+    write_budget::WriteBudget,
 };
 use crate::{
     delivery::{
@@ -74,8 +75,10 @@ pub(super) struct State {
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
-    /// When the turn of the next webhook is whose counters have to be written.
-    pub(super) next_turn: Option<Instant>,
+    /// For the webhooks whose counters have to be written.
+    pub(super) counter_writes: WriteBudget,
+    /// For the webhooks whose health has changed.
+    pub(super) health_writes: WriteBudget,
     /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
     pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
@@ -137,7 +140,9 @@ pub(super) struct CachedWebhook {
     /// When its status was last written.
     pub(super) written: Option<Instant>,
     /// When it is its turn to have its counters written.
-    pub(super) turn: Option<Instant>,
+    pub(super) counters_turn: Option<Instant>,
+    /// When it is its turn to have its health written.
+    pub(super) health_turn: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
 }
@@ -216,7 +221,8 @@ impl Shared {
                     webhooks: BTreeMap::new(),
                     webhooks_shown: 0,
                     owners: Owners::default(),
-                    next_turn: None,
+                    counter_writes: WriteBudget::of_counters(),
+                    health_writes: WriteBudget::of_health(),
                     dirty: HashSet::new(),
                     later: BTreeSet::new(),
                     mails: MailQueue::default(),
@@ -289,7 +295,8 @@ impl Shared {
                     disablement: None,
                     notification: None,
                     written: None,
-                    turn: None,
+                    counters_turn: None,
+                    health_turn: None,
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);

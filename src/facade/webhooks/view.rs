@@ -59,7 +59,8 @@ pub struct WebhookView<'a> {
     /// When an attempt last failed; `null` if none has.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:01:31Z")]
     last_failure_at: Option<Seconds>,
-    /// Number of deliveries waiting for an attempt. This and the other counters can be about ten seconds old.
+    /// Number of deliveries waiting for an attempt. This and the other counters and times are some ten seconds old, or minutes if
+    /// hundreds of webhooks are busy.
     #[schema(minimum = 0, example = 2)]
     pending: i64,
     /// Number of deliveries held until the webhook works again and there is room for them.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::{
-    super::{Deps, WebhookController, event_log, lookup, status_writer},
+    super::{Deps, WebhookController, event_log, lookup, status::Urgency, status_writer},
     deps,
     locks::{caches, controller, opening},
     webhook,
@@ -113,7 +113,7 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
     let keys: Vec<_> = state.webhooks.keys().cloned().collect();
     let now = Instant::now();
     let mut turns = |at| -> Vec<_> {
-        let turn = |key| status_writer::turn(&mut state, key, at).unwrap();
+        let turn = |key| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
         keys.iter()
             .map(turn)
             .map(|turn| turn.duration_since(now).as_millis())
@@ -126,9 +126,9 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
         "a turn is kept until it is used"
     );
     for cached in state.webhooks.values_mut() {
-        cached.turn = None;
+        cached.counters_turn = None;
     }
-    let mut turn = |key, at| status_writer::turn(&mut state, key, at).unwrap();
+    let mut turn = |key, at| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
     assert_eq!(turn(&keys[2], now), now + Duration::from_millis(600));
     let later = now + Duration::from_secs(60);
     assert_eq!(
@@ -136,4 +136,27 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
         later,
         "turns that nobody took are not made up for"
     );
+}
+
+#[tokio::test]
+async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
+    let (shared, _, _) = controller();
+    let caches = caches();
+    opening(&shared, &caches.stores, 0..300).await;
+    let mut state = shared.state.lock();
+    let keys: Vec<_> = state.webhooks.keys().cloned().collect();
+    let now = Instant::now();
+    let mut wait = |key, urgency| {
+        let turn = status_writer::turn(&mut state, key, urgency, now);
+        turn.map(|turn| turn.duration_since(now).as_millis())
+    };
+    for key in &keys {
+        wait(key, Urgency::Counters);
+    }
+    let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Health)).collect();
+    assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
+    assert_eq!(wait(&keys[299], Urgency::Now), None);
+    // One that is as it was before its turn has come takes another turn later.
+    wait(&keys[0], Urgency::Counters);
+    assert_eq!(wait(&keys[0], Urgency::Health), Some(12_500));
 }
