@@ -249,6 +249,7 @@ fn service(
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
+        .with_log_retention(common.delivery_retention_hours)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -296,6 +297,7 @@ impl Controllers {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ServeError> {
         settings.delivery.delivery_log = common.delivery_log;
+        settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let webhooks = WebhookController::new(

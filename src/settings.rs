@@ -59,6 +59,10 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]
     pub delivery_log: DeliveryLog,
 
+    /// Hours to keep logged events and finished deliveries
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    pub delivery_retention_hours: u32,
+
     /// Which receivers webhooks may call, and how
     #[command(flatten)]
     pub receivers: ReceiverSettings,

@@ -38,7 +38,21 @@ const LAYERS: [&[&str]; 5] = [
 ];
 
 /// The crates for HTTP, which the service must not use.
-const HTTP: [&str; 3] = ["axum", "hyper", "http"];
+const HTTP: [&str; 9] = [
+    "axum",
+    "http",
+    "http_body",
+    "http_body_util",
+    "hyper",
+    "hyper_util",
+    "reqwest",
+    "tower",
+    "tower_http",
+];
+/// The module that serves HTTP, which the service must not use either.
+const HTTP_SERVER: [&str; 2] = ["runtime", "http"];
+/// The folders that axum's handlers are in.
+const FACES: [&str; 2] = ["facade", "console"];
 
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
@@ -54,7 +68,19 @@ fn each_folder_imports_only_what_is_below_it() {
 
 #[test]
 fn the_service_knows_nothing_of_http() {
-    let wrong = Tree::read(LIBRARY).external("service", &HTTP);
+    let tree = Tree::read(LIBRARY);
+    let is_service = |folder: &str| folder == "service";
+    let wrong = [
+        tree.external(is_service, &HTTP),
+        tree.internal(is_service, &HTTP_SERVER),
+    ]
+    .concat();
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn axum_is_used_by_what_answers_requests_alone() {
+    let wrong = Tree::read(LIBRARY).external(|folder| !FACES.contains(&folder), &["axum"]);
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
@@ -91,12 +117,29 @@ fn an_import_from_above_and_a_folder_without_a_layer_are_shown() {
 }
 
 #[test]
-fn a_service_that_names_an_http_crate_is_shown() {
-    let tree =
-        Tree::parse("mod service { mod a { fn f() -> http::StatusCode {} } mod b { use axum::Router; } }");
+fn a_service_that_names_an_http_crate_or_the_http_server_is_shown() {
+    let tree = Tree::parse(
+        "mod service { mod a { fn f() -> http::StatusCode {} } mod b { use axum::Router; use crate::runtime; }
+             mod c { type L = super::super::runtime::http::Limits; type C = crate::runtime::Clock; }
+             mod d { use crate::runtime::Limits; } }
+         mod runtime { pub use http::Limits; pub struct Clock; mod http { pub struct Limits; } }
+         mod facade { use axum::Router; }",
+    );
+    let is_service = |folder: &str| folder == "service";
     assert_eq!(
-        tree.external("service", &HTTP),
+        tree.external(is_service, &HTTP),
         ["made-up.rs:1   http::StatusCode", "made-up.rs:1   axum::Router"]
+    );
+    assert_eq!(
+        tree.internal(is_service, &HTTP_SERVER),
+        [
+            "made-up.rs:2   super::super::runtime::http::Limits",
+            "made-up.rs:3   crate::runtime::Limits",
+        ]
+    );
+    assert_eq!(
+        tree.external(|folder| !FACES.contains(&folder), &["axum"]),
+        ["made-up.rs:1   axum::Router"]
     );
 }
 
@@ -319,20 +362,37 @@ impl Tree {
         messages
     }
 
-    /// The positions at which a folder uses one of these crates.
-    fn external(&self, folder: &str, crates: &[&str]) -> Vec<String> {
+    /// The positions at which these folders use one of these crates.
+    fn external(&self, folders: impl Fn(&str) -> bool, crates: &[&str]) -> Vec<String> {
+        self.positions(folders, |_, mention| crates.contains(&mention.path[0].as_str()))
+    }
+
+    /// The positions at which these folders use a module of the program, or anything in it.
+    fn internal(&self, folders: impl Fn(&str) -> bool, module: &[&str]) -> Vec<String> {
+        self.positions(folders, |from, mention| {
+            let through = self.resolve(from, &mention.path);
+            through
+                .iter()
+                .any(|path| path.iter().take(module.len()).eq(module))
+        })
+    }
+
+    /// The positions of some mentions in these folders.
+    fn positions(
+        &self,
+        folders: impl Fn(&str) -> bool,
+        is_wanted: impl Fn(&[String], &Mention) -> bool,
+    ) -> Vec<String> {
         let modules = self
             .modules
             .iter()
-            .filter(|(path, _)| path.first().is_some_and(|first| first == folder));
+            .filter(|(path, _)| path.first().is_some_and(|first| folders(first)));
         modules
-            .flat_map(|(_, module)| {
-                let named = |mention: &&Mention| crates.contains(&mention.path[0].as_str());
-                module
-                    .mentions
-                    .iter()
-                    .filter(named)
+            .flat_map(|(path, module)| {
+                let wanted = module.mentions.iter().filter(|it| is_wanted(path, it));
+                wanted
                     .map(|mention| mention.shown(&module.file))
+                    .collect::<Vec<_>>()
             })
             .collect()
     }

@@ -71,8 +71,9 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_IN_ALL", value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub logged_mebibytes_in_all: u32,
 
-    /// Hours to keep logged events and finished deliveries
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    /// Hours to keep logged events and finished deliveries. Set from the common settings, because the REST API shows nothing
+    /// older.
+    #[arg(skip)]
     pub delivery_retention_hours: u32,
 
     /// Finished deliveries to keep per webhook

@@ -36,7 +36,7 @@ const SECRET_PREFIX: &str = "whsec_";
 /// Number of random bytes of a generated secret (decisions, section 5).
 const SECRET_BYTES: usize = 32;
 /// User-Agent of deliveries.
-const AGENT: &str = concat!("Stellage/", env!("CARGO_PKG_VERSION"));
+pub const AGENT: &str = concat!("Stellage/", env!("CARGO_PKG_VERSION"));
 
 /// A new signing secret: `whsec_` and 32 random bytes in base64 (decisions, section 5).
 pub fn new_secret() -> String {

@@ -11,7 +11,7 @@ use super::{
     App,
     error::ApiError,
     extract::Caller,
-    response,
+    rate_limit, response,
     view::{Seconds, Single},
 };
 use crate::service::{account::Quota, credentials::Tenant};
@@ -37,6 +37,9 @@ pub struct AccountView {
     /// Requests that each API key may make per hour.
     #[schema(minimum = 1, example = 3600)]
     rate_limit_per_hour: u32,
+    /// Requests that all API keys of the account together may make per hour: ten times as many.
+    #[schema(minimum = 10, example = 36000)]
+    account_rate_limit_per_hour: u32,
 }
 
 /// Quotas of an account, and how much of them is used.
@@ -80,6 +83,7 @@ impl AccountView {
             created_at: Seconds(tenant.created_at),
             quotas,
             rate_limit_per_hour: tenant.rate_limit,
+            account_rate_limit_per_hour: rate_limit::of_account(tenant.rate_limit),
         }
     }
 
@@ -97,13 +101,14 @@ impl AccountView {
                 api_keys: quota(2, Some(50)),
             },
             rate_limit_per_hour: 3600,
+            account_rate_limit_per_hour: rate_limit::of_account(3600),
         }
     }
 }
 
 /// Shows the account
 ///
-/// The account that the API key belongs to: its e-mail address, quotas and rate limit.
+/// The account that the API key belongs to: its e-mail address, quotas and rate limits.
 #[utoipa::path(
     get, path = "/v1/account", operation_id = "getAccount", tag = "account",
     responses((status = 200, description = "The account", body = Single<AccountView>)),

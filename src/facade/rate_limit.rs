@@ -22,6 +22,11 @@ use crate::{
 /// The limit of all keys of an account together, as a multiple of the limit of one key (decisions, section 1).
 const ACCOUNT_FACTOR: u32 = 10;
 
+/// Requests per hour that all keys of an account together may make, if one may make `of_a_key`.
+pub const fn of_account(of_a_key: u32) -> u32 {
+    of_a_key.saturating_mul(ACCOUNT_FACTOR)
+}
+
 /// The allowance of a key after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
@@ -130,7 +135,7 @@ impl RateLimits {
         let by_key = taken
             .retry_after
             .map(|seconds| exceeded(taken.limit, false, seconds));
-        let limit = tenant.rate_limit.saturating_mul(ACCOUNT_FACTOR);
+        let limit = of_account(tenant.rate_limit);
         let by_account = || {
             let together = self.accounts.take(&tenant.uid, limit);
             together.retry_after.map(|seconds| exceeded(limit, true, seconds))

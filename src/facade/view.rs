@@ -79,9 +79,34 @@ pub(in crate::facade) fn schema(json: &Value) -> RefOr<Schema> {
     serde_json::from_value(json.clone()).unwrap_or_else(|_| Value::schema())
 }
 
+/// A reason of the conditions as answers show it: `InvalidURL` as `invalid_url`.
+pub(in crate::facade) fn snake_case(reason: &str) -> String {
+    let mut name = String::with_capacity(reason.len() + 4);
+    let mut was_lower = false;
+    for letter in reason.chars() {
+        if letter.is_ascii_uppercase() && was_lower {
+            name.push('_');
+        }
+        was_lower = !letter.is_ascii_uppercase();
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reasons_are_in_snake_case() {
+        for (reason, shown) in [
+            ("Failing", "failing"),
+            ("GuestShutdown", "guest_shutdown"),
+            ("InvalidURL", "invalid_url"),
+        ] {
+            assert_eq!(snake_case(reason), shown);
+        }
+    }
 
     #[test]
     fn times_are_cut_not_rounded() {

@@ -2,12 +2,12 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use axum::body::Body;
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
     header::{ALLOW, CONTENT_TYPE},
 };
+use http_body_util::Full;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -49,7 +49,7 @@ fn unreadable(status: StatusCode) -> Response<Bytes> {
     response
 }
 
-fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Body> {
+fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
     let (status, kind, text) = match path {
         _ if !matches!(*method, Method::GET | Method::HEAD) => (
             StatusCode::METHOD_NOT_ALLOWED,
@@ -80,7 +80,7 @@ fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Re
             "not found; try /healthz, /readyz or /metrics\n".to_owned(),
         ),
     };
-    let mut response = Response::new(Body::from(text));
+    let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, kind);
     if status == StatusCode::METHOD_NOT_ALLOWED {

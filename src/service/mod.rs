@@ -28,7 +28,7 @@ pub mod webhooks;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 
 use crate::{
@@ -96,6 +96,8 @@ pub struct Service {
     key_quota: usize,
     /// Whether the operator logs events.
     has_event_log: bool,
+    /// How long logged events are shown.
+    log_retention: SignedDuration,
     catalogue: Catalogue,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
@@ -153,6 +155,7 @@ impl Service {
             key_locks: KeyedLocks::default(),
             key_quota: size(DEFAULT_KEY_QUOTA),
             has_event_log: true,
+            log_retention: SignedDuration::from_hours(24),
             catalogue,
             clock,
             usage,
@@ -184,6 +187,15 @@ impl Service {
     pub fn with_event_log(self, has_event_log: bool) -> Self {
         Self {
             has_event_log,
+            ..self
+        }
+    }
+
+    /// Sets how many hours logged events are shown; 24 without this.
+    #[must_use]
+    pub fn with_log_retention(self, hours: u32) -> Self {
+        Self {
+            log_retention: SignedDuration::from_hours(hours.into()),
             ..self
         }
     }

@@ -42,9 +42,15 @@ async fn the_account_shows_what_it_may_have_and_has() {
         (
             &account["name"],
             &account["email"],
-            &account["rate_limit_per_hour"]
+            &account["rate_limit_per_hour"],
+            &account["account_rate_limit_per_hour"]
         ),
-        (&json!("acct-show"), &json!("acct-show@example.com"), &json!(3600))
+        (
+            &json!("acct-show"),
+            &json!("acct-show@example.com"),
+            &json!(3600),
+            &json!(36_000)
+        )
     );
     // Every test account has two keys from the start.
     assert_eq!(

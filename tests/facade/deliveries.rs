@@ -9,15 +9,17 @@ use kube::{
 use reqwest::Method;
 use serde_json::{Value, json};
 use stellage::{
+    delivery::signature::AGENT,
     events::EventType,
     resources::{Delivery, DeliveryPhase, Webhook, delivery::set_event_order},
 };
 
 use super::{
     contract::{code, expect, fields},
+    secrets::refer,
     webhooks::{create, name_of, url_of, webhooks},
 };
-use crate::support::{Tenant, shared};
+use crate::support::{Tenant, eventually, shared};
 
 fn deliveries(tenant: &Tenant) -> Api<Delivery> {
     Api::namespaced(tenant.kube.clone(), &tenant.namespace)
@@ -192,7 +194,7 @@ async fn the_log_is_filtered_ordered_and_paged() {
             "request": {
                 "url": "https://hooks.example.com/in",
                 "headers": {
-                    "Content-Type": "application/json",
+                    "Content-Type": "application/json", "User-Agent": AGENT,
                     "X-Service-Event-ID": "evt_3", "X-Service-Event-Type": "instance.created",
                     "X-Service-Timestamp": "1795255203",
                     "webhook-id": "evt_3", "webhook-timestamp": "1795255200",
@@ -327,6 +329,25 @@ async fn retry_asks_for_all_that_is_pending_once_for_a_key() {
     assert_eq!(more["data"]["retried"], 6);
     assert!(nonces().await.iter().all(|nonce| !asked.contains(nonce)));
 
+    // Nothing can be sent without the Secret, and the answer does not say otherwise.
+    refer(&tenant, &name_of(&hook), "none", "secret").await;
+    eventually(
+        "it to be blocked",
+        async || tenant.call(Method::GET, &url_of(&hook), None).await.json(),
+        |shown| shown["data"]["health"] == "blocked",
+    )
+    .await;
+    let waiting = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let message = "6 deliveries will be sent as soon as their webhook is no longer blocked.";
+    assert_eq!(waiting, json!({ "data": { "retried": 6 }, "message": message }));
+    refer(&tenant, &name_of(&hook), &object.spec.secret_ref.name, "secret").await;
+    eventually(
+        "it to be blocked no longer",
+        async || tenant.call(Method::GET, &url_of(&hook), None).await.json(),
+        |shown| shown["data"]["health"] == "healthy",
+    )
+    .await;
+
     let off = json!({ "active": false });
     expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
     let refused = expect(&tenant, 409, Method::POST, &path, None, &[]).await;
@@ -379,6 +400,19 @@ async fn recover_sends_again_what_was_given_up_since_a_time() {
     assert_eq!(labelled().await, 12, "what was delivered stays as it is");
     let none = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
     assert_eq!(none["data"]["recovered"], 0);
+
+    // What is recovered while nothing can be sent waits, and the answer says for what.
+    let off = json!({ "active": false });
+    expect(&tenant, 200, Method::PATCH, &url_of(&hook), Some(&off), &[]).await;
+    let entry = Entry {
+        number: 25,
+        phase: DeliveryPhase::Exhausted,
+        event_type: EventType::InstanceStopped,
+    };
+    record(&tenant, &object, &entry).await;
+    let one = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+    let message = "One delivery will be sent as soon as its webhook is active.";
+    assert_eq!(one, json!({ "data": { "recovered": 1 }, "message": message }));
 }
 
 #[tokio::test]

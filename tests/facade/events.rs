@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     support::{
-        Operator, Tenant, eventually,
+        Operator, Tenant, eventually, kubectl,
         receivers::{Answer, Receiver},
         shared,
     },
@@ -526,6 +526,40 @@ async fn what_a_receiver_got_at_once_is_what_the_log_shows_of_it() {
     let delivered = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
     assert_eq!(delivered["pagination"]["total"], 1);
     assert_eq!(delivered["data"][0]["event_id"], list["data"][1]["id"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_shows_of_a_page_its_times_and_how_many_events_and_deliveries_it_has() {
+    let tenant = Tenant::new("evt-columns").await;
+    let hook = |name: &str| -> Webhook {
+        serde_json::from_value(json!({
+            "metadata": { "name": name, "uid": name },
+            "spec": { "url": "https://example.com", "events": [], "secretRef": { "name": "s" } },
+        }))
+        .unwrap()
+    };
+    let (one, two) = (hook("one"), hook("two"));
+    let start = start();
+    let events = [
+        event(start, 0, &[&one]),
+        event(start, 10, &[]),
+        event(start, 20, &[&one, &two]),
+    ];
+    let account = account_uid(&tenant).await;
+    let page = write_page(&tenant, &account, events.to_vec()).await;
+    let plane = shared().await.plane;
+    let table = kubectl(plane, &["-n", "evt-columns", "get", "eventlogs", &page], None).unwrap();
+    let mut lines = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let columns = ["NAME", "FROM", "TO", "EVENTS", "DELIVERED", "AGE"];
+    assert_eq!(lines.next().unwrap(), columns, "{table}");
+    let (from, to) = (events[0].created_at.to_string(), events[2].created_at.to_string());
+    assert_eq!(
+        lines.next().unwrap()[..5],
+        [&*page, &from, &to, "3", "3"],
+        "{table}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,7 +28,7 @@ async fn add(tenant: &Tenant, secret: Value) {
 }
 
 /// Names another Secret in a webhook, as kubectl would.
-async fn refer(tenant: &Tenant, webhook: &str, name: &str, key: &str) {
+pub(super) async fn refer(tenant: &Tenant, webhook: &str, name: &str, key: &str) {
     let reference = json!({ "spec": { "secretRef": { "name": name, "key": key } } });
     webhooks(tenant)
         .patch(webhook, &PatchParams::default(), &Patch::Merge(reference))

@@ -546,7 +546,8 @@ async fn a_webhook_shows_its_health_and_what_blocks_it() {
         ),
         (&json!("healthy"), &json!(0), &json!(0), &json!(0))
     );
-    assert!(shown.get("health_message").is_none() && shown["last_success_at"].is_null());
+    assert!(shown.get("health_reason").is_none() && shown.get("health_message").is_none());
+    assert!(shown["last_success_at"].is_null());
     // Created with kubectl, without its Secret.
     let object: Webhook = serde_json::from_value(json!({
         "metadata": { "name": "wh-abcdefgh01234567" },
@@ -566,6 +567,7 @@ async fn a_webhook_shows_its_health_and_what_blocks_it() {
         answer.json()["data"].clone()
     };
     let blocked = eventually("it to be blocked", look, |shown| shown["health"] == "blocked").await;
+    assert_eq!(blocked["health_reason"], "secret_missing");
     let message = blocked["health_message"].as_str().unwrap();
     assert!(message.contains("the signing secret is missing"), "{message}");
 }

@@ -118,6 +118,7 @@ async fn a_healthy_webhook_costs_no_writes_with_failures_and_one_a_second_with_a
         "a success at once is not written down"
     );
     assert!(count(&failures, "deliveries") <= 2 * late);
+    assert_eq!(count(&failures, "eventlogs"), 0, "nothing is logged");
     // Each transition takes one write; clearing the outbox takes one more, for the last event alone.
     let most = events + INSTANCES * 2 + late;
     let instances = count(&failures, "instances");

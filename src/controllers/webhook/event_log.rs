@@ -33,12 +33,13 @@ const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_mins(2);
 pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageWritten {
     let failures = page.failures;
     // Without an account nobody could read it; and a later one must not.
-    let account = shared.deps.directory.account_of(namespace);
-    let account = account.filter(|it| {
-        let created = it.metadata.creation_timestamp.as_ref();
-        created.is_none_or(|created| created.0 <= page.at)
-    });
-    let Some(account) = account.and_then(|account| account.metadata.uid.clone()) else {
+    let account = shared
+        .state
+        .lock()
+        .owners
+        .owner_at(namespace, page.at)
+        .map(ToOwned::to_owned);
+    let Some(account) = account else {
         tracing::debug!(
             namespace,
             "the events of a namespace without an account are not logged"

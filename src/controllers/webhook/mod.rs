@@ -10,9 +10,9 @@
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
-//!   and `log_tally` knows when;
+//!   and `log_tally` knows when; `owners`: whose events they are;
 //! - `lookup`: makes sure that no event misses a webhook;
-//! - `status`: decides the status of a Webhook; `status_writer`: writes it;
+//! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
 //! - `retention`: deletes old finished Deliveries.
 
@@ -25,6 +25,7 @@ mod lookup;
 mod mail_limiter;
 mod mail_queue;
 mod notify;
+mod owners;
 mod retention;
 mod secret_cache;
 mod secrets;
@@ -36,6 +37,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod write_budget;
 mod write_queue;
 
 use std::{sync::Arc, time::Duration};

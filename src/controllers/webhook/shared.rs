@@ -15,7 +15,9 @@ use super::{
     log_tally::LogTally,
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
+    owners::Owners,
     secret_cache::{Problem, SecretCache},
+    write_budget::WriteBudget,
 };
 use crate::{
     delivery::{
@@ -68,12 +70,15 @@ pub(super) struct State {
     pub(super) webhooks: BTreeMap<WebhookKey, CachedWebhook>,
     /// resourceVersion up to which the watch has shown all changes of webhooks.
     pub(super) webhooks_shown: u64,
+    pub(super) owners: Owners,
     /// Webhooks whose status may have to be written.
     pub(super) dirty: HashSet<WebhookKey>,
     /// Webhooks whose status has to be written later, and when.
     pub(super) later: BTreeSet<(Instant, WebhookKey)>,
-    /// When the turn of the next webhook is whose counters have to be written.
-    pub(super) next_turn: Option<Instant>,
+    /// For the webhooks whose counters have to be written.
+    pub(super) counter_writes: WriteBudget,
+    /// For the webhooks whose health has changed.
+    pub(super) health_writes: WriteBudget,
     /// Webhooks with a disablement or a backlog that the account holder has not been notified of.
     pub(super) mails: MailQueue,
     pub(super) mail_limiter: MailLimiter,
@@ -135,7 +140,9 @@ pub(super) struct CachedWebhook {
     /// When its status was last written.
     pub(super) written: Option<Instant>,
     /// When it is its turn to have its counters written.
-    pub(super) turn: Option<Instant>,
+    pub(super) counters_turn: Option<Instant>,
+    /// When it is its turn to have its health written.
+    pub(super) health_turn: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
 }
@@ -213,7 +220,9 @@ impl Shared {
                     dispatcher,
                     webhooks: BTreeMap::new(),
                     webhooks_shown: 0,
-                    next_turn: None,
+                    owners: Owners::default(),
+                    counter_writes: WriteBudget::of_counters(),
+                    health_writes: WriteBudget::of_health(),
                     dirty: HashSet::new(),
                     later: BTreeSet::new(),
                     mails: MailQueue::default(),
@@ -286,7 +295,8 @@ impl Shared {
                     disablement: None,
                     notification: None,
                     written: None,
-                    turn: None,
+                    counters_turn: None,
+                    health_turn: None,
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);
@@ -417,7 +427,12 @@ impl Shared {
     }
 
     pub(super) fn owner_changed(&self, namespace: &str) {
-        let keys = self.state.lock().dispatcher.webhooks_in(namespace);
+        let owner = self.deps.directory.account_of(namespace);
+        let uid = owner.and_then(|owner| owner.metadata.uid.clone());
+        let mut state = self.state.lock();
+        state.owners.changed(namespace, uid, self.now().wall);
+        let keys = state.dispatcher.webhooks_in(namespace);
+        drop(state);
         for key in keys {
             self.update_facts(&mut self.state.lock(), &key, self.now());
         }

@@ -332,8 +332,31 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
     Some(disabled)
 }
 
-/// Whether a change must be written now. Counters and times can wait (decisions, section 5).
-pub(super) fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
+/// How urgent a write of a status is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// It must be written now.
+    Now,
+    /// A healthy webhook has begun to fail, or a failing one has recovered. A receiver that fails every other time must not cause
+    /// a write with each attempt.
+    Health,
+    /// Counters and times can wait (decisions, section 5).
+    Counters,
+}
+
+/// How urgent the write of a change is.
+pub(super) fn urgency(before: &WebhookStatus, after: &WebhookStatus) -> Urgency {
+    let is_healthy = |status: &WebhookStatus| conditions::is_true(&status.conditions, HEALTHY);
+    if is_urgent(before, after) {
+        Urgency::Now
+    } else if is_healthy(before) != is_healthy(after) {
+        Urgency::Health
+    } else {
+        Urgency::Counters
+    }
+}
+
+fn is_urgent(before: &WebhookStatus, after: &WebhookStatus) -> bool {
     let urgent_part = |status: &WebhookStatus| {
         let conditions = [READY, SECRET_READY].map(|type_| {
             conditions::find(&status.conditions, type_).map(|condition| {
@@ -491,6 +514,37 @@ mod tests {
             let backlog = conditions::find(&after.conditions, BACKLOG).unwrap();
             assert_eq!(backlog.status, expected, "{is_disabled} {reason}");
         }
+    }
+
+    #[test]
+    fn a_first_failure_and_a_recovery_are_written_before_counters_but_not_like_a_disablement() {
+        let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
+        let after = |before: &WebhookStatus, tally: Tally| {
+            let webhook = webhook(1, &serde_json::to_value(before).unwrap());
+            decide_with(&webhook, &tally, None)
+        };
+        let succeeded = |time| Tally {
+            delivered: 1,
+            last_success_at: at(time),
+            ..Tally::default()
+        };
+        let failed = |time, why: &str| Tally {
+            failed_attempts: 1,
+            last_failure_at: at(time),
+            last_failure: Some(why.to_owned()),
+            ..Tally::default()
+        };
+        let new = after(&WebhookStatus::default(), Tally::default());
+        let good = after(&new, succeeded("2026-11-21T10:00:00Z"));
+        assert_eq!(urgency(&new, &good), Urgency::Counters);
+        let bad = after(&good, failed("2026-11-21T10:00:01Z", "answered 500"));
+        assert_eq!(urgency(&good, &bad), Urgency::Health);
+        let worse = after(&bad, failed("2026-11-21T10:00:02Z", "timed out"));
+        assert_eq!(urgency(&bad, &worse), Urgency::Counters);
+        let recovered = after(&worse, succeeded("2026-11-21T10:00:03Z"));
+        assert_eq!(urgency(&worse, &recovered), Urgency::Health);
+        let disabled = webhook(1, &disabled(1)).status.unwrap();
+        assert_eq!(urgency(&recovered, &disabled), Urgency::Now);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{
     notify,
     secret_cache::Problem,
     shared::{AT_ONCE, CachedWebhook, Shared, State, key_of},
-    status::{self, Facts},
+    status::{self, Facts, Urgency},
     store::FIELD_MANAGER,
 };
 use crate::{
@@ -25,10 +25,8 @@ use crate::{
     },
 };
 
-/// Minimum time between two writes of a webhook's counters (decisions, section 5).
-const COUNTERS_EVERY: Duration = Duration::from_secs(10);
-/// Time between two writes of counters of any webhooks: five a second in all (decisions, section 5).
-const PACE: Duration = Duration::from_millis(200);
+/// Minimum time between two writes of a webhook's counters or health (decisions, section 5).
+const EVERY: Duration = Duration::from_secs(10);
 /// How often to check for counters to write.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Statuses written at the same time.
@@ -121,34 +119,39 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
             continue;
         }
         let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
-        let counters_due = cached.written.map(|at| at + COUNTERS_EVERY);
-        let is_urgent = status::is_urgent(&before, &status);
+        let urgency = status::urgency(&before, &status);
+        let may_be_repeated = cached.written.map(|at| at + EVERY);
         let webhook = cached.webhook.clone();
-        let mut at = may_be_tried.max(counters_due.filter(|_| !is_urgent));
-        if !is_urgent && at.is_none_or(|at| at <= now.mono) {
-            at = turn(&mut state, &key, now.mono);
+        let mut at = may_be_tried.max(may_be_repeated.filter(|_| urgency != Urgency::Now));
+        if at.is_none_or(|at| at <= now.mono) {
+            at = turn(&mut state, &key, urgency, now.mono);
         }
         if let Some(at) = at.filter(|at| *at > now.mono) {
             state.later.insert((at, key));
             continue;
         }
         if let Some(cached) = state.webhooks.get_mut(&key) {
-            cached.turn = None;
+            cached.counters_turn = None;
+            cached.health_turn = None;
         }
         due.push((webhook, status));
     }
     due
 }
 
-/// When it is the turn of a webhook to have its counters written, which may be now.
-pub(super) fn turn(state: &mut State, key: &WebhookKey, now: Instant) -> Option<Instant> {
+/// When it is the turn of a webhook to have its status written, which may be now. `None` if it need not wait for one.
+pub(super) fn turn(state: &mut State, key: &WebhookKey, urgency: Urgency, now: Instant) -> Option<Instant> {
     let cached = state.webhooks.get_mut(key)?;
-    let turn = cached.turn.get_or_insert_with(|| {
-        let turn = state.next_turn.map_or(now, |next| next.max(now));
-        state.next_turn = Some(turn + PACE);
-        turn
-    });
-    Some(*turn)
+    if urgency != Urgency::Health {
+        // The health is again as it was, or is written anyway.
+        cached.health_turn = None;
+    }
+    let (turn, budget) = match urgency {
+        Urgency::Now => return None,
+        Urgency::Health => (&mut cached.health_turn, &mut state.health_writes),
+        Urgency::Counters => (&mut cached.counters_turn, &mut state.counter_writes),
+    };
+    Some(*turn.get_or_insert_with(|| budget.take(now)))
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec made obsolete.

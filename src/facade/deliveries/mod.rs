@@ -26,7 +26,7 @@ use crate::{
     events::EventType,
     resources::DeliveryPhase,
     service::{
-        deliveries::Selection,
+        deliveries::{Selection, When},
         id::{DeliveryId, WebhookId},
     },
 };
@@ -160,7 +160,8 @@ pub async fn redeliver(
 ///
 /// Sends every pending delivery of the webhook immediately instead of at its next scheduled attempt, in the order of their events.
 /// If an attempt fails, the next one stays scheduled as before, and no retry is used up. Test events are left out. Held deliveries
-/// are not pending: enable the webhook, or send one of them with `redeliver`.
+/// are not pending: enable the webhook, or send one of them with `redeliver`. If the webhook is blocked, the deliveries are sent as
+/// soon as that changes, and `message` says so.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/deliveries/retry", operation_id = "retryDeliveries", tag = "deliveries",
     responses((status = 202, description = "The deliveries are being sent", body = Single<Retry>)),
@@ -180,8 +181,7 @@ pub async fn retry(
         .await?;
     let message = match retried.count {
         0 => "There are no pending deliveries.".to_owned(),
-        1 => "One delivery is being sent now.".to_owned(),
-        many => format!("{many} deliveries are being sent now."),
+        count => counted(count, retried.when),
     };
     let body = Single {
         data: Retry {
@@ -196,6 +196,14 @@ pub async fn retry(
         Retention::Actions,
         response,
     ))
+}
+
+/// What happens to so many deliveries, as a sentence.
+pub(super) fn counted(count: usize, when: When) -> String {
+    match count {
+        1 => format!("One delivery {}.", when.describe()),
+        many => format!("{many} deliveries {}.", when.describe_many()),
+    }
 }
 
 #[cfg(test)]

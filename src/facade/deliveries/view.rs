@@ -11,6 +11,7 @@ use utoipa::{
 };
 
 use crate::{
+    delivery::signature,
     events::{EventType, catalogue},
     facade::view::Seconds,
     resources::{Attempt, Delivery, DeliveryPhase, Webhook, delivery::MAX_ATTEMPTS_KEPT},
@@ -77,6 +78,10 @@ pub struct HeadersView<'a> {
     #[serde(rename = "Content-Type")]
     #[schema(example = "application/json")]
     content_type: &'static str,
+    /// The operator and its version, as of now.
+    #[serde(rename = "User-Agent")]
+    #[schema(pattern = "^Stellage/", example = "Stellage/0.1.0")]
+    user_agent: &'static str,
     /// Identifier of the event, the same in every attempt.
     #[serde(rename = "X-Service-Event-ID")]
     #[schema(example = "evt_5m2k8x1ta4q7hz0c")]
@@ -173,6 +178,7 @@ impl<'a> DeliveryView<'a> {
         let last = attempts.and_then(|attempts| attempts.last());
         let headers = HeadersView {
             content_type: "application/json",
+            user_agent: signature::AGENT,
             event_id: &spec.event_id,
             event_type: spec.event_type,
             timestamp: spec.event_created_at.as_second().to_string(),
@@ -193,7 +199,7 @@ impl<'a> DeliveryView<'a> {
 /// The result of sending all pending deliveries.
 #[derive(Serialize, ToSchema)]
 pub struct Retry {
-    /// Number of deliveries being sent.
+    /// Number of deliveries to send; `message` says when.
     #[schema(minimum = 0)]
     pub retried: usize,
 }
@@ -288,13 +294,25 @@ mod tests {
         let mut expected = json!({
             "url": "https://example.com/hook",
             "headers": {
-                "Content-Type": "application/json",
+                "Content-Type": "application/json", "User-Agent": signature::AGENT,
                 "X-Service-Event-ID": "evt_1", "X-Service-Event-Type": "instance.created", "X-Service-Timestamp": "1795255199",
                 "webhook-id": "evt_1", "webhook-timestamp": "1795255200",
             },
             "body": "{}",
         });
         assert_eq!(shown(&delivery)["request"], expected);
+        // Every header that is sent, except the signatures.
+        let keys = signature::SigningKeys::new("s", None);
+        let at = Timestamp::UNIX_EPOCH;
+        let sent = signature::headers(&keys, "evt_1", "instance.created", at, at, b"{}");
+        let signatures = [signature::SERVICE_SIGNATURE, signature::WEBHOOK_SIGNATURE];
+        let sent = sent.keys().filter(|name| !signatures.contains(name));
+        let mut sent: Vec<_> = sent.map(|name| name.as_str().to_owned()).collect();
+        sent.sort_unstable();
+        let shown_headers = expected["headers"].as_object().unwrap().keys();
+        let mut names: Vec<_> = shown_headers.map(|name| name.to_ascii_lowercase()).collect();
+        names.sort_unstable();
+        assert_eq!(names, sent);
         delivery.status = None;
         expected["headers"]["webhook-timestamp"] = json!(null);
         assert_eq!(shown(&delivery)["request"], expected);

@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::Seconds,
+    facade::view::{Seconds, snake_case},
     lifecycle::explain,
     providers::Usage,
     resources::{Instance, InstanceState, Plan, tracking},
@@ -217,18 +217,6 @@ impl<'a> InstanceView<'a> {
             metrics,
         }
     }
-}
-
-/// `GuestShutdown` as REST spells it: `guest_shutdown`.
-fn snake_case(reason: &str) -> String {
-    let mut name = String::with_capacity(reason.len() + 4);
-    for letter in reason.chars() {
-        if letter.is_ascii_uppercase() && !name.is_empty() {
-            name.push('_');
-        }
-        name.push(letter.to_ascii_lowercase());
-    }
-    name
 }
 
 /// The installed image; before the installation, the requested one.

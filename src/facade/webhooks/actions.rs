@@ -15,14 +15,17 @@ use super::{
 use crate::{
     facade::{
         App,
-        deliveries::view::DeliveryView,
+        deliveries::{counted, view::DeliveryView},
         error::ApiError,
         extract::{Caller, IfMatch, Post, Target},
         idempotency::{self, Retention},
         response,
         view::Single,
     },
-    service::id::WebhookId,
+    service::{
+        deliveries::{Counted, When},
+        id::WebhookId,
+    },
 };
 
 /// Sends a test event to a webhook
@@ -120,7 +123,8 @@ pub async fn rotate_secret(
 /// Recovers exhausted deliveries
 ///
 /// Sends every exhausted delivery that is still stored again, or only those that were exhausted since a given time. They are
-/// sent in the order of their events, each with the full number of retries. Test events are left out.
+/// sent in the order of their events, each with the full number of retries. Test events are left out. If the webhook is disabled,
+/// not active or blocked, they are sent as soon as that changes, and `message` says so.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     request_body = RecoverWebhook,
@@ -145,7 +149,7 @@ pub async fn recover(
             &precondition,
         )
         .await?;
-    let response = answer(recovered.count)?;
+    let response = answer(recovered)?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),
         recovered.replayed,
@@ -154,14 +158,17 @@ pub async fn recover(
     ))
 }
 
-fn answer(count: usize) -> Result<Response, ApiError> {
-    let message = match count {
-        0 => "There are no deliveries to send again.".to_owned(),
-        1 => "One delivery is being sent again.".to_owned(),
-        many => format!("{many} deliveries are being sent again."),
+fn answer(recovered: Counted) -> Result<Response, ApiError> {
+    let message = match (recovered.count, recovered.when) {
+        (0, _) => "There are no deliveries to send again.".to_owned(),
+        (1, When::Now) => "One delivery is being sent again.".to_owned(),
+        (many, When::Now) => format!("{many} deliveries are being sent again."),
+        (count, when) => counted(count, when),
     };
     let body = Single {
-        data: Recovery { recovered: count },
+        data: Recovery {
+            recovered: recovered.count,
+        },
         message: Some(message),
     };
     response::json(StatusCode::ACCEPTED, &body, 128)

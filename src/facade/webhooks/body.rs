@@ -151,6 +151,7 @@ impl ChangeWebhook {
             "id",
             "created_at",
             "health",
+            "health_reason",
             "health_message",
             "last_success_at",
             "last_failure_at",

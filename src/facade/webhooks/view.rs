@@ -14,7 +14,7 @@ use crate::{
     events::EventType,
     facade::{
         deliveries::view::delivery_id,
-        view::{Seconds, schema},
+        view::{Seconds, schema, snake_case},
     },
     resources::{DisableReason, Disabled, ids},
     service::{
@@ -41,7 +41,12 @@ pub struct WebhookView<'a> {
     /// Health of the deliveries.
     #[schema(schema_with = webhook_health)]
     health: &'static str,
-    /// Why the webhook is not healthy, for people. Present only while it is not healthy.
+    /// Why the webhook is not healthy, for programs: `attempt_failed`, `retries_exhausted`, `gone`, `secret_missing`,
+    /// `secret_unusable`, `invalid_url` and others; more may be added. Present only while it is not healthy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, pattern = "^[a-z_]+$", example = "attempt_failed")]
+    health_reason: Option<String>,
+    /// The reason for people. Present only together with `health_reason`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(
         nullable = false,
@@ -54,7 +59,8 @@ pub struct WebhookView<'a> {
     /// When an attempt last failed; `null` if none has.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-11-21T10:01:31Z")]
     last_failure_at: Option<Seconds>,
-    /// Number of deliveries waiting for an attempt. This and the other counters can be about ten seconds old.
+    /// Number of deliveries waiting for an attempt. This and the other counters and times are some ten seconds old, or minutes if
+    /// hundreds of webhooks are busy.
     #[schema(minimum = 0, example = 2)]
     pending: i64,
     /// Number of deliveries held until the webhook works again and there is room for them.
@@ -120,6 +126,7 @@ impl<'a> WebhookView<'a> {
             events: &webhook.spec.events,
             active: webhook.is_active(),
             health: health.as_str(),
+            health_reason: complaint.map(|complaint| snake_case(complaint.reason_for_api())),
             health_message: complaint.map(|complaint| complaint.for_api()),
             last_success_at: status.and_then(|status| status.last_success_at).map(Seconds),
             last_failure_at: status.and_then(|status| status.last_failure_at).map(Seconds),
@@ -177,7 +184,7 @@ impl<'a> WebhookWithSecret<'a> {
 /// The result of a recovery.
 #[derive(Serialize, ToSchema)]
 pub struct Recovery {
-    /// Number of deliveries being sent again.
+    /// Number of deliveries to send again; `message` says when.
     #[schema(minimum = 0)]
     pub recovered: usize,
 }
@@ -233,7 +240,7 @@ mod tests {
             plain,
             json!({
                 "id": "wh_abcdefgh01234567", "url": "https://example.com", "events": ["instance.created"], "active": false,
-                "health": "disabled", "health_message": "m", "last_success_at": null, "last_failure_at": null,
+                "health": "disabled", "health_reason": "retries_exhausted", "health_message": "m", "last_success_at": null, "last_failure_at": null,
                 "pending": 0, "held": 0, "dropped": 0, "created_at": "2026-11-21T10:00:00Z",
                 "disabled": {
                     "at": "2026-11-21T11:00:00Z", "reason": "retries_exhausted", "message": "m",

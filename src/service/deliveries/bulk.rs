@@ -7,7 +7,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{DEADLINE, MAX_ATTEMPTS, WORD, selection::Selection, send_now, too_slow};
+use super::{DEADLINE, MAX_ATTEMPTS, WORD, When, selection::Selection, send_now, too_slow};
 use crate::{
     resources::{
         Delivery, DeliveryPhase, Webhook, delivery, delivery::FINISHED_LABEL,
@@ -31,8 +31,10 @@ const AT_ONCE: usize = 16;
 /// The result of a request for many deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Number of deliveries being sent.
+    /// Number of deliveries to send.
     pub count: usize,
+    /// When they will be sent.
+    pub when: When,
     /// Whether an earlier request with the same key was carried out instead.
     pub replayed: bool,
 }
@@ -51,6 +53,15 @@ impl Bulk {
         match self {
             Self::Recover(_) => DeliveryPhase::Exhausted,
             Self::Retry => DeliveryPhase::Pending,
+        }
+    }
+
+    /// When the deliveries of this webhook will be sent.
+    fn when(self, webhook: &Webhook) -> When {
+        match (self, When::of(webhook)) {
+            // No attempt of theirs was requested, so they are held.
+            (Self::Recover(_), When::NowOnce) => When::OnceEnabled,
+            (_, when) => when,
         }
     }
 
@@ -76,9 +87,19 @@ impl Bulk {
     }
 }
 
+/// What a repetition of a request has to answer, as a note in an annotation.
+fn note(count: usize, when: When) -> String {
+    serde_json::to_string(&(count, when)).unwrap_or_default()
+}
+
+/// The reverse of [`note`]. Earlier versions noted the number alone.
+fn read_note(note: &str) -> (usize, When) {
+    serde_json::from_str(note).unwrap_or_else(|_| (note.parse().unwrap_or(0), When::Now))
+}
+
 impl Service {
-    /// Sends every exhausted delivery of a webhook again (with `since`: only those exhausted since then), once per idempotency
-    /// key.
+    /// Sends every exhausted delivery of a webhook again, as soon as it can be sent to (with `since`: only those exhausted since
+    /// then), once per idempotency key.
     pub async fn recover(
         &self,
         namespace: &str,
@@ -91,7 +112,8 @@ impl Service {
             .await
     }
 
-    /// Sends every pending delivery of a webhook now, once per idempotency key; `invalid_state` if the webhook is not active.
+    /// Sends every pending delivery of a webhook now, or as soon as it is no longer blocked, once per idempotency key;
+    /// `invalid_state` if the webhook is not active.
     pub async fn retry(
         &self,
         namespace: &str,
@@ -124,10 +146,13 @@ impl Service {
             Ok(Verdict::Leave)
         };
         let item = self.webhooks.modify(namespace, webhook, decide).await?;
-        let note = request.map(|request| request.note(&*item.webhook)).transpose()?;
-        if let Some(note) = note.flatten() {
+        let when = bulk.when(&item.webhook);
+        let noted = request.map(|request| request.note(&*item.webhook)).transpose()?;
+        if let Some(noted) = noted.flatten() {
+            let (count, when) = read_note(&noted);
             return Ok(Counted {
-                count: note.parse().unwrap_or(0),
+                count,
+                when,
                 replayed: true,
             });
         }
@@ -141,7 +166,7 @@ impl Service {
                     spec: Box::new(item.webhook.spec.clone()),
                     annotations: vec![(
                         IDEMPOTENCY_ANNOTATION,
-                        request.remember(&*item.webhook, &count.to_string()),
+                        request.remember(&*item.webhook, &note(count, when)),
                     )],
                 })
             };
@@ -149,6 +174,7 @@ impl Service {
         }
         Ok(Counted {
             count,
+            when,
             replayed: false,
         })
     }
@@ -211,5 +237,18 @@ impl Service {
             }
         }
         Err(contended(WORD))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_also_by_an_earlier_version() {
+        for when in [When::Now, When::OnceUnblocked] {
+            assert_eq!(read_note(&note(20, when)), (20, when));
+        }
+        assert_eq!(read_note("20"), (20, When::Now));
     }
 }

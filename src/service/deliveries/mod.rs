@@ -24,6 +24,7 @@ use kube::{
     api::ListParams,
     core::{DeserializeGuard, ObjectMeta},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use self::{
@@ -36,7 +37,7 @@ use super::{
     Service,
     credentials::Tenant,
     error::Error,
-    events::{ListedPage, Merge, Pages, Place, Segment, Selected, Span, plan},
+    events::{ListedPage, Merge, Place, Segment, Selected, Span, plan},
     id::{DeliveryId, PublicId as _, WebhookId},
     idempotency::IdempotentRequest,
     index::Object as _,
@@ -81,7 +82,8 @@ pub struct Redelivered {
 }
 
 /// When a requested delivery will be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum When {
     /// Now.
     Now,
@@ -89,6 +91,8 @@ pub enum When {
     NowOnce,
     /// As soon as the webhook is active.
     OnceActive,
+    /// As soon as the webhook is enabled.
+    OnceEnabled,
     /// As soon as the webhook is no longer blocked.
     OnceUnblocked,
     /// Not again: it was delivered during the request.
@@ -114,14 +118,27 @@ impl When {
             Self::Now => "is being sent now",
             Self::NowOnce => "is being sent now, but only once, because its webhook is disabled",
             Self::OnceActive => "will be sent as soon as its webhook is active",
+            Self::OnceEnabled => "will be sent as soon as its webhook is enabled",
             Self::OnceUnblocked => "will be sent as soon as its webhook is no longer blocked",
             Self::Delivered => "has just been delivered",
         }
     }
 
+    /// As [`describe`](Self::describe), after "20 deliveries".
+    pub const fn describe_many(self) -> &'static str {
+        match self {
+            Self::Now => "are being sent now",
+            Self::NowOnce => "are being sent now, but only once, because their webhook is disabled",
+            Self::OnceActive => "will be sent as soon as their webhook is active",
+            Self::OnceEnabled => "will be sent as soon as their webhook is enabled",
+            Self::OnceUnblocked => "will be sent as soon as their webhook is no longer blocked",
+            Self::Delivered => "have just been delivered",
+        }
+    }
+
     /// Whether it need not wait for a change of the webhook.
     pub const fn is_now(self) -> bool {
-        !matches!(self, Self::OnceActive | Self::OnceUnblocked)
+        !matches!(self, Self::OnceActive | Self::OnceEnabled | Self::OnceUnblocked)
     }
 }
 
@@ -173,7 +190,7 @@ impl Service {
         })
         .await?;
 
-        let pages = Pages::of(&self.calls, tenant);
+        let pages = self.pages(tenant);
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
@@ -334,7 +351,7 @@ impl Service {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
-            let pages = Pages::of(&self.calls, tenant);
+            let pages = self.pages(tenant);
             let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;

@@ -11,6 +11,7 @@ mod window;
 use std::{cmp::Reverse, ops::ControlFlow, time::Duration};
 
 use futures::TryStreamExt as _;
+use jiff::Timestamp;
 
 pub use self::{
     filter::{EventFilter, EventInstance, instance_of},
@@ -61,7 +62,7 @@ impl Service {
         let unknown = || Error::no_such(WORD);
         let id = id.ok_or_else(unknown)?.to_string();
         let finding = async {
-            let pages = Pages::of(&self.calls, tenant);
+            let pages = self.pages(tenant);
             let found = pages.find(|index| index.has(&id).then_some(())).await?;
             let (page, ()) = found.ok_or_else(unknown)?;
             let page = pages.get(&page).await?;
@@ -72,6 +73,12 @@ impl Service {
         tokio::time::timeout(DEADLINE, finding)
             .await
             .map_err(|_| too_slow())?
+    }
+
+    /// The pages of an account's log.
+    pub(super) fn pages<'a>(&'a self, tenant: &'a Tenant) -> Pages<'a> {
+        let since = self.now().saturating_sub(self.log_retention);
+        Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN))
     }
 
     /// `not_found` if events are not logged.
@@ -89,7 +96,7 @@ impl Service {
         filter: EventFilter,
         span: Span,
     ) -> Result<(Vec<String>, usize), Error> {
-        let pages = Pages::of(&self.calls, tenant);
+        let pages = self.pages(tenant);
         let items = |page: EventLog| {
             let matching = page.spec.events.into_iter().filter(|event| filter.matches(event));
             matching.map(|event| (place(&event), event.body)).collect()

@@ -3,6 +3,7 @@
 use std::{cmp::Reverse, ops::ControlFlow};
 
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
 use kube::{Api, api::ListParams};
 
 use super::window::{Merge, Place, Segment};
@@ -26,6 +27,8 @@ pub struct Pages<'a> {
     calls: &'a ApiCalls,
     namespace: &'a str,
     account: &'a str,
+    /// Older ones are not shown.
+    since: Timestamp,
 }
 
 /// A page as lists show it.
@@ -46,9 +49,10 @@ pub struct Selected {
 }
 
 impl<'a> Pages<'a> {
-    /// The pages of an account.
-    pub fn of(calls: &'a ApiCalls, tenant: &'a Tenant) -> Self {
+    /// The pages of an account that were written at `since` or later. The operator deletes older ones only every few minutes.
+    pub fn of(calls: &'a ApiCalls, tenant: &'a Tenant, since: Timestamp) -> Self {
         Self {
+            since,
             calls,
             namespace: &tenant.namespace,
             account: &tenant.uid,
@@ -75,6 +79,11 @@ impl<'a> Pages<'a> {
                 listed => listed?,
             };
             for object in list.items {
+                // By the API server's clock, as the operator deletes them.
+                let created = object.metadata.creation_timestamp.as_ref();
+                if created.is_some_and(|created| created.0 < self.since) {
+                    continue;
+                }
                 let index = PageIndex::read(&object.metadata);
                 // A former account of the namespace may have left pages.
                 let index = index.filter(|index| index.account == self.account);
@@ -158,7 +167,7 @@ impl<'a> Pages<'a> {
 mod tests {
     use std::sync::Arc;
 
-    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::Client;
     use parking_lot::Mutex;
     use serde_json::{Value, json};
@@ -186,7 +195,9 @@ mod tests {
             deliveries: Vec::new(),
         });
         let written = at(seconds.iter().max().unwrap() + 2);
-        EventLog::page("demo", account, written, events.collect()).unwrap()
+        let mut page = EventLog::page("demo", account, written, events.collect()).unwrap();
+        page.metadata.creation_timestamp = Some(Time(at(100)));
+        page
     }
 
     /// An API server with these pages, one in each answer to a list, and the paths of the requests that it gets. A page with an
@@ -222,6 +233,7 @@ mod tests {
             calls,
             namespace: "demo",
             account: "u",
+            since: at(100),
         }
     }
 
@@ -257,6 +269,28 @@ mod tests {
         let other = calls.long_read("demo").await.unwrap();
         assert_eq!(listed(&mut reading, 0).await, [30, 12]);
         drop(other);
+    }
+
+    #[tokio::test]
+    async fn a_page_whose_time_is_over_is_neither_listed_nor_found_although_it_is_still_there() {
+        let mut over = page("u", &[20]);
+        over.metadata.creation_timestamp = Some(Time(at(99)));
+        let (client, _) = server(vec![page("u", &[30]), over, page("u", &[10])]);
+        let calls = ApiCalls::new(client, 4);
+        let pages = pages_through(&calls);
+        let mut listed = Vec::new();
+        let see = |page: ListedPage| {
+            listed.push(page.index.to.as_second());
+            ControlFlow::Continue(())
+        };
+        pages.each(&mut None, see).await.unwrap();
+        assert_eq!(listed, [30, 10], "by the time of writing, not of the events");
+        let is_there = async |second: i64| {
+            let id = format!("evt_{second:0>16}");
+            let found = pages.find(|index| index.has(&id).then_some(())).await;
+            found.unwrap().is_some()
+        };
+        assert_eq!((is_there(10).await, is_there(20).await), (true, false));
     }
 
     #[tokio::test]

@@ -36,6 +36,9 @@ impl Health {
     }
 }
 
+/// The reason in the conditions of a webhook whose last attempt failed.
+const FAILING: &str = "Failing";
+
 /// Why a webhook is not healthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
@@ -46,6 +49,14 @@ pub struct Complaint<'a> {
 }
 
 impl<'a> Complaint<'a> {
+    /// The reason for programs that use REST, in CamelCase. That of a failed attempt says more than the health does.
+    pub fn reason_for_api(&self) -> &'a str {
+        match self.reason {
+            FAILING => "AttemptFailed",
+            reason => reason,
+        }
+    }
+
     /// The message for REST clients: without the object's field names, and with a fix through REST.
     pub fn for_api(&self) -> Cow<'a, str> {
         match self.reason {
@@ -91,7 +102,7 @@ pub fn health(webhook: &Webhook) -> (Health, Option<Complaint<'_>>) {
     };
     if let Some(message) = failure {
         let complaint = Complaint {
-            reason: "Failing",
+            reason: FAILING,
             message,
         };
         return (Health::Failing, Some(complaint));
@@ -112,13 +123,17 @@ mod tests {
         })
     }
 
-    fn health_of(status: &Value) -> (Health, Option<String>) {
-        let webhook: Webhook = serde_json::from_value(json!({
+    fn webhook(status: &Value) -> Webhook {
+        serde_json::from_value(json!({
             "metadata": { "name": "orders", "generation": 3 },
             "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" } },
             "status": status,
         }))
-        .unwrap();
+        .unwrap()
+    }
+
+    fn health_of(status: &Value) -> (Health, Option<String>) {
+        let webhook = webhook(status);
         let (health, complaint) = health(&webhook);
         (
             health,
@@ -151,6 +166,10 @@ mod tests {
             health_of(&json!({ "conditions": failing, "lastFailureAt": failed })),
             (Health::Failing, Some("Failing".to_owned()))
         );
+        for (conditions, reason) in [(blocked, "InvalidURL"), (failing, "AttemptFailed")] {
+            let webhook = webhook(&json!({ "conditions": conditions }));
+            assert_eq!(health(&webhook).1.unwrap().reason_for_api(), reason);
+        }
     }
 
     #[test]

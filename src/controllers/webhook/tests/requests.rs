@@ -5,12 +5,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::{Timestamp, ToSpan as _};
+use parking_lot::Mutex;
+use serde_json::json;
+
 use super::{
-    super::{lookup, status_writer},
+    super::{Deps, WebhookController, event_log, lookup, status::Urgency, status_writer},
+    deps,
     locks::{caches, controller, opening},
     webhook,
 };
-use crate::runtime::watch::Change;
+use crate::{
+    delivery::dispatch::{Page, PageWritten},
+    events::EventType,
+    resources::LoggedEvent,
+    runtime::{ReconcileQueue, client::answered_by, watch::Change},
+};
 
 #[tokio::test]
 async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version() {
@@ -26,6 +36,61 @@ async fn events_need_no_list_of_webhooks_once_the_watch_has_shown_their_version(
         let found = lookup::look_up(shared.clone(), "ns".into(), unlisted, Some(version)).await;
         assert_eq!(found, is_known, "{version}");
     }
+}
+
+#[tokio::test]
+async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_api_servers_clock_says() {
+    let created = Arc::new(Mutex::new(Vec::new()));
+    let requests = created.clone();
+    let client = answered_by(move |method, path, body| {
+        requests.lock().push((method, path, body.clone()));
+        async move { (201, body) }
+    });
+    let deps = Deps { client, ..deps(&[]) };
+    let directory = deps.directory.clone();
+    let controller = WebhookController::new(deps, ReconcileQueue::default());
+    let shared = controller.shared.clone();
+    let mut listener = directory.listener(controller.owner_changed());
+    let mut own = |uid: &str, created: Timestamp| {
+        let account = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Account",
+            "metadata": { "name": uid, "uid": uid, "creationTimestamp": created },
+            "spec": { "email": "ada@example.com" },
+            "status": { "namespace": "ns", "conditions": [{
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+                "lastTransitionTime": created,
+            }] },
+        });
+        let account = Arc::new(serde_json::from_value(account).unwrap());
+        listener.changed(&Change::Replaced(vec![account]));
+    };
+    let page = |at| Page {
+        at,
+        failures: 0,
+        events: vec![LoggedEvent {
+            id: "evt_1".to_owned(),
+            event_type: EventType::InstanceCreated,
+            created_at: at,
+            sequence: 1,
+            subject: "i".to_owned(),
+            body: "{}".to_owned(),
+            deliveries: Vec::new(),
+        }],
+    };
+    let before = shared.now().wall;
+    // By the API server's clock, the account is made in a minute.
+    own("first", before.checked_add(1.minutes()).unwrap());
+    let of_first = page(shared.now().wall);
+    let written = event_log::write(&shared, "ns", of_first).await;
+    assert_eq!(written, PageWritten::Stored);
+    assert_eq!(created.lock().len(), 1);
+    assert_eq!(created.lock()[0].2["spec"]["account"], "first");
+    // What was begun for a former account is not for the next one, even if the API server's clock is behind.
+    own("second", before.checked_sub(1.minutes()).unwrap());
+    let of_former = page(before.checked_sub(1.seconds()).unwrap());
+    let written = event_log::write(&shared, "ns", of_former).await;
+    assert_eq!(written, PageWritten::Impossible);
+    assert_eq!(created.lock().len(), 1);
 }
 
 #[test]
@@ -48,7 +113,7 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
     let keys: Vec<_> = state.webhooks.keys().cloned().collect();
     let now = Instant::now();
     let mut turns = |at| -> Vec<_> {
-        let turn = |key| status_writer::turn(&mut state, key, at).unwrap();
+        let turn = |key| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
         keys.iter()
             .map(turn)
             .map(|turn| turn.duration_since(now).as_millis())
@@ -61,9 +126,9 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
         "a turn is kept until it is used"
     );
     for cached in state.webhooks.values_mut() {
-        cached.turn = None;
+        cached.counters_turn = None;
     }
-    let mut turn = |key, at| status_writer::turn(&mut state, key, at).unwrap();
+    let mut turn = |key, at| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
     assert_eq!(turn(&keys[2], now), now + Duration::from_millis(600));
     let later = now + Duration::from_secs(60);
     assert_eq!(
@@ -71,4 +136,27 @@ async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
         later,
         "turns that nobody took are not made up for"
     );
+}
+
+#[tokio::test]
+async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
+    let (shared, _, _) = controller();
+    let caches = caches();
+    opening(&shared, &caches.stores, 0..300).await;
+    let mut state = shared.state.lock();
+    let keys: Vec<_> = state.webhooks.keys().cloned().collect();
+    let now = Instant::now();
+    let mut wait = |key, urgency| {
+        let turn = status_writer::turn(&mut state, key, urgency, now);
+        turn.map(|turn| turn.duration_since(now).as_millis())
+    };
+    for key in &keys {
+        wait(key, Urgency::Counters);
+    }
+    let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Health)).collect();
+    assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
+    assert_eq!(wait(&keys[299], Urgency::Now), None);
+    // One that is as it was before its turn has come takes another turn later.
+    wait(&keys[0], Urgency::Counters);
+    assert_eq!(wait(&keys[0], Urgency::Health), Some(12_500));
 }
