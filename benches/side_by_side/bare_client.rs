@@ -1,8 +1,9 @@
 //! The client that (d) is compared with: the cheapest possible one.
 //!
 //! It creates the same manifests, over as many connections as (d); its other writes are merge patches of one number in the
-//! status, over as many connections as the operator has concurrent writes at most. It reads nothing and decides nothing, has
-//! the machine to itself, runs in a process of its own, and uses the operator's identity.
+//! status, over as many connections as the operator has concurrent writes at most. Its namespace has a native quota, as those of
+//! accounts have. It reads nothing and decides nothing, has the machine to itself, runs in a process of its own, and uses the
+//! operator's identity.
 
 use std::{
     sync::{
@@ -50,6 +51,16 @@ pub async fn turn(cluster: &Cluster, patches: u64, sizes: &Sizes) -> Result<Dura
         let namespace = json!({ "metadata": { "name": NOBODYS } }).to_string();
         let body = Some(("application/json", namespace.as_str()));
         cluster.admin.call("POST", "/api/v1/namespaces", body).await?;
+        // An account has one, too.
+        let quota = json!({
+            "metadata": { "name": "instances" }, "spec": { "hard": { "count/instances.stellage.dev": "1000000" } },
+        });
+        let path = format!("/api/v1/namespaces/{NOBODYS}/resourcequotas");
+        let body = quota.to_string();
+        cluster
+            .admin
+            .call("POST", &path, Some(("application/json", &body)))
+            .await?;
     }
     let prefix = format!("bare{turn}");
     let before = Writes::count(&cluster.admin).await?;

@@ -2,7 +2,8 @@
 //! compared with the time that a bare client takes for the fewest writes there can be: a create and a status for each. With
 //! `--baseline`, another build of `stellage` does the same.
 //!
-//! The API server gives the instances their finalizer, by the admission policy that is there for that. The writes of Instances and
+//! The API server gives the instances their finalizer, by the admission policy that is there for that, and counts them for a
+//! native quota, those of the bare client, too. The writes of Instances and
 //! their status are counted from the API server's metrics. Kubernetes Events are written in the background; nothing waits for
 //! them, but they use the same machine. All take turns, and none runs during those of the others.
 
@@ -79,8 +80,13 @@ async fn turn(
     prefix: &str,
     sizes: &Sizes,
 ) -> Result<Converged> {
+    let account = Account {
+        namespace: account.namespace.clone(),
+        // Each build knows its own form of keys.
+        key: Account::key_of(cluster, program)?,
+    };
     let mut product = Product::run_of(cluster, program, &[]).await?;
-    let converged = converge(cluster, &product, account, prefix, sizes.converging).await?;
+    let converged = converge(cluster, &product, &account, prefix, sizes.converging).await?;
     product.stop().await?;
     Ok(converged)
 }

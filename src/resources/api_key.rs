@@ -112,13 +112,13 @@ pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
         .into()
 }
 
-/// The public id of the Account that a key names (`usr_…`), so that its UID is found without a search; `None` for a key of
-/// another form.
-pub fn account_of(key: &str) -> Option<String> {
+/// The public id, without `usr_`, of the Account that a key names, so that its UID is found without a search; `None` for a key
+/// of another form.
+pub fn account_of(key: &str) -> Option<&str> {
     let rest = key.strip_prefix(PREFIX)?;
     let has_form =
         rest.len() == ids::SUFFIX + RANDOM && rest.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    has_form.then(|| format!("{}{}", ids::ACCOUNT_PREFIX, &rest[..ids::SUFFIX]))
+    has_form.then(|| &rest[..ids::SUFFIX])
 }
 
 /// A random key of the Account with this UID. Without punctuation after the prefix, so that a double click selects it.
@@ -129,8 +129,7 @@ pub fn random_key(account_uid: &str) -> String {
         .map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())]))
         .collect();
     let account = ids::account_id(account_uid);
-    let account = account.strip_prefix(ids::ACCOUNT_PREFIX).unwrap_or_default();
-    format!("{PREFIX}{account}{secret}")
+    format!("{PREFIX}{}{secret}", ids::suffix_of_account(&account))
 }
 
 impl ApiKey {

@@ -8,7 +8,7 @@ const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// Length of an id's suffix.
 pub const SUFFIX: usize = 16;
 /// What the ids of Accounts begin with.
-pub const ACCOUNT_PREFIX: &str = "usr_";
+const ACCOUNT_PREFIX: &str = "usr_";
 
 /// The id of an Instance: its name if that has the form of an id, else `i-` and a suffix derived from its UID.
 pub fn instance_id(name: &str, uid: &str) -> String {
@@ -22,6 +22,11 @@ pub fn instance_id(name: &str, uid: &str) -> String {
 /// The id of an Account: `usr_` and a suffix derived from its UID.
 pub fn account_id(uid: &str) -> String {
     format!("{ACCOUNT_PREFIX}{}", derived_suffix(uid.as_bytes()))
+}
+
+/// What follows `usr_` in the id of an Account.
+pub fn suffix_of_account(id: &str) -> &str {
+    id.strip_prefix(ACCOUNT_PREFIX).unwrap_or(id)
 }
 
 /// The id of a Webhook: `wh_` and the suffix of its name if that has the form `wh-<16 of [a-z0-9]>`, else a suffix derived

@@ -168,7 +168,7 @@ struct Tables {
     outdated: HashMap<KeyDigest, Holders>,
     /// By name of the Account.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
-    /// By public id of the account holder.
+    /// By public id of the account holder, without its prefix.
     by_id: HashMap<Box<str>, Arc<Tenant>>,
     /// Oldest first.
     by_namespace: HashMap<Box<str>, Vec<Arc<Tenant>>>,
@@ -339,7 +339,7 @@ impl Tables {
     }
 
     fn find_current(&self, text: &str) -> Option<(&Arc<Tenant>, &Arc<Key>)> {
-        let named = self.by_id.get(api_key::account_of(text)?.as_str())?;
+        let named = self.by_id.get(api_key::account_of(text)?)?;
         let tenant = self.owner(&named.namespace)?;
         let digest = api_key::digest(&tenant.uid, text);
         let key = self
@@ -455,7 +455,8 @@ impl Tables {
         let same = self.by_namespace.entry(namespace.into()).or_default();
         same.push(tenant.clone());
         same.sort_by(|a, b| a.age.cmp(&b.age));
-        self.by_id.insert(tenant.id.clone(), tenant.clone());
+        self.by_id
+            .insert(ids::suffix_of_account(&tenant.id).into(), tenant.clone());
         self.tenants.insert(tenant.account.clone(), tenant);
     }
 
@@ -464,7 +465,7 @@ impl Tables {
         let Some(tenant) = self.tenants.remove(name) else {
             return;
         };
-        self.by_id.remove(&tenant.id);
+        self.by_id.remove(ids::suffix_of_account(&tenant.id));
         if let Some(same) = self.by_namespace.get_mut(&tenant.namespace) {
             same.retain(|other| !Arc::ptr_eq(other, &tenant));
             if same.is_empty() {

@@ -229,7 +229,10 @@ mod tests {
         assert_eq!(a.len(), 63);
         let rest = a.strip_prefix("stl_").unwrap();
         assert!(rest.bytes().all(|c| c.is_ascii_alphanumeric()));
-        assert_eq!(api_key::account_of(&a), Some(ids::account_id("uid")));
+        assert_eq!(
+            api_key::account_of(&a),
+            Some(ids::suffix_of_account(&ids::account_id("uid")))
+        );
         let digest = sha2::Sha256::digest(format!("uid\n{a}"));
         assert_eq!(spec.sha256, hex::encode(digest));
         assert_eq!(spec.last_characters.as_deref(), Some(&a[59..]));

@@ -55,7 +55,8 @@ impl<X: Index> Store<X> {
         let id = id.ok_or_else(Self::unknown)?;
         match self.index().get(namespace, id) {
             Some(item) => Ok(Found { item, fresh: false }),
-            None => self.fetch(namespace, &id.name(), id).await,
+            // In a box, so that the future of the usual case stays small: it is allocated for every request.
+            None => Box::pin(self.fetch(namespace, &id.name(), id)).await,
         }
     }
 
