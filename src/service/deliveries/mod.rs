@@ -153,7 +153,7 @@ impl Service {
         selection: Selection,
         span: Span,
     ) -> Result<(Vec<Delivery>, usize), Error> {
-        let mut reading = Some(self.calls.long_read(&tenant.namespace).await?);
+        let pages = Pages::of(&self.calls, tenant).await?;
         let mut newest = Newest::of(span.depth);
         let mut replaced = Replaced::default();
         let listed = if selection.has_logged() {
@@ -173,7 +173,6 @@ impl Service {
         })
         .await?;
 
-        let pages = Pages::of(&self.calls, tenant);
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
@@ -191,7 +190,7 @@ impl Service {
                 }
                 ControlFlow::Continue(())
             };
-            pages.each(&mut reading, see).await?;
+            pages.each(see).await?;
         }
 
         let stored: Vec<Place> = newest.keys.into_iter().collect();
@@ -334,7 +333,7 @@ impl Service {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
-            let pages = Pages::of(&self.calls, tenant);
+            let pages = Pages::of(&self.calls, tenant).await?;
             let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
