@@ -54,8 +54,10 @@ use crate::{
     runtime::client::{bounded, next_page},
 };
 
-/// Deliveries per page of a list call.
+/// Deliveries per page of a list call, of their metadata alone.
 const PAGE: u32 = 500;
+/// Deliveries per page of a list call with their bodies.
+const PAGE_WITH_BODIES: u32 = 100;
 /// Deliveries of a page that are read at the same time.
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
@@ -394,17 +396,17 @@ impl Service {
         }
     }
 
-    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
+    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order. The caller holds a permit
+    /// for long reads.
     async fn each_delivery(
         &self,
         webhook: &Webhook,
         selection: Selection,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
-        let _reading = self.calls.long_read(webhook.namespace()).await?;
         // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
-        let mut parameters = first_page(webhook, selection);
+        let mut parameters = first_page(webhook, selection).limit(PAGE_WITH_BODIES);
         loop {
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;
