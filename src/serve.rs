@@ -26,7 +26,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
-        ByNamespace, Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
@@ -101,12 +101,13 @@ pub async fn serve(
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
     let (health, metrics) = (Health::default(), Metrics::new());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let server_time = ServerTime::default();
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
-        client: client::connect(config, health.clone())?,
+        client: client::connect(config, health.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),
@@ -154,7 +155,7 @@ pub async fn serve(
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
+        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock, server_time))
         .transpose()?;
     let mut deliveries = None;
     let instances_by_namespace = ByNamespace::default();
@@ -294,6 +295,7 @@ impl Controllers {
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
+        server_time: ServerTime,
     ) -> Result<Self, ServeError> {
         settings.delivery.delivery_log = common.delivery_log;
         let identity = lease::identity(settings.identity.as_deref());
@@ -310,6 +312,7 @@ impl Controllers {
                 write_concurrency: settings.write_concurrency,
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
+                server_time,
             },
             queue.clone(),
         );

@@ -19,7 +19,7 @@ use kube::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-use super::Health;
+use super::{Health, ServerTime};
 
 /// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
 /// that waits longer should rather start over.
@@ -48,7 +48,7 @@ impl CallError {
         match self {
             Self::Timeout => "api_timeout",
             Self::Busy => "api_busy",
-            Self::Api(_) if self.is_conflict() => "conflict",
+            Self::Api(_) if self.is_own_answer(Status::is_conflict) => "conflict",
             Self::Api(kube::Error::Api(_)) => "api_refused",
             Self::Api(_) => "api_unreachable",
         }
@@ -118,17 +118,18 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`], and whose watches
-/// report their progress to `health`.
-pub fn connect(config: Config, health: Health) -> kube::Result<Client> {
+/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
+/// progress to `health`, and all answers their time to `time`.
+pub fn connect(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
     Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Bounded { health })
+        .with_layer(&Bounded { health, time })
         .build())
 }
 
 #[derive(Clone)]
 struct Bounded {
     health: Health,
+    time: ServerTime,
 }
 
 impl<S> Layer<S> for Bounded {
@@ -138,6 +139,7 @@ impl<S> Layer<S> for Bounded {
         BoundedService {
             inner,
             health: self.health.clone(),
+            time: self.time.clone(),
         }
     }
 }
@@ -146,6 +148,7 @@ impl<S> Layer<S> for Bounded {
 struct BoundedService<S> {
     inner: S,
     health: Health,
+    time: ServerTime,
 }
 
 impl<S, B> Service<Request<Body>> for BoundedService<S>
@@ -169,6 +172,7 @@ where
             .query()
             .is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
         let health = is_watch.then(|| self.health.clone());
+        let time = self.time.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = tokio::time::timeout(HEAD_TIMEOUT, answer)
@@ -180,6 +184,7 @@ where
                     )
                 })?
                 .map_err(Into::into)?;
+            time.answered(answer.headers());
             if let Some(health) = health
                 && answer.status().is_success()
             {

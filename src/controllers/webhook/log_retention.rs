@@ -185,8 +185,8 @@ async fn prune_in(
     loop {
         let list = bounded(api.list_metadata(&params)).await?;
         let has_more = next_page(&mut params, &list.metadata);
-        let since = shared.deps.clock.now().saturating_sub(bounds.age);
-        let since = since.unwrap_or(Timestamp::MIN);
+        // It has just answered, so its time is known.
+        let since = shared.deps.server_time.since(bounds.age);
         let pages = list.items.into_iter().map(|page| page.metadata);
         let surplus: Vec<_> = pages
             .filter(|page| {
@@ -233,7 +233,7 @@ fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, 
         events: index.ids.len() as u64,
         bytes: index.bytes,
     });
-    // By the API server's clock: that of an earlier leader may have been wrong.
+    // Both times are the API server's: the clock of this leader or an earlier one may be wrong.
     let created = page.creation_timestamp.as_ref().map(|time| time.0);
     let is_old = created.is_some_and(|at| at < since);
     let kept = kept

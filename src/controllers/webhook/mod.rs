@@ -51,7 +51,7 @@ use crate::{
     events::Outbox,
     mail::{MailLimits, Mailer},
     resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
+    runtime::{Clock, Metrics, ReconcileQueue, ServerTime, events::Events, lease::Tenure, watch::Listener},
 };
 
 /// What the controller depends on.
@@ -76,6 +76,8 @@ pub struct Deps {
     pub metrics: Metrics,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
+    /// The API server's time, for the ages of what it stores.
+    pub server_time: ServerTime,
 }
 
 /// The controller. Its listeners must receive every change of the watches from the start.

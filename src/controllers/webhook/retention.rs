@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Preconditions},
-    core::PartialObjectMeta,
+    core::ObjectMeta,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -118,7 +118,7 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
                 uid: meta.metadata.uid.clone(),
                 resource_version: meta.metadata.resource_version.clone(),
             };
-            Some((finished_at(&meta), exactly, meta.metadata.name?))
+            Some((finished_at(&meta.metadata), exactly, meta.metadata.name?))
         }));
         if !has_more {
             break;
@@ -128,7 +128,8 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
     let count = finished.len();
-    let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
+    // It has just answered, so its time is known. Ours may be wrong.
+    let mut surplus = surplus(finished, kept, shared.deps.server_time.since(age));
     // Keep records of events that are still in an outbox: without them, a new leader would send those events again.
     surplus.retain(|(_, name)| {
         let key = key(namespace, name);
@@ -156,31 +157,35 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     Ok(left)
 }
 
-fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
-    delivery::finished_at(&meta.metadata)
-        .or(meta.metadata.creation_timestamp.as_ref().map(|time| time.0))
+/// When a delivery was finished: certainly not before its creation, of which the API server wrote down the time.
+fn finished_at(metadata: &ObjectMeta) -> Timestamp {
+    let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+    delivery::finished_at(metadata)
+        .max(created)
         .unwrap_or(Timestamp::MAX)
 }
 
-/// The deliveries that are too old, or beyond the limit.
+/// The deliveries that were finished before `since`, or are beyond the limit.
 fn surplus<P>(
     mut finished: Vec<(Timestamp, P, String)>,
     kept: usize,
-    age: SignedDuration,
-    now: Timestamp,
+    since: Timestamp,
 ) -> Vec<(P, String)> {
     finished.sort_by(|(a, _, a_name), (b, _, b_name)| (b, b_name).cmp(&(a, a_name)));
     finished
         .into_iter()
         .enumerate()
-        .filter(|(rank, (at, ..))| *rank >= kept || now.duration_since(*at) > age)
+        .filter(|(rank, (at, ..))| *rank >= kept || *at < since)
         .map(|(_, (_, exactly, name))| (exactly, name))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
+    use crate::resources::delivery::FINISHED_AT_ANNOTATION;
 
     #[test]
     fn a_webhook_is_pruned_at_once_after_many_deliveries_and_after_a_pause_if_it_is_over_its_limit() {
@@ -197,14 +202,30 @@ mod tests {
     fn the_oldest_go_when_there_are_too_many_or_they_are_too_old() {
         let at = |hour: i64| Timestamp::from_second(hour * 3600).unwrap();
         let all: Vec<_> = (0..6).map(|hour| (at(hour), (), format!("d{hour}"))).collect();
-        let surplus = |kept, hours| {
-            let age = SignedDuration::from_hours(hours);
-            let names = surplus(all.clone(), kept, age, at(6))
+        let surplus = |kept, hour| {
+            let names = surplus(all.clone(), kept, at(hour))
                 .into_iter()
                 .map(|((), name)| name);
             names.collect::<Vec<_>>()
         };
-        assert_eq!(surplus(4, 24), ["d1", "d0"]);
+        assert_eq!(surplus(4, 0), ["d1", "d0"]);
         assert_eq!(surplus(100, 3), ["d2", "d1", "d0"]);
+    }
+
+    #[test]
+    fn a_delivery_is_no_older_than_its_object_although_the_clock_that_wrote_it_was_wrong() {
+        let finished = |at: Option<&str>| {
+            let mut metadata = ObjectMeta {
+                creation_timestamp: Some(Time("2026-11-22T10:00:00Z".parse().unwrap())),
+                ..ObjectMeta::default()
+            };
+            let at = at.map(|at| (FINISHED_AT_ANNOTATION.to_owned(), at.to_owned()));
+            metadata.annotations = Some(at.into_iter().collect());
+            finished_at(&metadata).to_string()
+        };
+        assert_eq!(finished(Some("2026-11-22T18:00:00Z")), "2026-11-22T18:00:00Z");
+        for wrong in [Some("2026-11-20T10:00:00Z"), Some("now"), None] {
+            assert_eq!(finished(wrong), "2026-11-22T10:00:00Z");
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings},
     mail::{MailSettings, Mailer},
     resources::Webhook,
-    runtime::{Metrics, SystemClock},
+    runtime::{Metrics, ServerTime, SystemClock},
 };
 
 #[derive(Parser)]
@@ -46,6 +46,7 @@ fn deps(flags: &[&str]) -> Deps {
         write_concurrency: 8,
         metrics: Metrics::new(),
         clock: Arc::new(SystemClock),
+        server_time: ServerTime::default(),
     }
 }
 
