@@ -239,7 +239,11 @@ mod tests {
             );
             assert_eq!(denied.label(), "api_refused");
             // Only where the API server writes it: names of objects and texts of tenants are in messages, too.
-            let quoted = refused(code, reason, "\"admission webhook \"x\" denied the request\" exists");
+            let quoted = refused(
+                code,
+                reason,
+                "\"admission webhook \"x\" denied the request\" exists",
+            );
             assert!(quoted.is_not_found() || quoted.is_conflict(), "{reason}");
         }
         assert!(refused(409, "AlreadyExists", "it exists").is_already_exists());

@@ -14,9 +14,10 @@
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
-//! - `retention`: deletes old finished Deliveries.
+//! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
 
 mod event_log;
+mod finished;
 mod initial_state;
 mod listeners;
 mod log_retention;

@@ -24,6 +24,11 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
+    if let WriteRequest::Create(delivery) | WriteRequest::Replace(delivery) = &request
+        && delivery.is_finished()
+    {
+        shared.finished(delivery);
+    }
     match request {
         WriteRequest::Create(delivery) => {
             let api = api(shared, &delivery);

@@ -32,7 +32,7 @@ struct Flags {
 }
 
 /// What a controller with these flags depends on. There is no API server, and no Account.
-fn deps(flags: &[&str]) -> Deps {
+pub(super) fn deps(flags: &[&str]) -> Deps {
     let Flags { delivery, mail } = Flags::parse_from([&["test"], flags].concat());
     let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
     Deps {
