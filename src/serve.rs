@@ -99,9 +99,8 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
-    let (health, metrics) = (Health::default(), Metrics::new());
+    let (health, metrics, server_time) = (Health::default(), Metrics::new(), ServerTime::default());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let server_time = ServerTime::default();
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
@@ -129,13 +128,7 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = Arc::new(service(
-            &common,
-            &settings,
-            rules.clone(),
-            &watches,
-            clock.clone(),
-        ));
+        let service = service(&common, &settings, rules.clone(), &watches, clock.clone());
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -144,12 +137,14 @@ pub async fn serve(
         on_instances.push(listeners.instances);
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
+        let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                facade.serve(listener, limits, certificate, shutdown, grace).await;
+                kept.during(facade.serve(listener, limits, certificate, shutdown, grace))
+                    .await;
                 Ok(())
             }),
         ));
@@ -233,7 +228,7 @@ fn service(
     rules: TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
-) -> Service {
+) -> Arc<Service> {
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
@@ -246,10 +241,11 @@ fn service(
             Err(complaint) => Err(complaint.to_string()),
         }),
     };
-    Service::with_calls(dependencies, settings.max_api_calls.into())
+    let service = Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
-        .with_event_log(common.delivery_log == DeliveryLog::All)
+        .with_event_log(common.delivery_log == DeliveryLog::All);
+    Arc::new(service)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -319,7 +315,7 @@ impl Controllers {
         Ok(Self {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
-                namespace: settings.namespace.clone(),
+                namespace: common.namespace.clone(),
                 service_account: settings.service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
@@ -353,7 +349,7 @@ impl Controllers {
     ) -> Result<(), ServeError> {
         let instances = stores.instances.clone();
         let Watches { client, metrics, .. } = self.watches.clone();
-        let namespace = &self.settings.namespace;
+        let namespace = &self.common.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
         // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
