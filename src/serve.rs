@@ -18,6 +18,7 @@ use crate::{
     controllers::{
         account::{self, AccountController, AccountDirectory},
         instance::InstanceController,
+        key_copies,
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
@@ -396,7 +397,7 @@ impl Controllers {
         };
         drop(known);
         let grace = self.common.shutdown_grace();
-        let webhook_events = Events::new(client, "webhook-controller", &self.identity);
+        let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
         // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = shutdown.cancelled() => {
@@ -411,6 +412,7 @@ impl Controllers {
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
+                key_copies::run(client, shutdown.clone()),
             )
         };
         let overdue = async {
