@@ -18,6 +18,7 @@ use crate::{
     controllers::{
         account::{self, AccountController, AccountDirectory},
         instance::InstanceController,
+        key_copies,
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
@@ -26,7 +27,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
     runtime::{
-        ByNamespace, Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
+        ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
@@ -99,14 +100,14 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
-    let (health, metrics) = (Health::default(), Metrics::new());
+    let (health, metrics, server_time) = (Health::default(), Metrics::new(), ServerTime::default());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
-        client: client::connect(config, health.clone())?,
+        client: client::connect(config, health.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),
@@ -128,13 +129,7 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = Arc::new(service(
-            &common,
-            &settings,
-            rules.clone(),
-            &watches,
-            clock.clone(),
-        ));
+        let service = service(&common, &settings, rules.clone(), &watches, clock.clone());
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -143,18 +138,20 @@ pub async fn serve(
         on_instances.push(listeners.instances);
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
+        let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
         let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                facade.serve(listener, limits, certificate, shutdown, grace).await;
+                kept.during(facade.serve(listener, limits, certificate, shutdown, grace))
+                    .await;
                 Ok(())
             }),
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
+        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock, server_time))
         .transpose()?;
     let mut deliveries = None;
     let instances_by_namespace = ByNamespace::default();
@@ -232,7 +229,7 @@ fn service(
     rules: TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
-) -> Service {
+) -> Arc<Service> {
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue: common.catalogue(),
@@ -245,11 +242,12 @@ fn service(
             Err(complaint) => Err(complaint.to_string()),
         }),
     };
-    Service::with_calls(dependencies, settings.max_api_calls.into())
+    let service = Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
-        .with_log_retention(common.delivery_retention_hours)
+        .with_log_retention(common.delivery_retention_hours);
+    Arc::new(service)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;
@@ -295,6 +293,7 @@ impl Controllers {
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
+        server_time: ServerTime,
     ) -> Result<Self, ServeError> {
         settings.delivery.delivery_log = common.delivery_log;
         settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
@@ -312,13 +311,14 @@ impl Controllers {
                 write_concurrency: settings.write_concurrency,
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
+                server_time,
             },
             queue.clone(),
         );
         Ok(Self {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
-                namespace: settings.namespace.clone(),
+                namespace: common.namespace.clone(),
                 service_account: settings.service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
@@ -352,7 +352,7 @@ impl Controllers {
     ) -> Result<(), ServeError> {
         let instances = stores.instances.clone();
         let Watches { client, metrics, .. } = self.watches.clone();
-        let namespace = &self.settings.namespace;
+        let namespace = &self.common.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
         // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
@@ -399,7 +399,7 @@ impl Controllers {
         };
         drop(known);
         let grace = self.common.shutdown_grace();
-        let webhook_events = Events::new(client, "webhook-controller", &self.identity);
+        let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
         // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = shutdown.cancelled() => {
@@ -414,6 +414,7 @@ impl Controllers {
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
+                key_copies::run(client, shutdown.clone()),
             )
         };
         let overdue = async {

@@ -27,6 +27,10 @@ const LEASE_SECONDS: RangeInclusive<i64> = 5..=600;
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
 pub struct CommonSettings {
+    /// Namespace of the operator, which holds the Lease and the spent rate limits; no Account may use it
+    #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
+    pub namespace: String,
+
     /// Address for /healthz, /readyz and /metrics; port 0 takes a free one
     #[arg(long, env = "STELLAGE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
     pub metrics_listen: SocketAddr,
@@ -165,10 +169,6 @@ impl ApiSettings {
 /// Settings of the controllers.
 #[derive(Args, Clone, Debug)]
 pub struct ControllerSettings {
-    /// Namespace of the operator, which holds the Lease; no Account may use it
-    #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
-    pub namespace: String,
-
     /// Service account of the operator in its namespace; it gets a RoleBinding in each account's namespace
     #[arg(long, env = "STELLAGE_SERVICE_ACCOUNT", default_value = "stellage")]
     pub service_account: String,

@@ -507,6 +507,13 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
         );
     }
     assert!(may("create", "apikeys", "acc-rights"), "POST /v1/keys");
+    for verb in ["get", "update"] {
+        assert!(
+            may(verb, "configmaps/stellage-rate-limits", "stellage-system"),
+            "{verb}"
+        );
+        assert!(!may(verb, "configmaps/others", "stellage-system"), "{verb}");
+    }
     for (verb, resource) in [
         ("create", "clusterrolebindings"),
         ("update", "clusterroles"),
@@ -518,6 +525,8 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
         ("create", "pods"),
         ("impersonate", "users"),
         ("update", "leases"),
+        ("update", "configmaps"),
+        ("get", "configmaps"),
     ] {
         assert!(!may(verb, resource, "default"), "{verb} {resource}");
     }

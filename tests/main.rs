@@ -33,6 +33,7 @@ mod examples;
 mod facade;
 mod imports;
 mod instances;
+mod key_copies;
 mod kinds;
 mod leader;
 mod mail;

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// An ApiKey made by hand, as before the digest covered the account.
-fn by_hand(name: &str, text: &str) -> ApiKey {
+pub fn by_hand(name: &str, text: &str) -> ApiKey {
     serde_json::from_value(json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": name },
         "spec": { "sha256": hex::encode(Sha256::digest(text)), "scope": "write", "lastCharacters": &text[text.len() - 4..] },
@@ -254,7 +254,7 @@ async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so()
 }
 
 /// A user who may do everything in one namespace.
-async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
+pub async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
     let plane = support::shared().await.plane;
     let binding: RoleBinding = serde_json::from_value(json!({
         "metadata": { "name": user },

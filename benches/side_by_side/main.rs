@@ -208,9 +208,9 @@ impl Wanted {
         }
         let is_wanted = |part: &(&str, Part)| named.is_empty() || named.contains(part);
         if baseline.is_some() && !named.is_empty() && !named.iter().any(|(_, part)| part.has_baseline()) {
-            let parts = Part::ALL.into_iter().filter(|(_, part)| part.has_baseline());
-            let names: Vec<_> = parts.map(|(name, _)| name).collect();
-            return Err(format!("--baseline is only for {}", names.join(", ")).into());
+            let comparable = Part::ALL.into_iter().filter(|(_, part)| part.has_baseline());
+            let comparable: Vec<_> = comparable.map(|(name, _)| name).collect();
+            return Err(format!("--baseline is only for {}", comparable.join(", ")).into());
         }
         Ok(Self {
             sizes: if quick { Sizes::QUICK } else { Sizes::FULL },

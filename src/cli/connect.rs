@@ -6,7 +6,7 @@ use kube::{Client, Config, core::Status};
 
 use super::CliError;
 use crate::runtime::{
-    Health,
+    Health, ServerTime,
     client::{self, CallError, bounded},
 };
 
@@ -31,7 +31,7 @@ impl Cluster {
         })?;
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
-        let client = client::connect(config, Health::default())
+        let client = client::connect(config, Health::default(), ServerTime::default())
             .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
         Ok(Self {
             client,

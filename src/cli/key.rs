@@ -96,6 +96,7 @@ struct Created<'a> {
 }
 
 /// The JSON form of a key in a list.
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON form")]
 #[derive(Serialize)]
 struct Listed {
     name: String,
@@ -108,6 +109,8 @@ struct Listed {
     outdated: bool,
     /// Made for a former owner of the namespace; does not work.
     former: bool,
+    /// A copy of the digest of another account's key; does not work.
+    copy: bool,
     created_at: Option<Timestamp>,
 }
 
@@ -119,6 +122,7 @@ impl Listed {
             expired: key.is_expired(now),
             outdated: key.is_outdated(),
             former: owner.is_some_and(|owner| created_at.is_some_and(|at| at < owner.owner_since())),
+            copy: key.spec.is_copy,
             created_at,
             name: key.name_any(),
             scope: key.spec.scope,
@@ -127,11 +131,25 @@ impl Listed {
         }
     }
 
+    /// Why it does not work, or should not be used.
+    const fn note(&self) -> Option<&'static str> {
+        if self.former {
+            Some("former account")
+        } else if self.copy {
+            Some("copy")
+        } else if self.outdated {
+            Some("outdated")
+        } else {
+            None
+        }
+    }
+
     /// The cells of its row.
     fn row(self, now: Timestamp) -> [String; 7] {
         let none = || "-".to_owned();
         // Objects made by hand may have any characters here.
         let ends_in = |end: String| format!("…{}", end.replace(|c: char| !c.is_ascii_graphic(), "?"));
+        let remark = self.note().map_or_else(none, ToOwned::to_owned);
         [
             self.name,
             self.account.unwrap_or_else(none),
@@ -144,11 +162,7 @@ impl Listed {
             },
             self.created_at
                 .map_or_else(none, |since| duration::age(since, now)),
-            match (self.former, self.outdated) {
-                (true, _) => "former account".to_owned(),
-                (false, true) => "outdated".to_owned(),
-                (false, false) => none(),
-            },
+            remark,
         ]
     }
 }
@@ -246,10 +260,11 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
         ));
         return Ok(());
     }
-    let (former, outdated) = (
+    let (former, copy) = (
         keys.iter().any(|key| key.former),
-        keys.iter().any(|key| key.outdated && !key.former),
+        keys.iter().any(|key| key.copy && !key.former),
     );
+    let outdated = keys.iter().any(|key| key.outdated && !key.former && !key.copy);
     let rows: Vec<_> = keys.into_iter().map(|key| key.row(now)).collect();
     output::line(&output::table(
         &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE", "NOTE"],
@@ -257,9 +272,12 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     ));
     if outdated {
         output::note(&format!(
-            "Outdated keys work, but a copy of their digest in another namespace would work once they are revoked. Replace each: `{stellage} key create`, switch over, `{stellage} key revoke`.",
+            "Outdated keys work, but their digest would, too, in any other namespace. Replace each: `{stellage} key create`, switch over, `{stellage} key revoke`.",
             stellage = program()
         ));
+    }
+    if copy {
+        output::note("Copies have the digest of another account's older key. They do not work. Revoke them.");
     }
     if former {
         output::note("Keys of a former account of the namespace do not work. Revoke them.");
@@ -345,14 +363,17 @@ mod tests {
             "spec": { "email": "ada@example.com" },
         }))
         .unwrap();
-        let row = |created: &str, digest_of: Option<&str>| {
+        let row_of = |created: &str, digest_of: Option<&str>, is_copy: bool| {
             let key: ApiKey = serde_json::from_value(json!({
                 "metadata": { "name": "key", "namespace": "ada", "creationTimestamp": created },
-                "spec": { "sha256": "", "digestOf": digest_of, "lastCharacters": "\u{1b}[\nx" },
+                "spec": { "sha256": "", "digestOf": digest_of, "isCopy": is_copy, "lastCharacters": "\u{1b}[\nx" },
             }))
             .unwrap();
             Listed::of(key, Some(&owner), now).row(now)
         };
+        let row = |created, digest_of| row_of(created, digest_of, false);
+        let [.., note] = row_of("2026-11-20T10:00:00Z", None, true);
+        assert_eq!(note, "copy");
         let [.., note] = row("2026-11-20T10:00:00Z", Some("AccountAndKey"));
         assert_eq!(note, "-");
         let [.., ends_in, _, _, note] = row("2026-11-20T10:00:00Z", None);

@@ -3,8 +3,10 @@
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
-//! - [`webhook`]: delivers these events, and keeps the records.
+//! - [`webhook`]: delivers these events, and keeps the records;
+//! - [`key_copies`]: marks `ApiKeys` with the digest of another account's key.
 
 pub mod account;
 pub mod instance;
+pub mod key_copies;
 pub mod webhook;

@@ -63,11 +63,11 @@ pub struct DeliverySettings {
     #[arg(long, env = "STELLAGE_LOGGED_EVENTS_PER_ACCOUNT", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub logged_events_per_account: u32,
 
-    /// Size to keep of the log per account, in MiB
+    /// Size to keep of the log and the finished deliveries of an account together, in MiB; the oldest are deleted first
     #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_PER_ACCOUNT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub logged_mebibytes_per_account: u32,
 
-    /// The same, in all: beyond it, the accounts that have most lose their oldest events first
+    /// The same, in all: beyond it, the accounts that have most lose their oldest first
     #[arg(long, env = "STELLAGE_LOGGED_MEBIBYTES_IN_ALL", value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub logged_mebibytes_in_all: u32,
 

@@ -4,7 +4,7 @@
 //! the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
 //! - `instances`, `webhooks`, `deliveries`, `events`, `account`, `keys`, `catalogue`: the resources, with their bodies and views;
-//! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler;
+//! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler; `kept_rate_limits` outlasts restarts;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
 //! - `response`, `view`, `error`, `unreadable`: answers;
 //! - [`openapi`]: the routes, and the document generated from them.
@@ -20,6 +20,7 @@ mod extract;
 mod fields;
 mod idempotency;
 mod instances;
+mod kept_rate_limits;
 mod keys;
 mod middleware;
 pub mod openapi;
@@ -40,15 +41,18 @@ use axum::{
 };
 use futures::FutureExt as _;
 use http::{Request, StatusCode};
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
+
+pub use self::kept_rate_limits::KeptRateLimits;
 
 use self::rate_limit::RateLimits;
 use crate::{
     resources::{Account, ApiKey},
     runtime::{
-        Metrics,
+        Clock, Metrics,
         http::{self as server, Limits, tls::Certificate},
         watch::Listener,
     },
@@ -90,6 +94,11 @@ impl Facade {
     pub fn listeners(&self) -> (Box<dyn Listener<ApiKey>>, Box<dyn Listener<Account>>) {
         let limits = &self.app.rate_limits;
         (limits.key_listener(), limits.account_listener())
+    }
+
+    /// The rate limits, to be kept across restarts in the operator's namespace.
+    pub fn kept_rate_limits(&self, client: Client, namespace: &str, clock: Arc<dyn Clock>) -> KeptRateLimits {
+        KeptRateLimits::new(self.app.rate_limits.clone(), client, namespace, clock)
     }
 
     /// Answers one request. One that may write runs to its end even if this future is dropped, because a write of two objects

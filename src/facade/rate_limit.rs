@@ -1,12 +1,21 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own, and
-//! they are full after a restart. They even out load; what an account may have is limited by quotas.
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own; those
+//! that are notably spent outlast restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
+//! quotas.
 
-use std::{collections::HashSet, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use foldhash::HashMap;
 use governor::{
     Quota, RateLimiter,
-    clock::{Clock, DefaultClock},
+    clock::{Clock, DefaultClock, Reference as _},
     middleware::StateInformationMiddleware,
     state::{InMemoryState, NotKeyed},
 };
@@ -54,6 +63,9 @@ pub struct Exceeded {
 /// Number of buckets from which on full ones are looked for.
 const FEW: usize = 64;
 
+/// How long an empty bucket takes to be full.
+pub(super) const FULL_AFTER: Duration = Duration::from_secs(3600);
+
 /// Buckets by the UID of a key or account.
 #[derive(Default)]
 struct Buckets<C: Clock = DefaultClock> {
@@ -61,25 +73,41 @@ struct Buckets<C: Clock = DefaultClock> {
     by_uid: RwLock<ByUid<C>>,
 }
 
-#[derive(Default)]
 struct ByUid<C: Clock> {
     buckets: HashMap<Box<str>, Bucket<C>>,
+    /// When the buckets of an earlier process, which have not been used since, are full.
+    restored: HashMap<Box<str>, C::Instant>,
     /// Number of buckets after full ones were last dropped.
     left: usize,
 }
 
+// Not derived, which would ask for a default instant.
+impl<C: Clock> Default for ByUid<C> {
+    fn default() -> Self {
+        Self {
+            buckets: HashMap::default(),
+            restored: HashMap::default(),
+            left: 0,
+        }
+    }
+}
+
 impl<C: Clock + Clone> ByUid<C> {
-    /// The bucket of a UID; a full one if there is none with this limit. Drops full ones, which are worth nothing, each time
+    /// The bucket of a UID; a restored or a full one if there is none with this limit. Drops full ones, which are worth nothing, each time
     /// their number has doubled: so those of keys that were deleted while they were in use do not pile up either.
     fn of(&mut self, uid: &str, limit: NonZeroU32, clock: &C) -> &Bucket<C> {
         if self.buckets.len() >= FEW.max(2 * self.left) {
             self.buckets.retain(|_, bucket| !bucket.is_worthless());
             self.left = self.buckets.len();
         }
-        let full = || Bucket::new(limit, clock.clone());
-        let bucket = self.buckets.entry(uid.into()).or_insert_with(full);
+        let restored = self.restored.remove(uid);
+        let new = || Bucket::new(limit, clock.clone());
+        let bucket = self.buckets.entry(uid.into()).or_insert_with(new);
         if bucket.limit != limit {
-            *bucket = full();
+            *bucket = new();
+        }
+        if let Some(full_at) = restored {
+            bucket.spend(full_at.duration_since(clock.now()).into());
         }
         bucket
     }
@@ -103,16 +131,57 @@ impl<C: Clock + Clone> Buckets<C> {
             Change::Replaced(objects) => {
                 let uids = objects.iter().filter_map(|object| object.meta().uid.as_deref());
                 let existing: HashSet<&str> = uids.collect();
-                let buckets = &mut self.by_uid.write().buckets;
-                buckets.retain(|uid, _| existing.contains(&**uid));
+                let mut by_uid = self.by_uid.write();
+                by_uid.buckets.retain(|uid, _| existing.contains(&**uid));
+                by_uid.restored.retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(object) => {
                 let uid = object.meta().uid.as_deref().unwrap_or_default();
-                self.by_uid.write().buckets.remove(uid);
+                let mut by_uid = self.by_uid.write();
+                by_uid.buckets.remove(uid);
+                by_uid.restored.remove(uid);
             }
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
     }
+
+    /// How long each bucket takes to be full, where that is at least this long.
+    fn spent(&self, at_least: Duration) -> Vec<(Box<str>, Duration)> {
+        let by_uid = self.by_uid.read();
+        let used = by_uid
+            .buckets
+            .iter()
+            .map(|(uid, bucket)| (uid, bucket.full_after()));
+        let now = self.clock.now();
+        let unused = by_uid
+            .restored
+            .iter()
+            .map(|(uid, full_at)| (uid, Duration::from(full_at.duration_since(now))));
+        used.chain(unused)
+            .filter(|(_, full_after)| *full_after >= at_least)
+            .map(|(uid, full_after)| (uid.clone(), full_after))
+            .collect()
+    }
+
+    /// Spends of buckets that have not been used yet so much that they are full again after this long.
+    fn restore(&self, spent: impl IntoIterator<Item = (Box<str>, Duration)>) {
+        let now = self.clock.now();
+        let mut by_uid = self.by_uid.write();
+        for (uid, full_after) in spent {
+            if !by_uid.buckets.contains_key(&uid) {
+                by_uid
+                    .restored
+                    .insert(uid, now + full_after.min(FULL_AFTER).into());
+            }
+        }
+    }
+}
+
+/// How long the buckets that are notably spent take to be full again, by UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spent {
+    pub(super) keys: Vec<(Box<str>, Duration)>,
+    pub(super) accounts: Vec<(Box<str>, Duration)>,
 }
 
 /// The buckets of all keys and accounts that have been used.
@@ -148,6 +217,20 @@ impl RateLimits {
         }
     }
 
+    /// The buckets that take at least this long to be full again.
+    pub(super) fn spent(&self, at_least: Duration) -> Spent {
+        Spent {
+            keys: self.keys.spent(at_least),
+            accounts: self.accounts.spent(at_least),
+        }
+    }
+
+    /// Spends what an earlier process had spent of buckets that this one has not used yet.
+    pub(super) fn restore(&self, spent: Spent) {
+        self.keys.restore(spent.keys);
+        self.accounts.restore(spent.accounts);
+    }
+
     /// The listener that drops the buckets of deleted keys.
     pub fn key_listener(self: &Arc<Self>) -> Box<dyn Listener<ApiKey>> {
         let limits = self.clone();
@@ -174,6 +257,9 @@ struct Taken {
 struct Bucket<C: Clock> {
     limit: NonZeroU32,
     clock: C,
+    made_at: C::Instant,
+    /// When it is full, in milliseconds from when it was made.
+    full_at: AtomicU64,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
 }
 
@@ -183,6 +269,8 @@ impl<C: Clock + Clone> Bucket<C> {
         Self {
             limit,
             limiter: RateLimiter::direct_with_clock(Quota::per_hour(limit), clock.clone()).with_middleware(),
+            made_at: clock.now(),
+            full_at: AtomicU64::new(0),
             clock,
         }
     }
@@ -192,8 +280,45 @@ impl<C: Clock + Clone> Bucket<C> {
         matches!(self.limiter.check_n(self.limit), Ok(Ok(_)))
     }
 
+    /// Milliseconds since it was made.
+    fn age(&self) -> u64 {
+        let age: Duration = self.clock.now().duration_since(self.made_at).into();
+        u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// How long it takes to be full.
+    fn full_after(&self) -> Duration {
+        Duration::from_millis(self.full_at.load(Ordering::Relaxed).saturating_sub(self.age()))
+    }
+
+    /// Notes that it takes this long to be full.
+    fn note(&self, full_after: Duration) {
+        let full_after = u64::try_from(full_after.as_millis()).unwrap_or(u64::MAX);
+        self.full_at
+            .fetch_max(self.age().saturating_add(full_after), Ordering::Relaxed);
+    }
+
+    /// Takes so many requests out of a full bucket that it takes this long to be full again.
+    fn spend(&self, full_after: Duration) {
+        let full_after = full_after.min(FULL_AFTER);
+        // Rounded up, so that a small limit that is used up stays so.
+        let requests =
+            (u128::from(self.limit.get()) * full_after.as_millis()).div_ceil(FULL_AFTER.as_millis());
+        if let Some(requests) = u32::try_from(requests).ok().and_then(NonZeroU32::new)
+            && matches!(self.limiter.check_n(requests), Ok(Ok(_)))
+        {
+            self.note(full_after);
+        }
+    }
+
     /// Takes one request out of the bucket, if one is left.
     fn take(&self) -> Taken {
+        let taken = self.check();
+        self.note(Duration::from_secs(taken.reset));
+        taken
+    }
+
+    fn check(&self) -> Taken {
         let limit = self.limit.get();
         match self.limiter.check() {
             Ok(state) => {
@@ -370,6 +495,40 @@ mod tests {
             assert_eq!(buckets.take(&format!("{hour}-0"), 10).remaining, 8);
             clock.advance(Duration::from_secs(3601));
         }
+    }
+
+    #[test]
+    fn what_was_spent_is_restored_and_refills_meanwhile() {
+        let clock = FakeRelativeClock::default();
+        let buckets = || Buckets {
+            clock: clock.clone(),
+            by_uid: RwLock::default(),
+        };
+        let half = Duration::from_secs(1800);
+        let first = buckets();
+        for _ in 0..3600 {
+            first.take("busy", 3600);
+        }
+        assert!(first.take("busy", 3600).retry_after.is_some());
+        first.take("idle", 3600);
+        let spent = first.spent(half);
+        assert_eq!(spent, [("busy".into(), Duration::from_secs(3600))]);
+        clock.advance(Duration::from_secs(600));
+        assert_eq!(first.spent(half)[0].1, Duration::from_secs(3000));
+
+        let second = buckets();
+        second.restore(first.spent(half));
+        // Also what has not been used yet is kept.
+        assert_eq!(second.spent(half), first.spent(half));
+        clock.advance(Duration::from_secs(60));
+        assert_eq!(second.take("busy", 3600).remaining, 659);
+        assert_eq!(second.spent(half)[0].1, Duration::from_secs(2941));
+        // What is in use is left alone, and nothing is restored twice.
+        second.restore(spent);
+        assert_eq!(second.take("busy", 3600).remaining, 658);
+        assert_eq!(second.take("idle", 3600).remaining, 3599);
+        clock.advance(Duration::from_secs(7200));
+        assert!(second.spent(Duration::from_secs(1)).is_empty());
     }
 
     #[test]

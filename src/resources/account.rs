@@ -5,7 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, times, webhook::DEFAULT_WEBHOOK_QUOTA};
+use super::{
+    conditions, times,
+    webhook::{DEFAULT_WEBHOOK_QUOTA, mail_times},
+};
 
 /// Keeps an Account until its namespace is empty and has been released.
 pub const FINALIZER: &str = "stellage.dev/account";
@@ -98,6 +101,12 @@ pub struct AccountStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub owner_since: Option<Timestamp>,
+
+    /// When the account holder was sent e-mails, in the 24 hours up to the last one. From these, a restarted operator knows how
+    /// many more it may send today, also if the webhooks that they were about are gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "mail_times")]
+    pub notified_at: Vec<Timestamp>,
 
     /// The generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -42,8 +42,7 @@ pub enum KeyScope {
 /// What the digest of a key is computed from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, schemars::JsonSchema)]
 pub enum DigestOf {
-    /// The key alone, as Stellage did at first. A copy of such a digest in another account's namespace comes to life when the
-    /// original is revoked.
+    /// The key alone, as Stellage did at first. A copy of such a digest in another account's namespace is marked by the operator.
     #[default]
     Key,
     /// The Account's UID and the key.
@@ -70,6 +69,8 @@ pub enum DigestOf {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.digestOf) ? self.digestOf : 'Key') == (has(oldSelf.digestOf) ? oldSelf.digestOf : 'Key')")
     .message("digestOf is immutable: delete this ApiKey and create another"))]
+#[x_kube(validation = Rule::new("!has(oldSelf.isCopy) || !oldSelf.isCopy || (has(self.isCopy) && self.isCopy)")
+    .message("isCopy cannot be taken back: delete this ApiKey and create another"))]
 pub struct ApiKeySpec {
     /// SHA-256 of what `digestOf` names, as 64 lower-case hexadecimal digits. Immutable. `AccountAndKey`: of the bytes of the
     /// Account's `metadata.uid`, one line feed (0x0A), and the key as it stands after `Bearer `. Such a key is `stl_`, the 16
@@ -84,6 +85,12 @@ pub struct ApiKeySpec {
     /// from `stellage key create`. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest_of: Option<DigestOf>,
+
+    /// Set by the operator if an older ApiKey in another namespace has the same `sha256`, and `digestOf` is `Key`: whoever copied
+    /// that digest need not know the key. Such an ApiKey never works, also after the older one was deleted. It cannot be taken
+    /// back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_copy: bool,
 
     /// `read` or `write`.
     #[serde(default)]

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, times};
+use super::{event::EventType, ids, size, times};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -20,6 +20,14 @@ pub const EVENT_TYPE_LABEL: &str = "stellage.dev/event-type";
 pub const FINISHED_LABEL: &str = "stellage.dev/finished";
 /// Annotation with the time at which a delivery was delivered or exhausted. Its retention starts then.
 pub const FINISHED_AT_ANNOTATION: &str = "stellage.dev/finished-at";
+/// Annotation with the approximate size in bytes of a delivery that was delivered or exhausted, so that lists of metadata show it.
+const BYTES_ANNOTATION: &str = "stellage.dev/bytes";
+/// Bytes of a Delivery as it is stored, beside its texts.
+const DELIVERY_BYTES: usize = 1024;
+/// Bytes of an attempt as it is stored, beside its texts.
+const ATTEMPT_BYTES: usize = 128;
+/// What a finished Delivery without [`BYTES_ANNOTATION`], of an earlier version, is taken for.
+const UNKNOWN_BYTES: u64 = 4096;
 /// Annotation with the place of a delivery among those of its webhook: see [`event_order`].
 const EVENT_ORDER_ANNOTATION: &str = "stellage.dev/event-order";
 /// Annotation that requests an attempt at an unfinished delivery now. Its value is a nonce, by convention the RFC 3339 time of
@@ -96,6 +104,13 @@ pub struct Attempt {
 pub fn finished_at(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
     annotations.get(FINISHED_AT_ANNOTATION)?.parse().ok()
+}
+
+/// The size of a finished Delivery as it is stored, in bytes, approximately.
+pub fn finished_bytes(metadata: &ObjectMeta) -> u64 {
+    let annotations = metadata.annotations.as_ref();
+    let text = annotations.and_then(|annotations| annotations.get(BYTES_ANNOTATION));
+    text.and_then(|text| text.parse().ok()).unwrap_or(UNKNOWN_BYTES)
 }
 
 /// The place of a Delivery among those of its webhook: the time of its event, then the event's sequence number. It is in the
@@ -255,8 +270,26 @@ impl Delivery {
         } else {
             labels.remove(FINISHED_LABEL);
             annotations.remove(FINISHED_AT_ANNOTATION);
+            annotations.remove(BYTES_ANNOTATION);
         }
+        let is_finished = status.phase.is_finished();
         self.status = Some(status);
+        if is_finished {
+            let bytes = self.bytes().to_string();
+            let annotations = self.metadata.annotations.get_or_insert_default();
+            annotations.insert(BYTES_ANNOTATION.to_owned(), bytes);
+        }
+    }
+
+    /// Its size as it is stored, in bytes, approximately.
+    pub fn bytes(&self) -> u64 {
+        let attempts = self.status.iter().flat_map(|status| &status.attempts);
+        let of_attempt = |attempt: &Attempt| {
+            let texts = attempt.error.iter().chain(&attempt.response);
+            ATTEMPT_BYTES + texts.map(|text| size::of_text(text)).sum::<usize>()
+        };
+        let attempts: usize = attempts.map(of_attempt).sum();
+        (DELIVERY_BYTES + size::of_text(&self.spec.body) + attempts) as u64
     }
 
     /// The nonce of the last request to send this delivery now, answered or not.

@@ -15,10 +15,10 @@ pub const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
 
 /// Whether a request is refused because a quota is used up, as far as Kubernetes has counted.
 pub fn is_exceeded(refusal: &Status) -> bool {
-    refusal.code == 403 && refusal.message.contains("exceeded quota")
+    refusal.code == 403 && refusal.message.contains("forbidden: exceeded quota")
 }
 
 /// Whether a request is refused only because Kubernetes has not computed the quota yet.
 pub fn is_pending(refusal: &Status) -> bool {
-    refusal.code == 403 && refusal.message.contains("status unknown for quota")
+    refusal.code == 403 && refusal.message.contains("forbidden: status unknown for quota")
 }

@@ -167,7 +167,7 @@ fn event_types(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-fn mail_times(generator: &mut SchemaGenerator) -> Schema {
+pub(super) fn mail_times(generator: &mut SchemaGenerator) -> Schema {
     let mut item = times::time(generator);
     item.insert("description".to_owned(), "When an e-mail was sent.".into());
     json_schema!({ "type": "array", "maxItems": MAX_MAILS_PER_DAY, "items": item })

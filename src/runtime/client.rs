@@ -14,11 +14,12 @@ use kube::{
     Client, Config,
     api::{ListParams, ObjectMeta},
     client::{Body, ClientBuilder},
+    core::Status,
 };
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-use super::Health;
+use super::{Health, ServerTime};
 
 /// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
 /// that waits longer should rather start over.
@@ -47,14 +48,14 @@ impl CallError {
         match self {
             Self::Timeout => "api_timeout",
             Self::Busy => "api_busy",
-            Self::Api(kube::Error::Api(status)) if status.is_conflict() => "conflict",
+            Self::Api(_) if self.is_own_answer(Status::is_conflict) => "conflict",
             Self::Api(kube::Error::Api(_)) => "api_refused",
             Self::Api(_) => "api_unreachable",
         }
     }
 
     /// The API server's error response, if it sent one.
-    pub fn status(&self) -> Option<&kube::core::Status> {
+    pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Api(kube::Error::Api(status)) => Some(status),
             _ => None,
@@ -63,13 +64,32 @@ impl CallError {
 
     /// Whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
-        self.status().is_some_and(kube::core::Status::is_not_found)
+        self.is_own_answer(Status::is_not_found)
     }
 
     /// Whether the object has changed, or already exists.
     pub fn is_conflict(&self) -> bool {
-        self.status().is_some_and(|status| status.code == 409)
+        self.is_own_answer(|status| status.code == 409)
     }
+
+    /// Whether an object with the name already exists.
+    pub fn is_already_exists(&self) -> bool {
+        self.is_own_answer(Status::is_already_exists)
+    }
+
+    /// Whether the API server answers so itself: admission webhooks deny with any code and reason.
+    fn is_own_answer(&self, is_so: impl Fn(&Status) -> bool) -> bool {
+        self.status()
+            .is_some_and(|status| is_so(status) && !is_denial(status))
+    }
+}
+
+/// Whether an admission policy or webhook of the cluster denied the request. The code and the reason are whatever it chose.
+pub fn is_denial(status: &Status) -> bool {
+    let message = &status.message;
+    // The API server begins the message of a webhook with this, and puts the object before that of a policy.
+    let by_webhook = message.starts_with("admission webhook \"") && message.contains("\" denied the request");
+    by_webhook || message.contains("ValidatingAdmissionPolicy '") && message.contains("denied request")
 }
 
 /// Has the parameters of a list call name its next page. Returns whether there is one.
@@ -98,17 +118,18 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`], and whose watches
-/// report their progress to `health`.
-pub fn connect(config: Config, health: Health) -> kube::Result<Client> {
+/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
+/// progress to `health`, and all answers their time to `time`.
+pub fn connect(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
     Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Bounded { health })
+        .with_layer(&Bounded { health, time })
         .build())
 }
 
 #[derive(Clone)]
 struct Bounded {
     health: Health,
+    time: ServerTime,
 }
 
 impl<S> Layer<S> for Bounded {
@@ -118,6 +139,7 @@ impl<S> Layer<S> for Bounded {
         BoundedService {
             inner,
             health: self.health.clone(),
+            time: self.time.clone(),
         }
     }
 }
@@ -126,6 +148,7 @@ impl<S> Layer<S> for Bounded {
 struct BoundedService<S> {
     inner: S,
     health: Health,
+    time: ServerTime,
 }
 
 impl<S, B> Service<Request<Body>> for BoundedService<S>
@@ -149,6 +172,7 @@ where
             .query()
             .is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
         let health = is_watch.then(|| self.health.clone());
+        let time = self.time.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = tokio::time::timeout(HEAD_TIMEOUT, answer)
@@ -160,6 +184,7 @@ where
                     )
                 })?
                 .map_err(Into::into)?;
+            time.answered(answer.headers());
             if let Some(health) = health
                 && answer.status().is_success()
             {
@@ -190,4 +215,38 @@ where
         }
     });
     Client::new(service, "default")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(code: u16, reason: &str, message: &str) -> CallError {
+        let status = json!({ "status": "Failure", "code": code, "reason": reason, "message": message });
+        let status: Status = serde_json::from_value(status).unwrap();
+        CallError::Api(kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn a_denial_is_no_conflict_and_no_missing_object_whatever_code_it_has() {
+        for (code, reason) in [(404, "NotFound"), (409, "Conflict"), (409, "AlreadyExists")] {
+            let denied = refused(code, reason, "admission webhook \"x\" denied the request: no");
+            assert!(
+                !denied.is_not_found() && !denied.is_conflict() && !denied.is_already_exists(),
+                "{reason}"
+            );
+            assert_eq!(denied.label(), "api_refused");
+            // Only where the API server writes it: names of objects and texts of tenants are in messages, too.
+            let quoted = refused(
+                code,
+                reason,
+                "\"admission webhook \"x\" denied the request\" exists",
+            );
+            assert!(quoted.is_not_found() || quoted.is_conflict(), "{reason}");
+        }
+        assert!(refused(409, "AlreadyExists", "it exists").is_already_exists());
+        assert_eq!(refused(409, "Conflict", "modified").label(), "conflict");
+    }
 }

@@ -14,6 +14,7 @@
 //! - [`open_files`]: how many files and connections the process may have open;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile;
+//! - [`server_time`]: the API server's time;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
 //! - [`watch`]: all watches of the API server.
@@ -33,6 +34,7 @@ pub mod metrics;
 pub mod open_files;
 pub mod ops;
 pub mod reconcile_queue;
+pub mod server_time;
 pub mod telemetry;
 pub mod timed_mutex;
 pub mod watch;
@@ -45,4 +47,5 @@ pub use fair_queue::FairQueue;
 pub use health::Health;
 pub use metrics::Metrics;
 pub use reconcile_queue::ReconcileQueue;
+pub use server_time::ServerTime;
 pub use timed_mutex::TimedMutex;

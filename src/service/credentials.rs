@@ -393,8 +393,11 @@ impl Tables {
         });
         let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
         in_namespace.insert(list_key(object), key.clone());
-        let same = self.same_digest(&key).or_default();
-        same.insert(key.clone());
+        // A copy of another account's digest never works.
+        if !object.spec.is_copy {
+            let same = self.same_digest(&key).or_default();
+            same.insert(key.clone());
+        }
         self.keys.insert(name, key);
     }
 
@@ -581,6 +584,25 @@ mod tests {
         refusal(ask(&keys, "secret"));
         keys.keys_changed(&Change::Applied(Arc::new(original)));
         assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
+    }
+
+    #[test]
+    fn a_copy_that_is_marked_stays_dead_also_after_a_restart() {
+        let original = key("demo", "a", "secret", "2026-11-01T00:00:00Z");
+        let mut copy = key("evil", "a", "secret", "2026-11-02T00:00:00Z");
+        let since = "2026-11-01T00:00:00Z";
+        let accounts = || vec![account("acme", "demo", since), account("evil", "evil", since)];
+        let keys = table(vec![original.clone(), copy.clone()], accounts());
+        copy.spec.is_copy = true;
+        keys.keys_changed(&Change::Applied(Arc::new(copy.clone())));
+        assert_eq!(&*ask(&keys, "secret").ok().unwrap().tenant.namespace, "demo");
+        keys.keys_changed(&Change::Deleted(Arc::new(original)));
+        refusal(ask(&keys, "secret"));
+        let restarted = table(vec![copy.clone()], accounts());
+        refusal(ask(&restarted, "secret"));
+        assert_eq!(restarted.page("evil", 1, 10).1, 1, "it is listed");
+        restarted.keys_changed(&Change::Deleted(Arc::new(copy)));
+        assert_eq!(restarted.page("evil", 1, 10).1, 0);
     }
 
     /// A key as `stellage key create` makes it.

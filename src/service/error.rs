@@ -6,7 +6,10 @@ use kube::core::Status;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{resources::quota, runtime::client::CallError};
+use crate::{
+    resources::quota,
+    runtime::client::{CallError, is_denial},
+};
 
 /// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
 /// replicas takes to restart.
@@ -166,13 +169,6 @@ fn exceeded(message: &str) -> &'static str {
     found.map_or("objects", |(_, words)| words)
 }
 
-/// Whether an admission policy or webhook of the cluster refuses the request. The code is whatever it chooses.
-fn is_denial(status: &Status) -> bool {
-    let says = |who: &str, what: &str| status.message.contains(who) && status.message.contains(what);
-    says("ValidatingAdmissionPolicy '", "denied request")
-        || says("admission webhook \"", "denied the request")
-}
-
 /// Whether RBAC refuses the service itself.
 fn is_unauthorised(message: &str) -> bool {
     let who = message.find("User \"");
@@ -187,6 +183,16 @@ fn refused(status: &Status) -> Error {
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating");
     match status.code {
+        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
+        // Somebody took the finalizer away, and the operator has not put it back yet.
+        403 | 422 if status.message.contains("server-finalizer-kept.stellage.dev") => {
+            Error::unavailable("the instance cannot be deleted at the moment; try again")
+        }
+        // Before all others: a denial may have any code.
+        _ if is_denial(status) => Error::new(
+            ErrorKind::Forbidden,
+            format!("a policy of the cluster refuses this: {}", status.message),
+        ),
         404 if status.details.as_ref().is_some_and(|d| d.kind == "namespaces") => Error::new(
             ErrorKind::Conflict,
             "the account is being set up or removed; try again",
@@ -204,15 +210,6 @@ fn refused(status: &Status) -> Error {
         403 if terminating => Error::new(
             ErrorKind::Conflict,
             "the account is being deleted; nothing can be created in it",
-        ),
-        403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
-        // Somebody took the finalizer away, and the operator has not put it back yet.
-        403 | 422 if status.message.contains("server-finalizer-kept.stellage.dev") => {
-            Error::unavailable("the instance cannot be deleted at the moment; try again")
-        }
-        400..=499 if is_denial(status) => Error::new(
-            ErrorKind::Forbidden,
-            format!("a policy of the cluster refuses this: {}", status.message),
         ),
         403 if quota::is_exceeded(status) => quota_used_up(exceeded(&status.message)),
         // RBAC refuses the service itself. An API server that has just started has not loaded the roles yet.
@@ -413,6 +410,23 @@ mod tests {
         for error in [CallError::Timeout, CallError::Busy].map(Error::from) {
             assert!(error.kind == ErrorKind::Unavailable && error.retry_after.is_some());
         }
+    }
+
+    #[test]
+    fn denials_of_admission_webhooks_are_told_as_such_whatever_code_they_have() {
+        for code in [400, 404, 409, 410, 413, 429, 500, 503] {
+            let details = json!({ "kind": "namespaces", "retryAfterSeconds": 7 });
+            let message = "admission webhook \"x\" denied the request without explanation";
+            let denied = answered(code, message, &details);
+            assert_eq!(
+                (denied.kind, denied.retry_after),
+                (ErrorKind::Forbidden, None),
+                "{code}"
+            );
+            assert!(denied.message.contains(message), "{denied}");
+        }
+        let failed = "Internal error occurred: failed calling webhook \"x\": no answer";
+        assert_eq!(answered(500, failed, &json!({})).kind, ErrorKind::Unavailable);
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub fn new_key(account_uid: &str, scope: KeyScope, expires_at: Option<Timestamp>
     let spec = ApiKeySpec {
         sha256: hex::encode(api_key::digest(account_uid, &key)),
         digest_of: Some(DigestOf::AccountAndKey),
+        is_copy: false,
         scope,
         expires_at,
         last_characters: Some(key[key.len() - 4..].to_owned()),

@@ -92,6 +92,8 @@ pub struct Service {
     credentials: Arc<Credentials>,
     /// For creating keys, by namespace.
     key_locks: KeyedLocks,
+    /// For requests that change many deliveries, by webhook.
+    bulk_locks: KeyedLocks,
     /// Keys that an account may have.
     key_quota: usize,
     /// Whether the operator logs events.
@@ -153,6 +155,7 @@ impl Service {
             calls,
             credentials: Arc::default(),
             key_locks: KeyedLocks::default(),
+            bulk_locks: KeyedLocks::default(),
             key_quota: size(DEFAULT_KEY_QUOTA),
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),

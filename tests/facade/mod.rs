@@ -8,6 +8,7 @@ mod errors;
 pub mod events;
 mod isolation;
 mod lifecycle;
+mod limits;
 mod memory;
 mod repeats;
 mod secrets;

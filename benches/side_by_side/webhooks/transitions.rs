@@ -117,22 +117,25 @@ pub async fn measure(table: &mut Table, baseline: Option<&Path>, sizes: &Sizes) 
         with_events: Vec::new(),
         turns: numbers.iter().map(|_| Vec::new()).collect(),
     };
-    let mut sides = vec![
+    let mut builds = vec![
         side("this build, made by REST", Path::new(STELLAGE), &untracked),
         side("this build, made by kubectl", Path::new(STELLAGE), &tracked),
     ];
-    sides.extend(baseline.map(|program| side(BASELINE, program, &tracked)));
+    builds.extend(baseline.map(|program| side(BASELINE, program, &tracked)));
     for _ in 0..sizes.rounds {
-        for side in &mut sides {
+        for side in &mut builds {
             round(side, &mut stage, &receivers, sizes).await?;
         }
     }
     stage.stop().await?;
     for (n, webhooks) in numbers.iter().enumerate() {
-        let turns: Vec<_> = sides.iter().map(|side| (side.name, &*side.turns[n])).collect();
+        let turns: Vec<_> = builds.iter().map(|side| (side.name, &*side.turns[n])).collect();
         report(table, &turns, &format!("{webhooks} webhooks"), aim(*webhooks));
     }
-    let turns: Vec<_> = sides.iter().map(|side| (side.name, &*side.with_events)).collect();
+    let turns: Vec<_> = builds
+        .iter()
+        .map(|side| (side.name, &*side.with_events))
+        .collect();
     report(table, &turns, "0 webhooks, with Kubernetes Events", None);
     table.note(&format!(
         "transitions: log all, {INSTANCES} instances, {AT_A_TIME} at a time, {} s",

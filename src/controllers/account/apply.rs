@@ -30,7 +30,7 @@ use crate::{
         conditions,
         webhook::WEBHOOK_SECRET_LABEL,
     },
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{bounded, next_page},
 };
 
 /// When to check again for something that no watch reports: the deletion of a foreign namespace.
@@ -663,10 +663,7 @@ impl Work<'_> {
             .await;
         match answer {
             Ok(_) => Ok(reason_before != reason_now),
-            Err(AccountError::Call {
-                source: CallError::Api(kube::Error::Api(status)),
-                ..
-            }) if status.is_not_found() => Ok(false),
+            Err(AccountError::Call { source, .. }) if source.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -400,6 +400,12 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
         )),
         namespace: owned.is_some().then(|| wanted.to_owned()),
         owner_since: owner_since(account, owned.is_some(), reason == NAMESPACE_TAKEN, now),
+        // The webhook controller's.
+        notified_at: account
+            .status
+            .as_ref()
+            .map(|status| status.notified_at.clone())
+            .unwrap_or_default(),
         observed_generation: generation,
         conditions,
     }

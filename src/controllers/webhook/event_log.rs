@@ -19,7 +19,7 @@ use super::{
 use crate::{
     delivery::dispatch::{Mentions, Page, PageWritten},
     resources::{EventLog, PageIndex, event_log::written_at, quota},
-    runtime::client::{CallError, bounded, next_page},
+    runtime::client::{CallError, bounded, is_denial, next_page},
 };
 
 /// Pages on one page of a list.
@@ -56,7 +56,7 @@ pub(super) async fn write(shared: &Shared, namespace: &str, page: Page) -> PageW
     match bounded(api(shared, namespace).create(&params, &page)).await {
         Ok(_) => {}
         // An earlier try has succeeded after all: the name derives from the contents.
-        Err(error) if error.status().is_some_and(Status::is_already_exists) => {}
+        Err(error) if error.is_already_exists() => {}
         Err(error) if is_hopeless(&error) => return PageWritten::Impossible,
         // The account holder's own doing.
         Err(error) if error.status().is_some_and(quota::is_exceeded) => {
@@ -84,7 +84,7 @@ fn is_refused(error: &CallError, failures: u32) -> bool {
             || matches!(status.code, 400 | 413)
             // etcd's limit.
             || status.message.contains("too large")
-            || failures >= MAX_REFUSALS && is_forbidden(status)
+            || failures >= MAX_REFUSALS && (is_forbidden(status) || is_denial(status))
     };
     error.status().is_some_and(is_final)
 }

@@ -1,4 +1,5 @@
-//! Deletes old pages of the event log, and those beyond the bounds of an account or of all together (decisions, section 8).
+//! Deletes old pages of the event log, and what is beyond the bounds of an account or of all together (decisions, section 8). In
+//! bytes, pages and finished Deliveries count together, and the oldest go first.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,11 +14,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    finished::{self, Finished},
     log_tally::{LogTally, Size},
     shared::Shared,
 };
 use crate::{
-    resources::{EventLog, PageIndex},
+    resources::{Delivery, EventLog, PageIndex},
     runtime::client::{CallError, bounded, next_page},
 };
 
@@ -41,6 +43,12 @@ impl Shared {
         let size = tally.by_namespace.entry(namespace.into()).or_default();
         *size = size.plus(Size { events, bytes });
         tally.bytes += bytes;
+    }
+
+    /// Notes that a finished Delivery has been written.
+    pub(super) fn finished(&self, delivery: &Delivery) {
+        let namespace = delivery.metadata.namespace.as_deref().unwrap_or_default();
+        self.logged(namespace, 0, delivery.bytes());
     }
 }
 
@@ -127,27 +135,26 @@ fn again(shared: &Shared, namespace: &str, bounds: &Bounds) {
 /// Prunes all accounts, and those with most again if all together are over their bound.
 async fn round(shared: &Shared, bounds: &Bounds) -> Result<(), CallError> {
     shared.state.lock().log_tally = LogTally::default();
-    let kept = prune_in(
-        shared,
-        &Api::all(shared.deps.client.clone()),
-        bounds,
-        bounds.account,
-    )
-    .await?;
-    let sizes: Vec<u64> = kept.values().map(|kept| kept.size.bytes).collect();
-    let Some(level) = level(sizes, bounds.total_bytes) else {
-        return Ok(());
-    };
-    tracing::warn!(
-        level,
-        "the event log has reached its bound; what accounts have logged beyond this many bytes is deleted, oldest first"
-    );
+    let kept = prune_pages(shared, None, bounds, bounds.account, Vec::new()).await?;
+    let mut sizes = finished::sizes(&shared.deps.client).await?;
+    for (namespace, kept) in kept {
+        *sizes.entry(namespace).or_default() += kept.size.bytes;
+    }
+    let most = bounds.account.bytes;
+    let bounded = sizes.values().map(|bytes| most.min(*bytes)).collect();
+    let level = level(bounded, bounds.total_bytes);
+    if let Some(level) = level {
+        tracing::warn!(
+            level,
+            "the event log has reached its bound; what accounts have logged beyond this many bytes is deleted, oldest first"
+        );
+    }
     let limit = Size {
-        bytes: level,
+        bytes: level.unwrap_or(most),
         ..bounds.account
     };
     let mut pruned = Ok(());
-    for (namespace, _) in kept.iter().filter(|(_, kept)| kept.size.bytes > level) {
+    for (namespace, _) in sizes.iter().filter(|(_, bytes)| **bytes > limit.bytes) {
         pruned = pruned.and(prune(shared, namespace, bounds, limit).await);
     }
     pruned
@@ -169,27 +176,40 @@ fn level(mut sizes: Vec<u64>, total: u64) -> Option<u64> {
 }
 
 async fn prune(shared: &Shared, namespace: &str, bounds: &Bounds, limit: Size) -> Result<(), CallError> {
-    let api = Api::namespaced(shared.deps.client.clone(), namespace);
-    prune_in(shared, &api, bounds, limit).await.map(drop)
+    let finished = finished::list(&shared.deps.client, namespace, "").await?;
+    prune_pages(shared, Some(namespace), bounds, limit, finished)
+        .await
+        .map(drop)
 }
 
-/// Deletes the surplus pages. Returns what is kept of each account.
-async fn prune_in(
+/// Deletes the surplus pages of a namespace and those of its finished Deliveries, which must come newest first; or the surplus
+/// pages of all. Returns what is kept of each account.
+async fn prune_pages(
     shared: &Shared,
-    api: &Api<EventLog>,
+    namespace: Option<&str>,
     bounds: &Bounds,
     limit: Size,
+    finished: Vec<Finished>,
 ) -> Result<HashMap<String, Kept>, CallError> {
+    let client = shared.deps.client.clone();
+    let api: Api<EventLog> = match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
     let mut kept: HashMap<String, Kept> = HashMap::new();
+    let mut finished = finished.into_iter().peekable();
+    let mut surplus_deliveries = Vec::new();
     let mut params = ListParams::default().limit(PAGE);
     loop {
         let list = bounded(api.list_metadata(&params)).await?;
         let has_more = next_page(&mut params, &list.metadata);
-        let since = shared.deps.clock.now().saturating_sub(bounds.age);
-        let since = since.unwrap_or(Timestamp::MIN);
+        // It has just answered, so its time is known.
+        let since = shared.deps.server_time.since(bounds.age);
         let pages = list.items.into_iter().map(|page| page.metadata);
         let surplus: Vec<_> = pages
             .filter(|page| {
+                let newer = std::iter::from_fn(|| finished.next_if(|delivery| !is_older(delivery, page)));
+                surplus_deliveries.extend(beyond(newer, of_page(&mut kept, page), limit));
                 is_surplus(page, &mut kept, limit, since) && {
                     let is_needed = is_needed(shared, page);
                     if is_needed {
@@ -213,9 +233,15 @@ async fn prune_in(
             })
             .await;
         if !has_more {
-            return Ok(kept);
+            break;
         }
     }
+    if let Some(namespace) = namespace {
+        let kept = kept.entry(namespace.to_owned()).or_default();
+        surplus_deliveries.extend(beyond(finished, kept, limit));
+        finished::delete(shared, namespace, surplus_deliveries).await;
+    }
+    Ok(kept)
 }
 
 /// What is kept of an account.
@@ -224,6 +250,47 @@ struct Kept {
     size: Size,
     /// Whether a page was beyond the limit, and so are all older ones.
     is_full: bool,
+    /// Whether the limit of bytes has been reached, so that older deliveries are beyond it, too.
+    is_too_large: bool,
+}
+
+impl Kept {
+    /// Whether something of this size, older than what is kept, is beyond the limit. The newest never is.
+    fn is_beyond(&mut self, size: Size, limit: Size) -> bool {
+        let with_it = self.size.plus(size);
+        self.is_too_large |= self.size != Size::default() && with_it.bytes > limit.bytes;
+        self.is_full |= self.is_too_large || self.size.events > 0 && with_it.events > limit.events;
+        self.is_full
+    }
+}
+
+fn of_page<'a>(kept: &'a mut HashMap<String, Kept>, page: &ObjectMeta) -> &'a mut Kept {
+    kept.entry(page.namespace.clone().unwrap_or_default())
+        .or_default()
+}
+
+/// Whether a delivery was finished before a page was created.
+fn is_older(delivery: &Finished, page: &ObjectMeta) -> bool {
+    let created = page.creation_timestamp.as_ref();
+    created.is_some_and(|created| delivery.at < created.0)
+}
+
+/// Of deliveries that are older than what is kept, the newest first, those that are too much for the limit of bytes.
+fn beyond(deliveries: impl Iterator<Item = Finished>, kept: &mut Kept, limit: Size) -> Vec<Finished> {
+    let mut surplus = Vec::new();
+    for delivery in deliveries {
+        let size = Size {
+            events: 0,
+            bytes: delivery.bytes,
+        };
+        kept.is_beyond(size, limit);
+        if kept.is_too_large {
+            surplus.push(delivery);
+        } else {
+            kept.size = kept.size.plus(size);
+        }
+    }
+    surplus
 }
 
 /// Whether a page is too old or beyond the limit; an account's newest page is never beyond it. Pages must come in the order of
@@ -233,17 +300,13 @@ fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, 
         events: index.ids.len() as u64,
         bytes: index.bytes,
     });
-    // By the API server's clock: that of an earlier leader may have been wrong.
+    // Both times are the API server's: the clock of this leader or an earlier one may be wrong.
     let created = page.creation_timestamp.as_ref().map(|time| time.0);
     let is_old = created.is_some_and(|at| at < since);
-    let kept = kept
-        .entry(page.namespace.clone().unwrap_or_default())
-        .or_default();
-    let with_it = kept.size.plus(size);
-    kept.is_full |= kept.size != Size::default() && with_it.exceeds(limit);
-    let is_surplus = is_old || kept.is_full;
+    let kept = of_page(kept, page);
+    let is_surplus = kept.is_beyond(size, limit) || is_old;
     if !is_surplus || page.deletion_timestamp.is_some() {
-        kept.size = with_it;
+        kept.size = kept.size.plus(size);
     }
     is_surplus && page.deletion_timestamp.is_none()
 }
@@ -259,10 +322,158 @@ fn is_needed(shared: &Shared, page: &ObjectMeta) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::{HeaderMap, HeaderValue, Method, header::DATE};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::resources::{EventType, LoggedEvent};
+    use crate::{
+        controllers::webhook::{Deps, WebhookController, tests::deps},
+        resources::{EventType, LoggedEvent},
+        runtime::{Clock, ReconcileQueue, client::answered_by},
+    };
+
+    const NOON: &str = "2026-11-22T12:00:00Z";
+
+    /// The clock of an operator, a day ahead.
+    struct Tomorrow;
+
+    impl Clock for Tomorrow {
+        fn now(&self) -> Timestamp {
+            NOON.parse::<Timestamp>().unwrap() + SignedDuration::from_hours(25)
+        }
+    }
+
+    fn hours_ago(hours: i64) -> Time {
+        Time(NOON.parse::<Timestamp>().unwrap() - SignedDuration::from_hours(hours))
+    }
+
+    fn stored_page(namespace: &str, hours: i64) -> ObjectMeta {
+        page(namespace, hours_ago(hours).0.as_second(), 1)
+    }
+
+    fn stored_delivery(namespace: &str, hours: i64, bytes: u64) -> ObjectMeta {
+        let delivery = json!({
+            "namespace": namespace, "name": format!("dlv-{hours}"), "uid": "d", "resourceVersion": "1",
+            "creationTimestamp": hours_ago(hours), "annotations": { "stellage.dev/bytes": bytes.to_string() },
+        });
+        serde_json::from_value(delivery).unwrap()
+    }
+
+    /// What a round of a controller with these flags deletes of what is stored. The API server's time is noon.
+    async fn deleted_by_a_round(
+        flags: &[&str],
+        mut pages: Vec<ObjectMeta>,
+        deliveries: Vec<ObjectMeta>,
+    ) -> Vec<String> {
+        pages.sort_by_key(|page| (page.namespace.clone(), page.name.clone()));
+        let names: HashMap<String, String> = pages
+            .iter()
+            .map(|page| {
+                let hours = (NOON.parse::<Timestamp>().unwrap()
+                    - page.creation_timestamp.as_ref().unwrap().0)
+                    .get_seconds()
+                    / 3600;
+                (page.name.clone().unwrap(), format!("page-{hours}"))
+            })
+            .collect();
+        let deleted = Arc::new(Mutex::new(Vec::new()));
+        let log = deleted.clone();
+        let client = answered_by(move |method, path, _| {
+            let path = path.split('?').next().unwrap_or_default().to_owned();
+            let mut words = path.rsplit('/');
+            let answer = if method == Method::DELETE {
+                let name = words.next().unwrap_or_default().to_owned();
+                let namespace = words.nth(1).unwrap_or_default();
+                let name = names.get(&name).cloned().unwrap_or(name);
+                log.lock().push(format!("{namespace}/{name}"));
+                json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" })
+            } else {
+                let stored = if path.ends_with("/eventlogs") {
+                    &pages
+                } else {
+                    &deliveries
+                };
+                let of = |object: &&ObjectMeta| {
+                    !path.contains("/namespaces/")
+                        || path.contains(&format!(
+                            "/namespaces/{}/",
+                            object.namespace.as_deref().unwrap_or_default()
+                        ))
+                };
+                let items: Vec<Value> = stored
+                    .iter()
+                    .filter(of)
+                    .map(|metadata| json!({ "metadata": metadata }))
+                    .collect();
+                json!({ "metadata": {}, "items": items })
+            };
+            async move { (200, answer) }
+        });
+        let deps = Deps {
+            client,
+            clock: Arc::new(Tomorrow),
+            ..deps(flags)
+        };
+        let date = HeaderValue::from_static("Sun, 22 Nov 2026 12:00:00 GMT");
+        deps.server_time.answered(&HeaderMap::from_iter([(DATE, date)]));
+        let shared = WebhookController::new(deps, ReconcileQueue::default()).shared;
+        round(&shared, &Bounds::of(&shared)).await.unwrap();
+        let mut deleted = std::mem::take(&mut *deleted.lock());
+        deleted.sort();
+        deleted
+    }
+
+    #[tokio::test]
+    async fn a_leader_whose_clock_is_a_day_ahead_deletes_only_what_is_old() {
+        let pages = vec![stored_page("a", 1), stored_page("a", 23), stored_page("a", 25)];
+        assert_eq!(deleted_by_a_round(&[], pages, Vec::new()).await, ["a/page-25"]);
+    }
+
+    #[tokio::test]
+    async fn pages_and_finished_deliveries_of_an_account_share_its_bytes_and_the_oldest_go() {
+        let pages = || vec![stored_page("a", 1), stored_page("a", 6), stored_page("b", 6)];
+        let deliveries = || {
+            (2..6)
+                .map(|hours| stored_delivery("a", hours, 400 << 10))
+                .collect()
+        };
+        let flags = ["--logged-mebibytes-per-account=1"];
+        let deleted = deleted_by_a_round(&flags, pages(), deliveries()).await;
+        assert_eq!(deleted, ["a/dlv-4", "a/dlv-5", "a/page-6"]);
+        // All together: the account with most gives.
+        let flags = ["--logged-mebibytes-in-all=1"];
+        assert_eq!(deleted_by_a_round(&flags, pages(), deliveries()).await, deleted);
+        assert!(deleted_by_a_round(&[], pages(), deliveries()).await.is_empty());
+    }
+
+    #[test]
+    fn deliveries_do_not_count_as_events() {
+        let mut kept = Kept::default();
+        let limit = Size {
+            events: 10,
+            bytes: 1000,
+        };
+        assert!(
+            !kept.is_beyond(
+                Size {
+                    events: 11,
+                    bytes: 10
+                },
+                limit
+            ),
+            "the newest"
+        );
+        kept.size = Size {
+            events: 11,
+            bytes: 10,
+        };
+        assert!(kept.is_beyond(Size { events: 1, bytes: 10 }, limit));
+        let delivery = Finished::of(stored_delivery("a", 1, 900)).unwrap();
+        assert!(beyond([delivery.clone()].into_iter(), &mut kept, limit).is_empty());
+        assert_eq!(beyond([delivery].into_iter(), &mut kept, limit).len(), 1);
+    }
 
     fn page(namespace: &str, at: i64, events: usize) -> ObjectMeta {
         let at = Timestamp::from_second(at).unwrap();

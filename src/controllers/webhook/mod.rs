@@ -14,9 +14,10 @@
 //! - `lookup`: makes sure that no event misses a webhook;
 //! - `status`: decides the status of a Webhook; `status_writer`: writes it; `write_budget`: when;
 //! - `notify`: notifies account holders by e-mail; `mail_queue`: of what; `mail_limiter`: how often;
-//! - `retention`: deletes old finished Deliveries.
+//! - `retention`: deletes old finished Deliveries; `finished`: lists and deletes them.
 
 mod event_log;
+mod finished;
 mod initial_state;
 mod listeners;
 mod log_retention;
@@ -53,7 +54,7 @@ use crate::{
     events::Outbox,
     mail::{MailLimits, Mailer},
     resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, ReconcileQueue, events::Events, lease::Tenure, watch::Listener},
+    runtime::{Clock, Metrics, ReconcileQueue, ServerTime, events::Events, lease::Tenure, watch::Listener},
 };
 
 /// What the controller depends on.
@@ -78,6 +79,8 @@ pub struct Deps {
     pub metrics: Metrics,
     /// Source of the time.
     pub clock: Arc<dyn Clock>,
+    /// The API server's time, for the ages of what it stores.
+    pub server_time: ServerTime,
 }
 
 /// The controller. Its listeners must receive every change of the watches from the start.

@@ -4,8 +4,16 @@
 use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
 
-use super::shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, Told, key_of};
+use super::{
+    shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, Told, key_of},
+    store::FIELD_MANAGER,
+};
 use crate::{
     delivery::dispatch::WebhookKey,
     mail::{
@@ -15,7 +23,7 @@ use crate::{
     resources::{
         Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
     },
-    runtime::metrics::OutcomeLabels,
+    runtime::{client::bounded, metrics::OutcomeLabels},
 };
 
 /// First pause after a failed mail; it doubles with each failure.
@@ -75,6 +83,9 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
         };
         let result = result.map(sent).map_err(|error| error.public_message());
         record(shared, namespace, &found.webhooks, &result, is_over);
+        if let Ok(sent) = &result {
+            remember(shared, &account, &sent.within_day).await;
+        }
         if is_over {
             wait(shared, namespace, found.next);
             return;
@@ -100,11 +111,33 @@ fn wait(shared: &Shared, namespace: &str, until: Option<Timestamp>) {
 /// Whether a mail to an account may be sent now; or else, from when on.
 fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Timestamp> {
     if !shared.state.lock().mail_limiter.knows(account) {
-        let earlier = sent_earlier(shared, namespace, account);
+        let mut earlier = sent_earlier(shared, namespace, account);
+        let owner = shared.deps.directory.account_of(namespace);
+        let owner = owner.filter(|owner| owner.metadata.uid.as_deref() == Some(account));
+        if let Some(status) = owner.as_ref().and_then(|owner| owner.status.as_ref()) {
+            earlier.extend(status.notified_at.iter().copied());
+        }
         shared.state.lock().mail_limiter.begin(account, earlier);
     }
     let now = shared.now().wall;
     shared.state.lock().mail_limiter.check(account, now)
+}
+
+/// Writes the times of the mails of a day into the status of the Account, which outlasts its webhooks. If that fails, only the
+/// statuses of the webhooks have them.
+async fn remember(shared: &Shared, account: &Account, within_day: &[Timestamp]) {
+    let (Some(name), Some(uid)) = (&account.metadata.name, &account.metadata.uid) else {
+        return;
+    };
+    let api: Api<Account> = Api::all(shared.deps.client.clone());
+    let patch = json!({ "metadata": { "uid": uid }, "status": { "notifiedAt": within_day } });
+    let params = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    if let Err(error) = bounded(api.patch_status(name, &params, &Patch::Merge(&patch))).await {
+        tracing::warn!(account = name, %error, "cannot record in the status of the Account when it was sent an e-mail");
+    }
 }
 
 /// When an account was sent mails, according to the statuses of the webhooks that it has.

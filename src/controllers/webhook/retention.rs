@@ -1,26 +1,18 @@
-//! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5).
+//! Deletes old finished Deliveries: they are kept for a day, and at most a thousand per webhook (decisions, section 5). How large
+//! those of an account may be together is up to `log_retention`.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use jiff::{SignedDuration, Timestamp};
-use kube::{
-    Api,
-    api::{DeleteParams, ListParams, Preconditions},
-    core::PartialObjectMeta,
-};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::shared::Shared;
-use crate::{
-    delivery::dispatch::{WebhookKey, key},
-    resources::{
-        Delivery,
-        delivery::{self, FINISHED_LABEL, WEBHOOK_LABEL},
-    },
-    runtime::client::{CallError, bounded, next_page},
+use super::{
+    finished::{self, Finished},
+    shared::Shared,
 };
+use crate::{delivery::dispatch::WebhookKey, resources::delivery::WEBHOOK_LABEL, runtime::client::CallError};
 
 /// How often to check for webhooks with too many finished deliveries.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -30,9 +22,7 @@ const ROUND: Duration = Duration::from_secs(600);
 const MANY: u64 = 100;
 /// A webhook that is over its limit by fewer is pruned this long after its last pruning.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Objects on one page of a list.
-const PAGE: u32 = 500;
-/// Webhooks pruned at the same time, and deletions at the same time for each of them.
+/// Webhooks pruned at the same time.
 const CONCURRENCY: usize = 4;
 
 /// Runs until shutdown.
@@ -104,82 +94,32 @@ fn is_due(finished: u64, left: u64, ago: Duration, kept: u64) -> bool {
 /// Deletes the surplus deliveries of a webhook. Returns how many finished ones are left.
 async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallError> {
     let (namespace, webhook) = webhook_key.split_once('/').unwrap_or_default();
-    let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
-    let mut params = ListParams::default()
-        .labels(&format!("{WEBHOOK_LABEL}={webhook},{FINISHED_LABEL}"))
-        .limit(PAGE);
-    let mut finished: Vec<(Timestamp, Preconditions, String)> = Vec::new();
-    loop {
-        let page = bounded(api.list_metadata(&params)).await?;
-        let has_more = next_page(&mut params, &page.metadata);
-        finished.extend(page.items.into_iter().filter_map(|meta| {
-            // Delete only the listed version: the delivery may have been sent again since.
-            let exactly = Preconditions {
-                uid: meta.metadata.uid.clone(),
-                resource_version: meta.metadata.resource_version.clone(),
-            };
-            Some((finished_at(&meta), exactly, meta.metadata.name?))
-        }));
-        if !has_more {
-            break;
-        }
-    }
+    let labels = format!(",{WEBHOOK_LABEL}={webhook}");
+    let finished = finished::list(&shared.deps.client, namespace, &labels).await?;
     let settings = &shared.deps.settings;
     let kept = usize::try_from(settings.delivery_retention).unwrap_or(usize::MAX);
     let age = SignedDuration::from_hours(i64::from(settings.delivery_retention_hours));
     let count = finished.len();
-    let mut surplus = surplus(finished, kept, age, shared.deps.clock.now());
-    // Keep records of events that are still in an outbox: without them, a new leader would send those events again.
-    surplus.retain(|(_, name)| {
-        let key = key(namespace, name);
-        !shared.state.lock().dispatcher.is_in_outbox(&key)
-    });
-    let left = u64::try_from(count.saturating_sub(surplus.len())).unwrap_or(u64::MAX);
-    futures::stream::iter(surplus)
-        .for_each_concurrent(CONCURRENCY, |(exactly, name)| {
-            let api = api.clone();
-            async move {
-                let params = DeleteParams {
-                    preconditions: Some(exactly),
-                    ..DeleteParams::default()
-                };
-                // A failed deletion is repeated in the next round.
-                if let Err(error) = bounded(api.delete(&name, &params)).await
-                    && !error.is_not_found()
-                    && !error.is_conflict()
-                {
-                    tracing::debug!(delivery = name, %error, "cannot delete a finished delivery");
-                }
-            }
-        })
-        .await;
-    Ok(left)
+    // The API server has just answered, so its time is known. Ours may be wrong.
+    let surplus = surplus(finished, kept, shared.deps.server_time.since(age));
+    let deleted = finished::delete(shared, namespace, surplus).await;
+    Ok(u64::try_from(count.saturating_sub(deleted)).unwrap_or(u64::MAX))
 }
 
-fn finished_at(meta: &PartialObjectMeta<Delivery>) -> Timestamp {
-    delivery::finished_at(&meta.metadata)
-        .or(meta.metadata.creation_timestamp.as_ref().map(|time| time.0))
-        .unwrap_or(Timestamp::MAX)
-}
-
-/// The deliveries that are too old, or beyond the limit.
-fn surplus<P>(
-    mut finished: Vec<(Timestamp, P, String)>,
-    kept: usize,
-    age: SignedDuration,
-    now: Timestamp,
-) -> Vec<(P, String)> {
-    finished.sort_by(|(a, _, a_name), (b, _, b_name)| (b, b_name).cmp(&(a, a_name)));
+/// Of deliveries in the order of their ends, the newest first, those that were finished before `since`, or are beyond the limit.
+fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finished> {
     finished
         .into_iter()
         .enumerate()
-        .filter(|(rank, (at, ..))| *rank >= kept || now.duration_since(*at) > age)
-        .map(|(_, (_, exactly, name))| (exactly, name))
+        .filter(|(rank, delivery)| *rank >= kept || delivery.at < since)
+        .map(|(_, delivery)| delivery)
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+
     use super::*;
 
     #[test]
@@ -195,16 +135,21 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_are_too_many_or_they_are_too_old() {
-        let at = |hour: i64| Timestamp::from_second(hour * 3600).unwrap();
-        let all: Vec<_> = (0..6).map(|hour| (at(hour), (), format!("d{hour}"))).collect();
-        let surplus = |kept, hours| {
-            let age = SignedDuration::from_hours(hours);
-            let names = surplus(all.clone(), kept, age, at(6))
-                .into_iter()
-                .map(|((), name)| name);
+        let delivery = |hour: i64| {
+            let metadata = ObjectMeta {
+                name: Some(format!("d{hour}")),
+                creation_timestamp: Some(Time(Timestamp::from_second(hour * 3600).unwrap())),
+                ..ObjectMeta::default()
+            };
+            Finished::of(metadata).unwrap()
+        };
+        let all: Vec<_> = (0..6).rev().map(delivery).collect();
+        let surplus = |kept, hour: i64| {
+            let since = Timestamp::from_second(hour * 3600).unwrap();
+            let names = surplus(all.clone(), kept, since).into_iter().map(|it| it.name);
             names.collect::<Vec<_>>()
         };
-        assert_eq!(surplus(4, 24), ["d1", "d0"]);
+        assert_eq!(surplus(4, 0), ["d1", "d0"]);
         assert_eq!(surplus(100, 3), ["d2", "d1", "d0"]);
     }
 }

@@ -24,12 +24,17 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
+    if let WriteRequest::Create(delivery) | WriteRequest::Replace(delivery) = &request
+        && delivery.is_finished()
+    {
+        shared.finished(delivery);
+    }
     match request {
         WriteRequest::Create(delivery) => {
             let api = api(shared, &delivery);
             match bounded(api.create(&params, &delivery)).await {
                 Ok(stored) => Written::Stored(pruned(stored)),
-                Err(error) if error.status().is_some_and(Status::is_already_exists) => {
+                Err(error) if error.is_already_exists() => {
                     match read_back(&api, &delivery).await {
                         // It was deleted in between, so a retry will succeed.
                         Written::Gone => Written::Failed,
@@ -109,7 +114,7 @@ pub(super) fn is_hopeless(error: &CallError) -> bool {
     };
     let lacks_namespace = |status: &Status| {
         let kind = status.details.as_ref().map(|details| details.kind.as_str());
-        status.is_not_found() && kind == Some("namespaces")
+        error.is_not_found() && kind == Some("namespaces")
     };
     error
         .status()

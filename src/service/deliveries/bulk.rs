@@ -1,5 +1,6 @@
 //! Requests for many deliveries of a webhook. The deliveries are patched in the order of their events, some concurrently, within
-//! a deadline.
+//! a deadline. Such a request holds a permit for long reads to its end, so an account has two at a time, and those for the same
+//! webhook wait for each other.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::{
     service::{
         Service,
         error::Error,
-        id::WebhookId,
+        id::{PublicId as _, WebhookId},
         idempotency::IdempotentRequest,
         index::Object as _,
         precondition::Precondition,
@@ -25,8 +26,8 @@ use crate::{
     },
 };
 
-/// Maximum number of concurrent patches.
-const AT_ONCE: usize = 16;
+/// Maximum number of concurrent patches of a request.
+const AT_ONCE: usize = 8;
 
 /// The result of a request for many deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,12 @@ impl Service {
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
     ) -> Result<Counted, Error> {
+        // Before anything is looked up: the request that is waited for may have had the same key.
+        let key = webhook.map(|id| format!("{namespace}/{}", id.name()));
+        let _lock = match &key {
+            Some(key) => Some(self.bulk_locks.lock(key).await?),
+            None => None,
+        };
         let decide = |item: &IndexedWebhook| {
             let was_done = request
                 .map(|request| request.was_done(&*item.webhook))
@@ -181,6 +188,7 @@ impl Service {
 
     /// Patches the deliveries. Returns the number being sent.
     async fn to_each(&self, webhook: &Webhook, bulk: Bulk) -> Result<usize, Error> {
+        let _reading = self.calls.long_read(webhook.namespace()).await?;
         let selection = Selection {
             status: Some(bulk.phase()),
             event_type: None,
@@ -242,7 +250,121 @@ impl Service {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use futures::FutureExt as _;
+    use http::Method;
+    use serde_json::json;
+    use tokio::sync::Semaphore;
+
     use super::*;
+    use crate::{
+        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
+        runtime::client::answered_by, service::Dependencies,
+    };
+
+    /// Pending deliveries of the webhook.
+    const PENDING: usize = 20;
+
+    /// Patches that have begun and not ended, and the most of them at a time.
+    #[derive(Default)]
+    struct Patches {
+        now: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    fn delivery(number: usize) -> Value {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "namespace": "demo", "name": format!("dlv-{number:016}"), "uid": format!("d{number}"),
+                "resourceVersion": "1", "labels": { "stellage.dev/webhook": "wh-abcdefgh01234567" },
+                "ownerReferences": [{
+                    "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "wh-abcdefgh01234567", "uid": "u",
+                }],
+            },
+            "spec": {
+                "webhook": "wh-abcdefgh01234567", "eventId": format!("evt_{number}"), "eventType": "instance.created",
+                "eventCreatedAt": "2026-11-22T10:00:00Z", "subject": format!("instance-{number}"), "body": "{}",
+            },
+            "status": { "phase": "Pending" },
+        })
+    }
+
+    /// A service whose API server has a webhook, and does not answer patches of its deliveries before the gate opens.
+    fn service(gate: &Arc<Semaphore>, patches: &Arc<Patches>) -> Service {
+        let (gate, patches) = (gate.clone(), patches.clone());
+        let client = answered_by(move |method, path, _| {
+            let (gate, patches) = (gate.clone(), patches.clone());
+            async move {
+                if method == Method::PATCH {
+                    let now = patches.now.fetch_add(1, Ordering::Relaxed) + 1;
+                    patches.most.fetch_max(now, Ordering::Relaxed);
+                    gate.acquire().await.unwrap().forget();
+                    patches.now.fetch_sub(1, Ordering::Relaxed);
+                    (200, delivery(0))
+                } else if path.contains("/deliveries") {
+                    let items: Vec<Value> = (0..PENDING).map(delivery).collect();
+                    (200, json!({ "metadata": {}, "items": items }))
+                } else {
+                    let webhook = json!({
+                        "metadata": {
+                            "namespace": "demo", "name": "wh-abcdefgh01234567", "uid": "u", "resourceVersion": "1",
+                        },
+                        "spec": {
+                            "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": "s" },
+                        },
+                    });
+                    (200, webhook)
+                }
+            }
+        });
+        Service::new(Dependencies {
+            client,
+            clock: Arc::new(SystemClock),
+            catalogue: Catalogue::default(),
+            usage: Box::new(SimulatedUsage::default()),
+            receiver_check: Arc::new(|_| Ok(())),
+        })
+    }
+
+    #[tokio::test]
+    async fn requests_for_all_deliveries_of_a_webhook_follow_each_other_and_hold_a_permit_to_their_end() {
+        let (gate, patches) = (Arc::new(Semaphore::new(0)), Arc::new(Patches::default()));
+        let service = service(&gate, &patches);
+        let precondition = Precondition::default();
+        let webhook = WebhookId::of_suffix("abcdefgh01234567");
+        assert!(webhook.is_some());
+        let retry = || service.retry("demo", webhook, None, &precondition);
+        let watching = async {
+            while patches.now.load(Ordering::Relaxed) < AT_ONCE {
+                tokio::task::yield_now().await;
+            }
+            // The second request has had time to begin, too.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            let other = service.calls.long_read("demo").await;
+            assert!(other.is_ok());
+            assert!(service.calls.long_read("demo").now_or_never().is_none());
+            gate.add_permits(2 * PENDING);
+        };
+        let (first, second, ()) = tokio::join!(retry(), retry(), watching);
+        for answer in [first, second] {
+            assert_eq!(
+                answer,
+                Ok(Counted {
+                    count: PENDING,
+                    when: When::Now,
+                    replayed: false
+                })
+            );
+        }
+        assert_eq!(patches.most.load(Ordering::Relaxed), AT_ONCE);
+    }
 
     #[test]
     fn a_note_is_read_as_it_was_written_also_by_an_earlier_version() {

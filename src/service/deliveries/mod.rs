@@ -55,8 +55,10 @@ use crate::{
     runtime::client::{bounded, next_page},
 };
 
-/// Deliveries per page of a list call.
+/// Deliveries per page of a list call, of their metadata alone.
 const PAGE: u32 = 500;
+/// Deliveries per page of a list call with their bodies.
+const PAGE_WITH_BODIES: u32 = 100;
 /// Deliveries of a page that are read at the same time.
 const READS_AT_ONCE: usize = 8;
 /// How long a request may read deliveries in total.
@@ -170,7 +172,7 @@ impl Service {
         selection: Selection,
         span: Span,
     ) -> Result<(Vec<Delivery>, usize), Error> {
-        let mut reading = Some(self.calls.long_read(&tenant.namespace).await?);
+        let pages = self.pages(tenant).await?;
         let mut newest = Newest::of(span.depth);
         let mut replaced = Replaced::default();
         let listed = if selection.has_logged() {
@@ -190,7 +192,6 @@ impl Service {
         })
         .await?;
 
-        let pages = self.pages(tenant);
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
@@ -208,7 +209,7 @@ impl Service {
                 }
                 ControlFlow::Continue(())
             };
-            pages.each(&mut reading, see).await?;
+            pages.each(see).await?;
         }
 
         let stored: Vec<Place> = newest.keys.into_iter().collect();
@@ -351,7 +352,7 @@ impl Service {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
-            let pages = self.pages(tenant);
+            let pages = self.pages(tenant).await?;
             let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
@@ -412,17 +413,17 @@ impl Service {
         }
     }
 
-    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order.
+    /// Passes all selected deliveries of a webhook to `see`, without bodies, in pages and in no order. The caller holds a permit
+    /// for long reads.
     async fn each_delivery(
         &self,
         webhook: &Webhook,
         selection: Selection,
         mut see: impl FnMut(Vec<Delivery>),
     ) -> Result<(), Error> {
-        let _reading = self.calls.long_read(webhook.namespace()).await?;
         // `DeserializeGuard`, so that one that does not match its schema does not hide the others.
         let api: Api<DeserializeGuard<Delivery>> = self.calls.api(webhook.namespace());
-        let mut parameters = first_page(webhook, selection);
+        let mut parameters = first_page(webhook, selection).limit(PAGE_WITH_BODIES);
         loop {
             let page = {
                 let _permit = self.calls.permit(webhook.namespace()).await?;

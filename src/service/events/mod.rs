@@ -62,7 +62,7 @@ impl Service {
         let unknown = || Error::no_such(WORD);
         let id = id.ok_or_else(unknown)?.to_string();
         let finding = async {
-            let pages = self.pages(tenant);
+            let pages = self.pages(tenant).await?;
             let found = pages.find(|index| index.has(&id).then_some(())).await?;
             let (page, ()) = found.ok_or_else(unknown)?;
             let page = pages.get(&page).await?;
@@ -75,10 +75,10 @@ impl Service {
             .map_err(|_| too_slow())?
     }
 
-    /// The pages of an account's log.
-    pub(super) fn pages<'a>(&'a self, tenant: &'a Tenant) -> Pages<'a> {
+    /// The pages of an account's log. Waits for a permit to read them.
+    pub(super) async fn pages<'a>(&'a self, tenant: &'a Tenant) -> Result<Pages<'a>, Error> {
         let since = self.now().saturating_sub(self.log_retention);
-        Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN))
+        Pages::of(&self.calls, tenant, since.unwrap_or(Timestamp::MIN)).await
     }
 
     /// `not_found` if events are not logged.
@@ -96,16 +96,11 @@ impl Service {
         filter: EventFilter,
         span: Span,
     ) -> Result<(Vec<String>, usize), Error> {
-        let pages = self.pages(tenant);
+        let pages = self.pages(tenant).await?;
         let items = |page: EventLog| {
             let matching = page.spec.events.into_iter().filter(|event| filter.matches(event));
             matching.map(|event| (place(&event), event.body)).collect()
         };
-        let mut reading = None;
-        if filter.instance.is_some() {
-            // All contents have to be read.
-            reading = Some(self.calls.long_read(&tenant.namespace).await?);
-        }
         let (mut selected, mut cut) = (Vec::new(), Vec::new());
         let see = |page: ListedPage| {
             if let Some(segment) = filter.selected(&page.index) {
@@ -121,8 +116,9 @@ impl Service {
             }
             ControlFlow::Continue(())
         };
-        pages.each(&mut reading, see).await?;
+        pages.each(see).await?;
         if filter.instance.is_some() {
+            // All contents have to be read.
             let mut merge = Merge::new(span, 0);
             pages.merge(cut, &mut merge, items).await?;
             let (shown, total) = merge.finish();

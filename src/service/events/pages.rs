@@ -21,14 +21,15 @@ const PAGE: u32 = 500;
 /// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
 const READS_AT_ONCE: usize = 4;
 
-/// The pages of an account.
-#[derive(Clone, Copy)]
+/// The pages of an account, to whoever holds a permit to read many objects: a list of pages takes some MiB, and so does the
+/// contents of a few.
 pub struct Pages<'a> {
     calls: &'a ApiCalls,
     namespace: &'a str,
     account: &'a str,
     /// Older ones are not shown.
     since: Timestamp,
+    _reading: Permit,
 }
 
 /// A page as lists show it.
@@ -49,23 +50,29 @@ pub struct Selected {
 }
 
 impl<'a> Pages<'a> {
-    /// The pages of an account that were written at `since` or later. The operator deletes older ones only every few minutes.
-    pub fn of(calls: &'a ApiCalls, tenant: &'a Tenant, since: Timestamp) -> Self {
-        Self {
-            since,
-            calls,
-            namespace: &tenant.namespace,
-            account: &tenant.uid,
-        }
+    /// The pages of an account that were written at `since` or later. The operator deletes older ones only every few minutes. Waits
+    /// for a permit to read them.
+    pub async fn of(calls: &'a ApiCalls, tenant: &'a Tenant, since: Timestamp) -> Result<Self, Error> {
+        Self::open(calls, &tenant.namespace, &tenant.uid, since).await
     }
 
-    /// Passes the pages to `see`, in the order in which they were written, newest first, until it breaks. `reading` is the permit
-    /// to read many objects; if there is none and one list call is not enough, it is set.
-    pub async fn each(
-        &self,
-        reading: &mut Option<Permit>,
-        mut see: impl FnMut(ListedPage) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
+    async fn open(
+        calls: &'a ApiCalls,
+        namespace: &'a str,
+        account: &'a str,
+        since: Timestamp,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            calls,
+            namespace,
+            account,
+            since,
+            _reading: calls.long_read(namespace).await?,
+        })
+    }
+
+    /// Passes the pages to `see`, in the order in which they were written, newest first, until it breaks.
+    pub async fn each(&self, mut see: impl FnMut(ListedPage) -> ControlFlow<()>) -> Result<(), Error> {
         let api: Api<EventLog> = self.calls.api(self.namespace);
         let mut parameters = ListParams::default().limit(PAGE);
         loop {
@@ -96,9 +103,6 @@ impl<'a> Pages<'a> {
             if !next_page(&mut parameters, &list.metadata) {
                 return Ok(());
             }
-            if reading.is_none() {
-                *reading = Some(self.calls.long_read(self.namespace).await?);
-            }
         }
     }
 
@@ -115,7 +119,7 @@ impl<'a> Pages<'a> {
             }
             None => ControlFlow::Continue(()),
         };
-        self.each(&mut None, see).await?;
+        self.each(see).await?;
         Ok(found)
     }
 
@@ -130,9 +134,8 @@ impl<'a> Pages<'a> {
         &self,
         names: impl IntoIterator<Item = String>,
     ) -> impl Stream<Item = Result<Option<EventLog>, Error>> {
-        let pages = *self;
         futures::stream::iter(names)
-            .map(move |name: String| async move { pages.get(&name).await })
+            .map(move |name: String| async move { self.get(&name).await })
             .buffered(READS_AT_ONCE)
     }
 
@@ -171,6 +174,7 @@ mod tests {
     use kube::Client;
     use parking_lot::Mutex;
     use serde_json::{Value, json};
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::{
@@ -228,25 +232,20 @@ mod tests {
         (client, seen)
     }
 
-    fn pages_through(calls: &ApiCalls) -> Pages<'_> {
-        Pages {
-            calls,
-            namespace: "demo",
-            account: "u",
-            since: at(100),
-        }
+    async fn pages_through(calls: &ApiCalls) -> Pages<'_> {
+        Pages::open(calls, "demo", "u", at(100)).await.unwrap()
     }
 
     #[tokio::test]
-    async fn the_pages_of_the_account_are_listed_until_the_one_looked_for_and_a_long_list_takes_a_permit() {
+    async fn the_pages_of_the_account_are_listed_until_the_one_looked_for() {
         let (client, requests) = server(vec![
             page("u", &[30]),
             page("former", &[20]),
             page("u", &[10, 12]),
         ]);
         let calls = ApiCalls::new(client, 4);
-        let pages = pages_through(&calls);
-        let listed = async |reading: &mut Option<Permit>, last: i64| {
+        let pages = pages_through(&calls).await;
+        let listed = async |last: i64| {
             let mut listed = Vec::new();
             let see = |page: ListedPage| {
                 listed.push(page.index.to.as_second());
@@ -256,19 +255,52 @@ mod tests {
                     ControlFlow::Continue(())
                 }
             };
-            pages.each(reading, see).await.unwrap();
+            pages.each(see).await.unwrap();
             listed
         };
-        let mut reading = None;
-        assert_eq!(listed(&mut reading, 30).await, [30]);
-        assert!(reading.is_none());
-        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
-        assert!(reading.is_some());
+        assert_eq!(listed(30).await, [30]);
+        assert_eq!(listed(0).await, [30, 12]);
         assert_eq!(requests.lock().len(), 1 + 3);
-        // One that is already held is used.
-        let other = calls.long_read("demo").await.unwrap();
-        assert_eq!(listed(&mut reading, 0).await, [30, 12]);
-        drop(other);
+    }
+
+    #[tokio::test]
+    async fn an_account_reads_few_pages_at_once_however_many_requests_it_makes() {
+        let reads = Arc::new(Semaphore::new(0));
+        let at_once = Arc::new(Mutex::new((0_usize, 0_usize)));
+        let (gate, counted) = (reads.clone(), at_once.clone());
+        let client = answered_by(move |_, _, _| {
+            let (gate, counted) = (gate.clone(), counted.clone());
+            async move {
+                {
+                    let (now, most) = &mut *counted.lock();
+                    *now += 1;
+                    *most = (*most).max(*now);
+                }
+                gate.acquire().await.unwrap().forget();
+                counted.lock().0 -= 1;
+                let metadata = page("u", &[10]).metadata;
+                (
+                    200,
+                    json!({ "metadata": {}, "items": [{ "metadata": metadata }] }),
+                )
+            }
+        });
+        let calls = ApiCalls::new(client, 128);
+        let finding = (0..20).map(async |_| {
+            let pages = pages_through(&calls).await;
+            pages.find(|index| index.has("evt_unknown").then_some(())).await
+        });
+        let answering = async {
+            // As many as are let through arrive before the first is answered.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            reads.add_permits(20);
+        };
+        let (found, ()) = tokio::join!(futures::future::join_all(finding), answering);
+        assert!(found.iter().all(|found| found == &Ok(None)));
+        let (_, most) = *at_once.lock();
+        assert_eq!(most, 2);
     }
 
     #[tokio::test]
@@ -277,13 +309,13 @@ mod tests {
         over.metadata.creation_timestamp = Some(Time(at(99)));
         let (client, _) = server(vec![page("u", &[30]), over, page("u", &[10])]);
         let calls = ApiCalls::new(client, 4);
-        let pages = pages_through(&calls);
+        let pages = pages_through(&calls).await;
         let mut listed = Vec::new();
         let see = |page: ListedPage| {
             listed.push(page.index.to.as_second());
             ControlFlow::Continue(())
         };
-        pages.each(&mut None, see).await.unwrap();
+        pages.each(see).await.unwrap();
         assert_eq!(listed, [30, 10], "by the time of writing, not of the events");
         let is_there = async |second: i64| {
             let id = format!("evt_{second:0>16}");
@@ -316,7 +348,7 @@ mod tests {
             let events = page.spec.events.into_iter();
             events.map(|event| (place(&event), event.body)).collect()
         };
-        let pages = pages_through(&calls);
+        let pages = pages_through(&calls).await;
         pages.merge(selected.collect(), &mut merge, items).await.unwrap();
         let (shown, total) = merge.finish();
         assert_eq!(shown, ["18", "17", "16", "15"]);
@@ -335,7 +367,8 @@ mod tests {
         });
         let calls = ApiCalls::new(client, 4);
         let listed = pages_through(&calls)
-            .each(&mut None, |_| ControlFlow::Continue(()))
+            .await
+            .each(|_| ControlFlow::Continue(()))
             .await;
         assert_eq!(listed, Ok(()));
     }

@@ -24,7 +24,7 @@ use crate::{
 pub const MAX_CALLS: usize = 128;
 /// How long a call may wait for its turn. Shorter than the timeouts of most clients, so that they learn why.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Requests that read all deliveries of a webhook, at the same time: of one account, and in all. Each holds a page of them.
+/// Requests that read many deliveries or events, at the same time: of one account, and in all. Each holds a page of them.
 const LONG_READS_PER_ACCOUNT: usize = 2;
 const LONG_READS: usize = 16;
 
@@ -60,7 +60,8 @@ impl ApiCalls {
         self.in_time(&self.permits, namespace).await
     }
 
-    /// Waits for a permit to read many objects page by page; hold it until the last page. Each page needs a permit of its own.
+    /// Waits for a permit to read many objects page by page, or to change them; hold it to the end. Each call needs a permit of
+    /// its own.
     pub async fn long_read(&self, namespace: &str) -> Result<Permit, CallError> {
         self.in_time(&self.long_reads, namespace).await
     }

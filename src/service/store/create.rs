@@ -91,9 +91,7 @@ impl<X: Index> Store<X> {
                 }
                 Err(refusal) => refusal,
             };
-            let is_taken = refusal
-                .status()
-                .is_some_and(kube::core::Status::is_already_exists);
+            let is_taken = refusal.is_already_exists();
             // Whatever the API server's objection (a quota used up by the first request, say), the first request's object may
             // exist.
             if let (Some(keyed), true) = (keyed, refusal.status().is_some()) {

@@ -46,6 +46,7 @@ struct World {
     events: Events,
     clock: TestClock,
     stored: Stored,
+    account: Arc<Mutex<Value>>,
     folder: TempDir,
 }
 
@@ -63,20 +64,27 @@ impl World {
             })
             .collect();
         let clock = TestClock(Arc::new(Mutex::new("2026-11-22T10:00:00Z".parse().unwrap())));
-        Self::start(clock, Arc::new(Mutex::new(stored)), tempfile::tempdir().unwrap()).await
+        let account = Arc::new(Mutex::new(account()));
+        Self::start(
+            clock,
+            Arc::new(Mutex::new(stored)),
+            account,
+            tempfile::tempdir().unwrap(),
+        )
+        .await
     }
 
     /// Has another process take over.
     async fn restart(self) -> Self {
-        Self::start(self.clock, self.stored, self.folder).await
+        Self::start(self.clock, self.stored, self.account, self.folder).await
     }
 
-    async fn start(clock: TestClock, stored: Stored, folder: TempDir) -> Self {
-        let client = api_server(stored.clone());
+    async fn start(clock: TestClock, stored: Stored, account: Arc<Mutex<Value>>, folder: TempDir) -> Self {
+        let client = api_server(stored.clone(), account.clone());
         let url = url::Url::from_file_path(folder.path()).unwrap();
         let deps = Deps {
             client: client.clone(),
-            directory: directory(),
+            directory: directory(&account.lock()),
             clock: Arc::new(clock.clone()),
             ..deps(&[&format!("--smtp-url={url}")])
         };
@@ -100,6 +108,7 @@ impl World {
             events: Events::new(client, "test", "test"),
             clock,
             stored,
+            account,
             folder,
         }
     }
@@ -184,10 +193,16 @@ fn changed(object: &mut Value) -> Value {
     object.clone()
 }
 
-/// An API server that stores the statuses of Webhooks.
-fn api_server(stored: Stored) -> Client {
+/// An API server that stores the statuses of Webhooks and of the Account.
+fn api_server(stored: Stored, account: Arc<Mutex<Value>>) -> Client {
     answered_by(move |method, uri, body| {
         let path = uri.split('?').next().unwrap_or_default();
+        if method == Method::PATCH && path == "/apis/stellage.dev/v1/accounts/ns/status" {
+            let mut account = account.lock();
+            assert_eq!(body["metadata"]["uid"], account["metadata"]["uid"]);
+            account["status"]["notifiedAt"] = body["status"]["notifiedAt"].clone();
+            return std::future::ready((200, account.clone()));
+        }
         let name = path
             .strip_prefix("/apis/stellage.dev/v1/namespaces/ns/webhooks/")
             .and_then(|rest| rest.strip_suffix("/status"));
@@ -207,9 +222,9 @@ fn api_server(stored: Stored) -> Client {
     })
 }
 
-/// The directory with the one Account.
-fn directory() -> AccountDirectory {
-    let account = serde_json::from_value(json!({
+/// The one Account.
+fn account() -> Value {
+    json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account",
         "metadata": { "name": "ns", "uid": "account" },
         "spec": { "email": "ada@example.com" },
@@ -217,7 +232,12 @@ fn directory() -> AccountDirectory {
             "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
             "lastTransitionTime": "2026-11-22T09:00:00Z",
         }] },
-    }));
+    })
+}
+
+/// The directory with this Account.
+fn directory(account: &Value) -> AccountDirectory {
+    let account = serde_json::from_value(account.clone());
     let directory = AccountDirectory::default();
     let all = Change::Replaced(vec![Arc::new(account.unwrap())]);
     directory.listener(|_| {}).changed(&all);
@@ -270,6 +290,24 @@ async fn the_eleventh_mail_of_a_day_waits_whichever_process_sent_the_first_ten()
     assert_eq!(mails.len(), 11);
     assert!(mails[10].contains("(hook-0001 "), "{}", mails[10]);
     assert_eq!(world.status(1).account_notified_at.len(), 10, "of one day");
+}
+
+#[tokio::test]
+async fn mails_count_although_the_webhooks_that_they_were_about_are_gone() {
+    let world = World::new(2).await;
+    for _ in 0..10 {
+        world.disable(0).await;
+        world.pass(61).await;
+        world.enable(0).await;
+    }
+    assert_eq!(world.mails().len(), 10);
+    world.stored.lock().remove(&name(0));
+    let world = world.restart().await;
+    world.disable(1).await;
+    world.pass(24 * 60 + 61 - 610 - 1).await;
+    assert_eq!(world.mails().len(), 10);
+    world.pass(1).await;
+    assert_eq!(world.mails().len(), 11);
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use crate::{
     delivery::{DeliverySettings, ReceiverClient, TargetRules, client::ClientSettings},
     mail::{MailSettings, Mailer},
     resources::Webhook,
-    runtime::{Metrics, SystemClock},
+    runtime::{Metrics, ServerTime, SystemClock},
 };
 
 #[derive(Parser)]
@@ -32,7 +32,7 @@ struct Flags {
 }
 
 /// What a controller with these flags depends on. There is no API server, and no Account.
-fn deps(flags: &[&str]) -> Deps {
+pub(super) fn deps(flags: &[&str]) -> Deps {
     let Flags { delivery, mail } = Flags::parse_from([&["test"], flags].concat());
     let nowhere = Config::new("http://127.0.0.1:9".parse().unwrap());
     Deps {
@@ -46,6 +46,7 @@ fn deps(flags: &[&str]) -> Deps {
         write_concurrency: 8,
         metrics: Metrics::new(),
         clock: Arc::new(SystemClock),
+        server_time: ServerTime::default(),
     }
 }
 

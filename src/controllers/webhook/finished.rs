@@ -1,0 +1,150 @@
+//! Finished Deliveries, as lists of their metadata show them.
+
+use std::collections::HashMap;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Preconditions},
+    core::ObjectMeta,
+};
+
+use super::shared::Shared;
+use crate::{
+    delivery::dispatch::key,
+    resources::{
+        Delivery,
+        delivery::{self, FINISHED_LABEL},
+    },
+    runtime::client::{CallError, bounded, next_page},
+};
+
+/// Objects on one page of a list.
+const PAGE: u32 = 500;
+/// Deletions at the same time in a namespace.
+const CONCURRENCY: usize = 4;
+
+/// A finished Delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finished {
+    /// When it was finished: certainly not before its creation, of which the API server wrote down the time.
+    pub(super) at: Timestamp,
+    /// Its size as it is stored, approximately.
+    pub(super) bytes: u64,
+    pub(super) name: String,
+    uid: Option<String>,
+    version: Option<String>,
+}
+
+impl Finished {
+    pub(super) fn of(metadata: ObjectMeta) -> Option<Self> {
+        let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let at = delivery::finished_at(&metadata).max(created);
+        Some(Self {
+            at: at.unwrap_or(Timestamp::MAX),
+            bytes: delivery::finished_bytes(&metadata),
+            name: metadata.name?,
+            uid: metadata.uid,
+            version: metadata.resource_version,
+        })
+    }
+}
+
+/// The finished Deliveries of a namespace, or of those the ones with more labels; the newest first.
+pub(super) async fn list(
+    client: &Client,
+    namespace: &str,
+    more_labels: &str,
+) -> Result<Vec<Finished>, CallError> {
+    let mut finished = Vec::new();
+    let api = Api::namespaced(client.clone(), namespace);
+    let selector = format!("{FINISHED_LABEL}{more_labels}");
+    each(&api, &selector, |metadata| {
+        finished.extend(Finished::of(metadata));
+    })
+    .await?;
+    finished.sort_unstable_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
+    Ok(finished)
+}
+
+/// The size of all finished Deliveries, by namespace.
+pub(super) async fn sizes(client: &Client) -> Result<HashMap<String, u64>, CallError> {
+    let mut sizes: HashMap<String, u64> = HashMap::new();
+    let api = Api::all(client.clone());
+    each(&api, FINISHED_LABEL, |metadata| {
+        let bytes = delivery::finished_bytes(&metadata);
+        *sizes.entry(metadata.namespace.unwrap_or_default()).or_default() += bytes;
+    })
+    .await?;
+    Ok(sizes)
+}
+
+async fn each(api: &Api<Delivery>, selector: &str, mut see: impl FnMut(ObjectMeta)) -> Result<(), CallError> {
+    let mut params = ListParams::default().labels(selector).limit(PAGE);
+    loop {
+        let page = bounded(api.list_metadata(&params)).await?;
+        let has_more = next_page(&mut params, &page.metadata);
+        page.items.into_iter().for_each(|object| see(object.metadata));
+        if !has_more {
+            return Ok(());
+        }
+    }
+}
+
+/// Deletes Deliveries, but not those of events that are still in an outbox: without these records, a new leader would send the
+/// events again. Returns how many are deleted.
+pub(super) async fn delete(shared: &Shared, namespace: &str, mut surplus: Vec<Finished>) -> usize {
+    surplus.retain(|delivery| {
+        let key = key(namespace, &delivery.name);
+        !shared.state.lock().dispatcher.is_in_outbox(&key)
+    });
+    let count = surplus.len();
+    let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
+    futures::stream::iter(surplus)
+        .for_each_concurrent(CONCURRENCY, async |delivery| {
+            // Only the listed version: the delivery may have been sent again since.
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: delivery.uid,
+                    resource_version: delivery.version,
+                }),
+                ..DeleteParams::default()
+            };
+            // A failed deletion is repeated in the next round.
+            if let Err(error) = bounded(api.delete(&delivery.name, &params)).await
+                && !error.is_not_found()
+                && !error.is_conflict()
+            {
+                tracing::debug!(delivery = delivery.name, %error, "cannot delete a finished delivery");
+            }
+        })
+        .await;
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::resources::delivery::FINISHED_AT_ANNOTATION;
+
+    #[test]
+    fn a_delivery_is_no_older_than_its_object_although_the_clock_that_wrote_it_was_wrong() {
+        let finished = |at: Option<&str>| {
+            let mut metadata = ObjectMeta {
+                name: Some("dlv".to_owned()),
+                creation_timestamp: Some(Time("2026-11-22T10:00:00Z".parse().unwrap())),
+                ..ObjectMeta::default()
+            };
+            let at = at.map(|at| (FINISHED_AT_ANNOTATION.to_owned(), at.to_owned()));
+            metadata.annotations = Some(at.into_iter().collect());
+            Finished::of(metadata).unwrap().at.to_string()
+        };
+        assert_eq!(finished(Some("2026-11-22T18:00:00Z")), "2026-11-22T18:00:00Z");
+        for wrong in [Some("2026-11-20T10:00:00Z"), Some("now"), None] {
+            assert_eq!(finished(wrong), "2026-11-22T10:00:00Z");
+        }
+    }
+}
