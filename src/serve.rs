@@ -161,7 +161,7 @@ pub async fn serve(
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
-        on_instances.push(listeners.instances);
+        on_instances.push(controllers.webhooks.outbox_listener());
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
         on_accounts.push(controllers.accounts.account_listener());
@@ -181,14 +181,15 @@ pub async fn serve(
     }
     let accounts = watches.spawn(on_accounts);
     if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
-        let stores = webhook::Stores {
+        let stores = Stores {
+            accounts,
+            instances,
             webhooks,
             deliveries,
-            instances,
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(accounts, stores, own_ranges_read, shutdown.clone())),
+            tokio::spawn(controllers.lead(stores, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -274,6 +275,16 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
     result
 }
 
+/// The stores of the watches that the controllers need.
+#[derive(Clone)]
+struct Stores {
+    accounts: Store<Account>,
+    instances: Store<Instance>,
+    webhooks: Store<Webhook>,
+    /// Unfinished ones.
+    deliveries: Store<Delivery>,
+}
+
 /// The controllers, and what they need to run.
 struct Controllers {
     settings: ControllerSettings,
@@ -298,21 +309,18 @@ impl Controllers {
         settings.delivery.delivery_log = common.delivery_log;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
-        let webhooks = WebhookController::new(
-            webhook::Deps {
-                client: watches.client.clone(),
-                receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
-                rules,
-                mailer: Mailer::new(&settings.mail)?,
-                mail_limits: settings.mail.limits(),
-                directory: directory.clone(),
-                settings: settings.delivery.clone(),
-                write_concurrency: settings.write_concurrency,
-                metrics: watches.metrics.clone(),
-                clock: clock.clone(),
-            },
-            queue.clone(),
-        );
+        let webhooks = WebhookController::new(webhook::Deps {
+            client: watches.client.clone(),
+            receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
+            rules,
+            mailer: Mailer::new(&settings.mail)?,
+            mail_limits: settings.mail.limits(),
+            directory: directory.clone(),
+            settings: settings.delivery.clone(),
+            write_concurrency: settings.write_concurrency,
+            metrics: watches.metrics.clone(),
+            clock: clock.clone(),
+        });
         Ok(Self {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
@@ -343,12 +351,16 @@ impl Controllers {
     /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
-        accounts: Store<Account>,
-        stores: webhook::Stores,
+        stores: Stores,
         own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
-        let instances = stores.instances.clone();
+        let Stores {
+            accounts,
+            instances,
+            webhooks,
+            deliveries,
+        } = stores;
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.settings.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
@@ -361,8 +373,8 @@ impl Controllers {
                 .wait_until_ready()
                 .await
                 .and(instances.wait_until_ready().await)
-                .and(stores.webhooks.wait_until_ready().await)
-                .and(stores.deliveries.wait_until_ready().await)
+                .and(webhooks.wait_until_ready().await)
+                .and(deliveries.wait_until_ready().await)
         };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -398,6 +410,11 @@ impl Controllers {
         drop(known);
         let grace = self.common.shutdown_grace();
         let webhook_events = Events::new(client, "webhook-controller", &self.identity);
+        let stores = webhook::Stores {
+            webhooks,
+            deliveries,
+            sources: vec![webhook::Source::new(instances.clone(), self.queue.clone())],
+        };
         // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = shutdown.cancelled() => {

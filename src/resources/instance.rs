@@ -8,7 +8,11 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, event::OutboxEntry, ids, times};
+use super::{
+    conditions,
+    event::{HasOutbox, OutboxEntry},
+    ids, times,
+};
 
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
@@ -495,6 +499,14 @@ impl Instance {
     /// The value of an annotation.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+impl HasOutbox for Instance {
+    const KIND: &'static str = "Instance";
+
+    fn outbox(&self) -> &[OutboxEntry] {
+        self.status.as_ref().map_or(&[], |status| &status.outbox)
     }
 }
 

@@ -33,7 +33,7 @@ pub mod webhook;
 pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
-pub use event::{EventType, OutboxEntry};
+pub use event::{EventType, HasOutbox, OutboxEntry};
 pub use event_log::{EventLog, EventLogSpec, LoggedDelivery, LoggedEvent, PageIndex};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,

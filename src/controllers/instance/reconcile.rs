@@ -14,7 +14,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{InstanceController, queue::Class};
 use crate::{
-    events::payload::User,
+    events::{OutboxVersion, payload::User},
     lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
@@ -207,7 +207,8 @@ impl<P: Provider> Reconciler<P> {
             .as_ref()
             .map_or(0, |status| status.event_sequence);
         let written = self.write_status(&draft.instance, status).await?;
-        self.controller.outbox.recorded(&written, before);
+        let outbox = OutboxVersion::of(&*written);
+        self.controller.outbox.recorded(&outbox, before);
         let action = status
             .operation
             .as_ref()
