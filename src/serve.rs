@@ -15,8 +15,10 @@ use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    backups,
     controllers::{
         account::{self, AccountController, AccountDirectory},
+        backup::{self, BackupController, BackupIndex},
         instance::InstanceController,
         webhook::{self, WebhookController},
     },
@@ -24,7 +26,9 @@ use crate::{
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
-    resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
+    resources::{
+        Account, ApiKey, Backup, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL,
+    },
     runtime::{
         ByNamespace, Clock, Health, Metrics, ReconcileQueue, SystemClock, client,
         cluster_addresses::ClusterAddresses,
@@ -122,6 +126,7 @@ pub async fn serve(
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
@@ -141,6 +146,7 @@ pub async fn serve(
         let (used_keys, used_accounts) = facade.listeners();
         on_accounts.extend([listeners.accounts, used_accounts]);
         on_instances.push(listeners.instances);
+        on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
@@ -165,18 +171,29 @@ pub async fn serve(
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
         on_accounts.push(controllers.accounts.account_listener());
-        on_instances.push(controllers.accounts.instance_listener());
+        on_instances.push(controllers.accounts.content_listener());
         on_instances.push(Box::new(controllers.queue.clone()));
         on_instances.push(Box::new(instances_by_namespace.clone()));
+        let (index, queue) = (controllers.backups.clone(), controllers.backup_queue.clone());
+        on_instances.push(backup::instance_listener(index, queue));
+        // The index first: the others look backups up in it.
+        on_backups.push(controllers.backups.listener());
+        on_backups.push(controllers.webhooks.outbox_listener());
+        on_backups.push(controllers.accounts.content_listener());
+        on_backups.push(Box::new(controllers.backup_queue.clone()));
     }
     let instances = watches.spawn(on_instances);
+    let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     if let Some(controllers) = &controllers {
         let (queue, instances) = (controllers.queue.clone(), instances_by_namespace.clone());
+        let backup_queue = controllers.backup_queue.clone();
+        let backups = controllers.backups.clone();
         let owner_changed = controllers.webhooks.owner_changed();
         on_accounts.push(controllers.directory.listener(move |namespace| {
             owner_changed(namespace);
             queue.again(instances.of(namespace));
+            backup_queue.again(backups.within(namespace));
         }));
     }
     let accounts = watches.spawn(on_accounts);
@@ -184,6 +201,7 @@ pub async fn serve(
         let stores = Stores {
             accounts,
             instances,
+            backups,
             webhooks,
             deliveries,
         };
@@ -249,6 +267,7 @@ fn service(
     Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
+        .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
 }
 
@@ -280,6 +299,7 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
 struct Stores {
     accounts: Store<Account>,
     instances: Store<Instance>,
+    backups: Store<Backup>,
     webhooks: Store<Webhook>,
     /// Unfinished ones.
     deliveries: Store<Delivery>,
@@ -293,6 +313,8 @@ struct Controllers {
     accounts: AccountController,
     directory: AccountDirectory,
     queue: ReconcileQueue<Instance>,
+    backups: BackupIndex,
+    backup_queue: ReconcileQueue<Backup>,
     webhooks: WebhookController,
     watches: Watches,
     clock: Arc<dyn Clock>,
@@ -309,6 +331,7 @@ impl Controllers {
         settings.delivery.delivery_log = common.delivery_log;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
+        let backup_queue = ReconcileQueue::default();
         let webhooks = WebhookController::new(webhook::Deps {
             client: watches.client.clone(),
             receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
@@ -329,6 +352,7 @@ impl Controllers {
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
                     api_keys: common.api_keys_per_account,
+                    backups: common.backups_per_account,
                     unfinished_deliveries: settings.delivery.pending_deliveries_per_account
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,
@@ -342,6 +366,8 @@ impl Controllers {
             identity,
             directory,
             queue,
+            backups: BackupIndex::new(backup_queue.clone()),
+            backup_queue,
             webhooks,
             watches: watches.clone(),
             clock,
@@ -358,6 +384,7 @@ impl Controllers {
         let Stores {
             accounts,
             instances,
+            backups,
             webhooks,
             deliveries,
         } = stores;
@@ -373,6 +400,7 @@ impl Controllers {
                 .wait_until_ready()
                 .await
                 .and(instances.wait_until_ready().await)
+                .and(backups.wait_until_ready().await)
                 .and(webhooks.wait_until_ready().await)
                 .and(deliveries.wait_until_ready().await)
         };
@@ -392,11 +420,32 @@ impl Controllers {
         };
         let faults = Faults::new(self.common.simulator_faults);
         let simulator = Simulator::new(timings, pools, faults, known.iter().map(|instance| &**instance));
+        let provider = Arc::new(simulator);
+        let provider_timeout = Duration::from_secs(self.settings.provider_timeout_seconds);
+        let backup_controller = BackupController {
+            client: client.clone(),
+            provider: provider.clone(),
+            directory: self.directory.clone(),
+            outbox: self.webhooks.outbox(),
+            index: self.backups.clone(),
+            instances: instances.clone(),
+            instance_queue: self.queue.clone(),
+            limits: backups::Limits {
+                per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
+            },
+            clock: self.clock.clone(),
+            metrics: metrics.clone(),
+            events: Events::new(client.clone(), "backup-controller", &self.identity),
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout,
+        };
         let directory = self.directory;
         let controller = InstanceController {
             client: client.clone(),
-            provider: Arc::new(simulator),
+            provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            backups: self.backups,
             outbox: self.webhooks.outbox(),
             catalogue: self.common.catalogue(),
             timings,
@@ -405,7 +454,7 @@ impl Controllers {
             events: Events::new(client.clone(), "instance-controller", &self.identity),
             concurrency: self.settings.concurrency,
             write_concurrency: self.settings.write_concurrency,
-            provider_timeout: Duration::from_secs(self.settings.provider_timeout_seconds),
+            provider_timeout,
         };
         drop(known);
         let grace = self.common.shutdown_grace();
@@ -413,7 +462,10 @@ impl Controllers {
         let stores = webhook::Stores {
             webhooks,
             deliveries,
-            sources: vec![webhook::Source::new(instances.clone(), self.queue.clone())],
+            sources: vec![
+                webhook::Source::new(instances.clone(), self.queue.clone()),
+                webhook::Source::new(backups.clone(), self.backup_queue.clone()),
+            ],
         };
         // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
@@ -429,6 +481,7 @@ impl Controllers {
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
+                backup_controller.run(self.backup_queue, backups, shutdown.clone()),
             )
         };
         let overdue = async {

@@ -3,8 +3,10 @@
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
+//! - [`backup`]: makes, keeps and deletes backups;
 //! - [`webhook`]: delivers these events, and keeps the records.
 
 pub mod account;
+pub mod backup;
 pub mod instance;
 pub mod webhook;

@@ -1,6 +1,42 @@
 //! The interface between the controllers that record events and the one that delivers them.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+
 use crate::resources::{HasOutbox, OutboxEntry};
+
+/// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
+/// it is removed in a write of its own.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Removes settled events from an outbox, together with another change of the status (`has_changed`) or once they have waited
+/// for ten seconds. Events with a sequence number above `before` are new, and stay. Returns the time until the next check.
+pub fn clear(
+    outbox: &mut Vec<OutboxEntry>,
+    has_changed: bool,
+    before: i64,
+    is_settled: &dyn Fn(&str) -> bool,
+    now: Timestamp,
+) -> Option<Duration> {
+    // While other events are not settled yet, wait longer: one write for all is better than one for each.
+    let linger = if outbox.iter().all(|entry| is_settled(&entry.id)) {
+        LINGER
+    } else {
+        LINGER * 6
+    };
+    let lingered = |entry: &OutboxEntry| {
+        // The age is negative if the clock went back.
+        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(linger);
+        linger.saturating_sub(age)
+    };
+    let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
+    if has_changed || outbox.iter().any(overdue) {
+        outbox.retain(|entry| entry.sequence > before || !is_settled(&entry.id));
+    }
+    let waits = outbox.iter().map(lingered).min()?;
+    Some(waits.clamp(Duration::from_secs(1), LINGER))
+}
 
 /// The outbox of an object, in one version of the object.
 #[derive(Clone, Copy, Debug)]

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     delivery::signature,
     events::{EventType, OutboxEntry},
-    resources::Instance,
+    resources::{Backup, Instance},
 };
 
 const EXAMPLES: &str = "\
@@ -85,6 +85,14 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
         )
         .await?;
 
+    let backups = Api::<DeserializeGuard<Backup>>::namespaced(cluster.client.clone(), namespace);
+    cluster
+        .call(
+            &format!("list backups in namespace {namespace}"),
+            backups.list_metadata(&ListParams::default().limit(1)),
+        )
+        .await?;
+
     let given = args.secret.is_some();
     let secret = args.secret.unwrap_or_else(signature::new_secret);
     let forwarding = args.forward.as_ref().map_or_else(String::new, |url| {
@@ -105,7 +113,7 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
     };
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
-        () = listener.listen(vec![follow(instances).boxed()]) => {}
+        () = listener.listen(vec![follow(instances).boxed(), follow(backups).boxed()]) => {}
     }
     Ok(())
 }
@@ -198,17 +206,21 @@ async fn outcome(forwarder: &mut Option<Forwarder>) -> String {
     }
 }
 
-/// An event as a line for people: its time, type and id, and the instance's name and status.
+/// An event as a line for people: its time, type and id, the instance's name, and the status of the backup or the instance.
 fn describe(entry: &OutboxEntry) -> String {
     let body: Value = serde_json::from_str(&entry.body).unwrap_or_default();
-    let instance = |key: &str| body["data"]["instance"][key].as_str().unwrap_or("-");
+    let data = &body["data"];
+    let instance = |key: &str| data["instance"][key].as_str();
     format!(
         "{:.3}   {:<16}   {}   {}   {}",
         entry.created_at,
         entry.event_type.as_str(),
         entry.id,
-        instance("name"),
-        instance("status"),
+        instance("name").unwrap_or("-"),
+        data["backup"]["status"]
+            .as_str()
+            .or_else(|| instance("status"))
+            .unwrap_or("-"),
     )
 }
 
@@ -229,6 +241,9 @@ mod tests {
             describe(&entry),
             "2026-11-21T10:00:00.120Z   instance.started   evt_1   web   running"
         );
+        entry.body =
+            r#"{"data":{"backup":{"status":"failed"},"instance":{"name":"web","status":"running"}}}"#.into();
+        assert!(describe(&entry).ends_with("evt_1   web   failed"));
         entry.body = r#"{"data":{"invoice":{}}}"#.into();
         assert!(describe(&entry).ends_with("evt_1   -   -"));
     }
