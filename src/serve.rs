@@ -163,39 +163,19 @@ pub async fn serve(
         .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
         .transpose()?;
     let mut deliveries = None;
-    let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
-        on_instances.push(controllers.webhooks.outbox_listener());
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
-        on_accounts.push(controllers.accounts.account_listener());
-        on_instances.push(controllers.accounts.content_listener());
-        on_instances.push(Box::new(controllers.queue.clone()));
-        on_instances.push(Box::new(instances_by_namespace.clone()));
-        let (index, queue) = (controllers.backups.clone(), controllers.backup_queue.clone());
-        on_instances.push(backup::instance_listener(index, queue));
-        // The index first: the others look backups up in it.
-        on_backups.push(controllers.backups.listener());
-        on_backups.push(controllers.webhooks.outbox_listener());
-        on_backups.push(controllers.accounts.content_listener());
-        on_backups.push(Box::new(controllers.backup_queue.clone()));
+        let instances_by_namespace = ByNamespace::default();
+        on_instances.extend(controllers.on_instances(&instances_by_namespace));
+        on_backups.extend(controllers.on_backups());
+        on_accounts.extend(controllers.on_accounts(instances_by_namespace));
     }
     let instances = watches.spawn(on_instances);
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
-    if let Some(controllers) = &controllers {
-        let (queue, instances) = (controllers.queue.clone(), instances_by_namespace.clone());
-        let backup_queue = controllers.backup_queue.clone();
-        let backups = controllers.backups.clone();
-        let owner_changed = controllers.webhooks.owner_changed();
-        on_accounts.push(controllers.directory.listener(move |namespace| {
-            owner_changed(namespace);
-            queue.again(instances.of(namespace));
-            backup_queue.again(backups.within(namespace));
-        }));
-    }
     let accounts = watches.spawn(on_accounts);
     if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
         let stores = Stores {
@@ -374,6 +354,101 @@ impl Controllers {
         })
     }
 
+    /// The listeners for the watch of Instances. They include `by_namespace`.
+    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 5] {
+        [
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.queue.clone()),
+            Box::new(by_namespace.clone()),
+            backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
+    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 4] {
+        [
+            self.backups.listener(),
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Accounts.
+    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 2] {
+        let owner_changed = self.webhooks.owner_changed();
+        let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
+        let backups = self.backups.clone();
+        let directory = self.directory.listener(move |namespace| {
+            owner_changed(namespace);
+            queue.again(instances.of(namespace));
+            backup_queue.again(backups.within(namespace));
+        });
+        [self.accounts.account_listener(), directory]
+    }
+
+    /// The simulator; the addresses of the known instances are taken.
+    fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
+        let pools = Pools {
+            ipv4: self.settings.simulator_ipv4,
+            ipv6: self.settings.simulator_ipv6,
+        };
+        let faults = Faults::new(self.common.simulator_faults);
+        let known = instances.state();
+        let known = known.iter().map(|instance| &**instance);
+        Arc::new(Simulator::new(self.common.timings(), pools, faults, known))
+    }
+
+    fn provider_timeout(&self) -> Duration {
+        Duration::from_secs(self.settings.provider_timeout_seconds)
+    }
+
+    fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
+        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        InstanceController {
+            provider,
+            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            backups: self.backups.clone(),
+            outbox: self.webhooks.outbox(),
+            catalogue: self.common.catalogue(),
+            timings: self.common.timings(),
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "instance-controller", &self.identity),
+            client,
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
+    fn backup_controller(
+        &self,
+        provider: Arc<Simulator>,
+        instances: Store<Instance>,
+    ) -> BackupController<Simulator> {
+        let client = self.watches.client.clone();
+        BackupController {
+            provider,
+            directory: self.directory.clone(),
+            outbox: self.webhooks.outbox(),
+            index: self.backups.clone(),
+            instances,
+            instance_queue: self.queue.clone(),
+            limits: backups::Limits {
+                per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
+            },
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "backup-controller", &self.identity),
+            client,
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
     /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
@@ -412,51 +487,9 @@ impl Controllers {
             return Ok(());
         };
 
-        let timings = self.common.timings();
-        let known = instances.state();
-        let pools = Pools {
-            ipv4: self.settings.simulator_ipv4,
-            ipv6: self.settings.simulator_ipv6,
-        };
-        let faults = Faults::new(self.common.simulator_faults);
-        let simulator = Simulator::new(timings, pools, faults, known.iter().map(|instance| &**instance));
-        let provider = Arc::new(simulator);
-        let provider_timeout = Duration::from_secs(self.settings.provider_timeout_seconds);
-        let backup_controller = BackupController {
-            client: client.clone(),
-            provider: provider.clone(),
-            directory: self.directory.clone(),
-            outbox: self.webhooks.outbox(),
-            index: self.backups.clone(),
-            instances: instances.clone(),
-            instance_queue: self.queue.clone(),
-            limits: backups::Limits {
-                per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
-            },
-            clock: self.clock.clone(),
-            metrics: metrics.clone(),
-            events: Events::new(client.clone(), "backup-controller", &self.identity),
-            concurrency: self.settings.concurrency,
-            write_concurrency: self.settings.write_concurrency,
-            provider_timeout,
-        };
-        let directory = self.directory;
-        let controller = InstanceController {
-            client: client.clone(),
-            provider,
-            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
-            backups: self.backups,
-            outbox: self.webhooks.outbox(),
-            catalogue: self.common.catalogue(),
-            timings,
-            clock: self.clock,
-            metrics,
-            events: Events::new(client.clone(), "instance-controller", &self.identity),
-            concurrency: self.settings.concurrency,
-            write_concurrency: self.settings.write_concurrency,
-            provider_timeout,
-        };
-        drop(known);
+        let provider = self.simulator(&instances);
+        let controller = self.instance_controller(provider.clone());
+        let backup_controller = self.backup_controller(provider, instances.clone());
         let grace = self.common.shutdown_grace();
         let webhook_events = Events::new(client, "webhook-controller", &self.identity);
         let stores = webhook::Stores {

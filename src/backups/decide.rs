@@ -126,12 +126,21 @@ pub struct Decision {
     pub recheck_after: Option<Duration>,
     /// Whether the provider could not answer, so that the next reconcile comes after a backoff.
     pub retry: bool,
-    /// Whether to make the second try of this backup, before the status is written.
-    pub try_again: bool,
-    /// Whether newer backups have replaced this one, so that it is to be deleted.
-    pub replaced: bool,
-    /// Whether nothing is left of it, so that the finalizer can be removed.
-    pub finished: bool,
+    /// What else to do.
+    pub effect: Effect,
+}
+
+/// What to do besides writing the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    None,
+    /// Make the second try of this backup, before the status is written.
+    TryAgain,
+    /// Delete it: newer backups have replaced it.
+    Delete,
+    /// Remove the finalizer: nothing is left of it.
+    Finish,
 }
 
 /// What to ask the provider before [`decide()`].
@@ -163,9 +172,7 @@ pub fn decide(backup: &Backup, situation: &Situation<'_>, seen: Seen<'_>, now: T
             note: None,
             recheck_after: None,
             retry: false,
-            try_again: false,
-            replaced: false,
-            finished: false,
+            effect: Effect::None,
         },
     };
     machine.decision.status.id = Some(backup.id());
@@ -346,7 +353,9 @@ impl Machine<'_> {
     fn keep(&mut self) {
         let is_gone = matches!(self.situation.source, Source::Gone(_));
         self.decision.status.instance_deleted |= is_gone;
-        self.decision.replaced = is_replaced(self.backup, self.others());
+        if is_replaced(self.backup, self.others()) {
+            self.decision.effect = Effect::Delete;
+        }
         if !needs_retry(self.backup) {
             return;
         }
@@ -357,7 +366,9 @@ impl Machine<'_> {
         if is_wanted && left > SignedDuration::ZERO {
             self.decision.recheck_after = Duration::try_from(left).ok();
         } else {
-            self.decision.try_again = is_wanted;
+            if is_wanted {
+                self.decision.effect = Effect::TryAgain;
+            }
             self.decision.status.retried = true;
         }
     }
@@ -376,8 +387,9 @@ impl Machine<'_> {
             Seen::Deleted => {
                 let outbox = &self.decision.status.outbox;
                 let is_settled = |id: &str| (self.situation.is_settled)(id);
-                self.decision.finished =
-                    !self.situation.has_account || outbox.iter().all(|entry| is_settled(&entry.id));
+                if !self.situation.has_account || outbox.iter().all(|entry| is_settled(&entry.id)) {
+                    self.decision.effect = Effect::Finish;
+                }
                 self.decision.recheck_after = Some(CHECK_AGAIN);
             }
             Seen::Failed(error) => {

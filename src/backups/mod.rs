@@ -12,4 +12,4 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use decide::{Decision, Limits, Note, Question, Seen, Situation, Source, decide, question};
+pub use decide::{Decision, Effect, Limits, Note, Question, Seen, Situation, Source, decide, question};

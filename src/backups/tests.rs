@@ -172,11 +172,11 @@ impl World {
             decision,
             "decisions are pure"
         );
-        if decision.finished {
+        if decision.effect == Effect::Finish {
             self.backups.remove(name);
             return true;
         }
-        if decision.try_again {
+        if decision.effect == Effect::TryAgain {
             self.make_scheduled(backup.spec.scheduled_for.unwrap(), true);
         }
         let has_changed = backup.status.as_ref() != Some(&decision.status);
@@ -192,10 +192,10 @@ impl World {
         }
         let stored = self.backups.get_mut(name).unwrap();
         stored.status = Some(decision.status);
-        if decision.replaced {
+        if decision.effect == Effect::Delete {
             stored.metadata.deletion_timestamp = Some(Time(at(self.now)));
         }
-        has_changed || decision.replaced
+        has_changed || decision.effect == Effect::Delete
     }
 
     fn settle(&mut self) {

@@ -13,7 +13,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{BackupController, create_scheduled};
 use crate::{
-    backups::{Decision, Question, Seen, Situation, Source, decide, question},
+    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question},
     events::OutboxVersion,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
@@ -162,12 +162,12 @@ impl<P: Provider> Reconciler<P> {
             let decision = self.with_situation(&backup, has_account, |situation| {
                 decide(&backup, situation, asked.seen(), now)
             });
-            if decision.finished {
+            if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
                 self.backoffs.reset(uid(&backup));
                 return Ok(None);
             }
-            if decision.try_again {
+            if decision.effect == Effect::TryAgain {
                 self.try_again(&backup).await?;
             }
             let written = self.store(&backup, &decision).await?;
@@ -175,7 +175,7 @@ impl<P: Provider> Reconciler<P> {
             has_begun_now = backup.phase() == BackupPhase::Waiting;
             let has_changed = written.is_some();
             backup = written.unwrap_or(backup);
-            if decision.replaced {
+            if decision.effect == Effect::Delete {
                 self.delete(&backup).await?;
                 return Ok(decision.recheck_after);
             }

@@ -302,7 +302,7 @@ impl Operation<'_> {
         }
         match self.method {
             "post" if self.has_id() && !self.creates_delivery() && !self.creates_backup() => {
-                codes.push(E::IdempotencyKeyReused)
+                codes.push(E::IdempotencyKeyReused);
             }
             "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
             "delete" if self.word() == "instance" => codes.push(E::Protected),

@@ -28,6 +28,10 @@ pub fn spec() -> InstanceSpec {
     .unwrap()
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own about the world"
+)]
 pub struct World {
     pub instance: Instance,
     /// An older version, for decisions on stale input.
