@@ -15,8 +15,10 @@ use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    backups,
     controllers::{
         account::{self, AccountController, AccountDirectory},
+        backup::{self, BackupController, BackupIndex},
         instance::InstanceController,
         key_copies,
         webhook::{self, WebhookController},
@@ -25,7 +27,9 @@ use crate::{
     facade::Facade,
     mail::{MailError, Mailer},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
-    resources::{Account, ApiKey, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL},
+    resources::{
+        Account, ApiKey, Backup, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL,
+    },
     runtime::{
         ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
         cluster_addresses::ClusterAddresses,
@@ -123,6 +127,7 @@ pub async fn serve(
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
+    let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
     let mut api_url = None;
     if let Some(settings) = api {
@@ -136,6 +141,7 @@ pub async fn serve(
         let (used_keys, used_accounts) = facade.listeners();
         on_accounts.extend([listeners.accounts, used_accounts]);
         on_instances.push(listeners.instances);
+        on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
@@ -154,38 +160,31 @@ pub async fn serve(
         .map(|settings| Controllers::new(settings, &common, rules, &watches, clock, server_time))
         .transpose()?;
     let mut deliveries = None;
-    let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
-        on_instances.push(listeners.instances);
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
-        on_accounts.push(controllers.accounts.account_listener());
-        on_instances.push(controllers.accounts.instance_listener());
-        on_instances.push(Box::new(controllers.queue.clone()));
-        on_instances.push(Box::new(instances_by_namespace.clone()));
+        let instances_by_namespace = ByNamespace::default();
+        on_instances.extend(controllers.on_instances(&instances_by_namespace));
+        on_backups.extend(controllers.on_backups());
+        on_accounts.extend(controllers.on_accounts(instances_by_namespace));
     }
     let instances = watches.spawn(on_instances);
+    let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
-    if let Some(controllers) = &controllers {
-        let (queue, instances) = (controllers.queue.clone(), instances_by_namespace.clone());
-        let owner_changed = controllers.webhooks.owner_changed();
-        on_accounts.push(controllers.directory.listener(move |namespace| {
-            owner_changed(namespace);
-            queue.again(instances.of(namespace));
-        }));
-    }
     let accounts = watches.spawn(on_accounts);
     if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
-        let stores = webhook::Stores {
+        let stores = Stores {
+            accounts,
+            instances,
+            backups,
             webhooks,
             deliveries,
-            instances,
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(accounts, stores, own_ranges_read, shutdown.clone())),
+            tokio::spawn(controllers.lead(stores, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -245,6 +244,7 @@ fn service(
     let service = Service::with_calls(dependencies, settings.max_api_calls.into())
         .with_instance_quota(common.default_instance_quota)
         .with_key_quota(common.api_keys_per_account)
+        .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
         .with_log_retention(common.delivery_retention_hours);
     Arc::new(service)
@@ -273,6 +273,17 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
     result
 }
 
+/// The stores of the watches that the controllers need.
+#[derive(Clone)]
+struct Stores {
+    accounts: Store<Account>,
+    instances: Store<Instance>,
+    backups: Store<Backup>,
+    webhooks: Store<Webhook>,
+    /// Unfinished ones.
+    deliveries: Store<Delivery>,
+}
+
 /// The controllers, and what they need to run.
 struct Controllers {
     settings: ControllerSettings,
@@ -281,6 +292,8 @@ struct Controllers {
     accounts: AccountController,
     directory: AccountDirectory,
     queue: ReconcileQueue<Instance>,
+    backups: BackupIndex,
+    backup_queue: ReconcileQueue<Backup>,
     webhooks: WebhookController,
     watches: Watches,
     clock: Arc<dyn Clock>,
@@ -299,22 +312,20 @@ impl Controllers {
         settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
-        let webhooks = WebhookController::new(
-            webhook::Deps {
-                client: watches.client.clone(),
-                receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
-                rules,
-                mailer: Mailer::new(&settings.mail)?,
-                mail_limits: settings.mail.limits(),
-                directory: directory.clone(),
-                settings: settings.delivery.clone(),
-                write_concurrency: settings.write_concurrency,
-                metrics: watches.metrics.clone(),
-                clock: clock.clone(),
-                server_time,
-            },
-            queue.clone(),
-        );
+        let backup_queue = ReconcileQueue::default();
+        let webhooks = WebhookController::new(webhook::Deps {
+            client: watches.client.clone(),
+            receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
+            rules,
+            mailer: Mailer::new(&settings.mail)?,
+            mail_limits: settings.mail.limits(),
+            directory: directory.clone(),
+            settings: settings.delivery.clone(),
+            write_concurrency: settings.write_concurrency,
+            metrics: watches.metrics.clone(),
+            clock: clock.clone(),
+            server_time,
+        });
         Ok(Self {
             accounts: AccountController::new(account::Deps {
                 client: watches.client.clone(),
@@ -323,6 +334,7 @@ impl Controllers {
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
                     api_keys: common.api_keys_per_account,
+                    backups: common.backups_per_account,
                     unfinished_deliveries: settings.delivery.pending_deliveries_per_account
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,
@@ -336,21 +348,123 @@ impl Controllers {
             identity,
             directory,
             queue,
+            backups: BackupIndex::new(backup_queue.clone()),
+            backup_queue,
             webhooks,
             watches: watches.clone(),
             clock,
         })
     }
 
+    /// The listeners for the watch of Instances. They include `by_namespace`.
+    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 5] {
+        [
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.queue.clone()),
+            Box::new(by_namespace.clone()),
+            backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
+    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 4] {
+        [
+            self.backups.listener(),
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Accounts.
+    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 2] {
+        let owner_changed = self.webhooks.owner_changed();
+        let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
+        let backups = self.backups.clone();
+        let directory = self.directory.listener(move |namespace| {
+            owner_changed(namespace);
+            queue.again(instances.of(namespace));
+            backup_queue.again(backups.within(namespace));
+        });
+        [self.accounts.account_listener(), directory]
+    }
+
+    /// The simulator; the addresses of the known instances are taken.
+    fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
+        let pools = Pools {
+            ipv4: self.settings.simulator_ipv4,
+            ipv6: self.settings.simulator_ipv6,
+        };
+        let faults = Faults::new(self.common.simulator_faults);
+        let known = instances.state();
+        let known = known.iter().map(|instance| &**instance);
+        Arc::new(Simulator::new(self.common.timings(), pools, faults, known))
+    }
+
+    fn provider_timeout(&self) -> Duration {
+        Duration::from_secs(self.settings.provider_timeout_seconds)
+    }
+
+    fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
+        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        InstanceController {
+            provider,
+            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            backups: self.backups.clone(),
+            outbox: self.webhooks.outbox(),
+            catalogue: self.common.catalogue(),
+            timings: self.common.timings(),
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "instance-controller", &self.identity),
+            client,
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
+    fn backup_controller(
+        &self,
+        provider: Arc<Simulator>,
+        instances: Store<Instance>,
+    ) -> BackupController<Simulator> {
+        let client = self.watches.client.clone();
+        BackupController {
+            provider,
+            directory: self.directory.clone(),
+            outbox: self.webhooks.outbox(),
+            index: self.backups.clone(),
+            instances,
+            instance_queue: self.queue.clone(),
+            limits: backups::Limits {
+                per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
+            },
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "backup-controller", &self.identity),
+            client,
+            concurrency: self.settings.concurrency,
+            write_concurrency: self.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
     /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
-        accounts: Store<Account>,
-        stores: webhook::Stores,
+        stores: Stores,
         own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
-        let instances = stores.instances.clone();
+        let Stores {
+            accounts,
+            instances,
+            backups,
+            webhooks,
+            deliveries,
+        } = stores;
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.common.namespace;
         let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
@@ -363,8 +477,9 @@ impl Controllers {
                 .wait_until_ready()
                 .await
                 .and(instances.wait_until_ready().await)
-                .and(stores.webhooks.wait_until_ready().await)
-                .and(stores.deliveries.wait_until_ready().await)
+                .and(backups.wait_until_ready().await)
+                .and(webhooks.wait_until_ready().await)
+                .and(deliveries.wait_until_ready().await)
         };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -374,32 +489,19 @@ impl Controllers {
             return Ok(());
         };
 
-        let timings = self.common.timings();
-        let known = instances.state();
-        let pools = Pools {
-            ipv4: self.settings.simulator_ipv4,
-            ipv6: self.settings.simulator_ipv6,
-        };
-        let faults = Faults::new(self.common.simulator_faults);
-        let simulator = Simulator::new(timings, pools, faults, known.iter().map(|instance| &**instance));
-        let directory = self.directory;
-        let controller = InstanceController {
-            client: client.clone(),
-            provider: Arc::new(simulator),
-            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
-            outbox: self.webhooks.outbox(),
-            catalogue: self.common.catalogue(),
-            timings,
-            clock: self.clock,
-            metrics,
-            events: Events::new(client.clone(), "instance-controller", &self.identity),
-            concurrency: self.settings.concurrency,
-            write_concurrency: self.settings.write_concurrency,
-            provider_timeout: Duration::from_secs(self.settings.provider_timeout_seconds),
-        };
-        drop(known);
+        let provider = self.simulator(&instances);
+        let controller = self.instance_controller(provider.clone());
+        let backup_controller = self.backup_controller(provider, instances.clone());
         let grace = self.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
+        let stores = webhook::Stores {
+            webhooks,
+            deliveries,
+            sources: vec![
+                webhook::Source::new(instances.clone(), self.queue.clone()),
+                webhook::Source::new(backups.clone(), self.backup_queue.clone()),
+            ],
+        };
         // Open before the first instance is reconciled, so that its first event is already taken over.
         tokio::select! {
             () = shutdown.cancelled() => {
@@ -414,6 +516,7 @@ impl Controllers {
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
+                backup_controller.run(self.backup_queue, backups, shutdown.clone()),
                 key_copies::run(client, shutdown.clone()),
             )
         };

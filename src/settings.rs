@@ -10,7 +10,12 @@ use crate::{
     delivery::{DeliveryLog, DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
-    resources::{account::DEFAULT_INSTANCE_QUOTA, api_key::DEFAULT_KEY_QUOTA, validation},
+    resources::{
+        account::DEFAULT_INSTANCE_QUOTA,
+        api_key::DEFAULT_KEY_QUOTA,
+        backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
+        validation,
+    },
     runtime::{
         http::{
             Limits,
@@ -58,6 +63,14 @@ pub struct CommonSettings {
     /// API keys that an account may have
     #[arg(long, env = "STELLAGE_API_KEYS_PER_ACCOUNT", default_value_t = DEFAULT_KEY_QUOTA, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub api_keys_per_account: u32,
+
+    /// Manual backups of one instance that may wait, run or be completed
+    #[arg(long, env = "STELLAGE_BACKUPS_PER_INSTANCE", default_value_t = DEFAULT_PER_INSTANCE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub backups_per_instance: u32,
+
+    /// Manual backups that an account may have
+    #[arg(long, env = "STELLAGE_BACKUPS_PER_ACCOUNT", default_value_t = DEFAULT_PER_ACCOUNT, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub backups_per_account: u32,
 
     /// Whether events, and their deliveries that succeed at the first attempt, are logged (`all`) or not (`failures`)
     #[arg(long, env = "STELLAGE_DELIVERY_LOG", value_enum, default_value_t)]

@@ -127,6 +127,7 @@ const INSTANCES: &str = "count/instances.stellage.dev";
 const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 const KEYS: &str = "count/apikeys.stellage.dev";
 const DELIVERIES: &str = "count/deliveries.stellage.dev";
+const BACKUPS: &str = "count/backups.stellage.dev";
 
 /// The hard limits of an account's quota.
 async fn hard(quotas: &Api<ResourceQuota>) -> BTreeMap<String, String> {
@@ -178,6 +179,7 @@ async fn an_account_gets_a_namespace_a_quota_and_a_binding_and_they_are_kept_as_
             (WEBHOOKS, "20"),
             (KEYS, "50"),
             (DELIVERIES, "34k"),
+            (BACKUPS, "1032"),
         ]
         .map(|(k, v)| (k.to_owned(), v.to_owned())),
     );

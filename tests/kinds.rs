@@ -10,7 +10,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use serde_json::{Value, json};
-use stellage::resources::{Account, ApiKey, Delivery, Instance, Webhook};
+use stellage::resources::{Account, ApiKey, Backup, Delivery, Instance, Webhook};
 
 use crate::support;
 
@@ -35,7 +35,7 @@ fn whole_instance() -> Value {
             "tags": ["env:prod", "a"], "powerState": "Stopped", "planChange": "OnReboot",
             "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:01.5Z",
             "rebootRequestedAt": "2026-11-21T10:00:02+01:00", "rebuildRequestedAt": "2026-11-21T10:00:03Z",
-            "deletionProtection": false,
+            "restoreFrom": "before", "deletionProtection": false,
         },
     })
 }
@@ -45,12 +45,38 @@ fn whole_instance_status() -> Value {
         "id": "i-abcdefgh01234567", "state": "resizing", "observedGeneration": 3,
         "ipAddress": "198.18.0.1", "ipv6Address": "2001:db8::1", "plan": "starter", "image": "ubuntu-24.04",
         "diskSizeGB": 40, "power": "Running", "powerState": "Running",
-        "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "forced": true },
+        "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "restoreFrom": "before", "forced": true },
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:00Z",
         "rebootRequestedAt": "2026-11-21T10:00:00Z", "rebuildRequestedAt": "2026-11-21T10:00:00Z",
+        "restoredFrom": "before", "nextBackupAt": "2026-11-21T10:00:00Z",
         "provisionedAt": "2026-11-21T10:00:00Z", "startedAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:00Z",
         "announcedPower": "Running", "eventSequence": 7,
         "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
+        "providerState": { "any": "thing" },
+        "conditions": [condition()],
+    })
+}
+
+/// A Backup with all its fields.
+fn whole_backup() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": "whole" },
+        "spec": {
+            "instance": "web", "instanceUID": "u", "name": "nightly", "scheduledFor": "2026-11-21T10:00:00Z", "retry": true,
+        },
+    })
+}
+
+fn whole_backup_status() -> Value {
+    json!({
+        "id": "bkp_abcdefgh01234567", "phase": "Failed", "instanceDeleted": true, "startedAt": "2026-11-21T10:00:00Z",
+        "source": {
+            "id": "i-abcdefgh01234567", "uid": "u", "name": "web", "region": "fr-par-1", "plan": "starter",
+            "image": "debian-13", "diskSizeGB": 40, "ipAddress": "198.18.0.1",
+        },
+        "completedAt": "2026-11-21T10:00:00Z", "sizeGB": 12.4, "error": { "code": "timeout", "message": "why" },
+        "retried": true, "eventSequence": 1,
+        "outbox": [{ "id": "evt_a", "type": "backup.failed", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
     })
@@ -168,7 +194,7 @@ async fn the_api_server_takes_the_crds_without_a_warning() {
 async fn every_field_survives_a_round_trip_through_the_api_server() {
     let plane = support::shared().await.plane;
     let client = plane.client(Identity::Admin).await.unwrap();
-    // Only the operator writes statuses and Deliveries.
+    // Only the operator writes statuses, Deliveries and scheduled Backups.
     let operator = plane.client(Identity::Operator).await.unwrap();
     // No Account has this namespace, so the operator ignores the objects, except for one condition.
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
@@ -187,6 +213,11 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         (
             whole_instance(),
             Some(whole_instance_status()),
+            Some("kinds-round-trip"),
+        ),
+        (
+            whole_backup(),
+            Some(whole_backup_status()),
             Some("kinds-round-trip"),
         ),
         (key, None, Some("kinds-round-trip")),
@@ -211,7 +242,11 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         let operators = dynamic(operator.clone(), &kind, namespace);
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         let made: DynamicObject = serde_json::from_value(object.clone()).unwrap();
-        let creating = if kind == "Delivery" { &operators } else { &api };
+        let creating = if ["Backup", "Delivery"].contains(&kind.as_str()) {
+            &operators
+        } else {
+            &api
+        };
         let back = creating.create(&PostParams::default(), &made).await.unwrap();
         assert_eq!(back.data["spec"], object["spec"], "{kind}");
         if kind == "Delivery" {
@@ -225,6 +260,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         }
         let typed: Value = match kind.as_str() {
             "Instance" => spec_of(&serde_json::from_value::<Instance>(object.clone()).unwrap()),
+            "Backup" => spec_of(&serde_json::from_value::<Backup>(object.clone()).unwrap()),
             "Webhook" => spec_of(&serde_json::from_value::<Webhook>(object.clone()).unwrap()),
             "Delivery" => spec_of(&serde_json::from_value::<Delivery>(object.clone()).unwrap()),
             "ApiKey" => spec_of(&serde_json::from_value::<ApiKey>(object.clone()).unwrap()),

@@ -3,10 +3,12 @@
 //!
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
+//! - [`backup`]: makes, keeps and deletes backups;
 //! - [`webhook`]: delivers these events, and keeps the records;
 //! - [`key_copies`]: marks `ApiKeys` with the digest of another account's key.
 
 pub mod account;
+pub mod backup;
 pub mod instance;
 pub mod key_copies;
 pub mod webhook;

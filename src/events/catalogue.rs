@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     EventType,
-    payload::{self, InstanceObject, User},
+    payload::{self, BackupObject, ErrorObject, InstanceObject, User},
 };
 use crate::resources::{DeliverySpec, InstanceState, Plan};
 
@@ -17,28 +17,6 @@ use crate::resources::{DeliverySpec, InstanceState, Plan};
 const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
 /// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
-
-/// A backup, as events show it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BackupObject {
-    /// Identifier, `bkp_…`.
-    pub id: &'static str,
-    /// `completed` or `failed`.
-    pub status: &'static str,
-    /// When the backup began, RFC 3339.
-    pub created_at: &'static str,
-    /// Its size in GB; `null` if it failed.
-    pub size_gb: Option<f64>,
-}
-
-/// Why something failed, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ErrorObject {
-    /// For programs.
-    pub code: &'static str,
-    /// For people.
-    pub message: &'static str,
-}
 
 /// An alert, as events show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -94,7 +72,7 @@ pub struct AmountObject {
 #[derive(Default, Serialize)]
 struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
-    backup: Option<BackupObject>,
+    backup: Option<BackupObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     alert: Option<AlertObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,7 +80,7 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<User>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorObject>,
+    error: Option<ErrorObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     metric: Option<MetricObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,10 +106,18 @@ fn data(event_type: EventType) -> Data {
     let failed = event_type == EventType::BackupFailed;
     Data {
         backup: has("backup").then_some(BackupObject {
-            id: "bkp_9c2m8x1ta4q7hz0k",
+            id: "bkp_9c2m8x1ta4q7hz0k".to_owned(),
+            instance_id: Some("i-4q7hz0c9k2m8x1ta".to_owned()),
+            instance_name: "web-1",
+            instance_deleted: false,
+            name: "before-upgrade",
             status: if failed { "failed" } else { "completed" },
-            created_at: "2026-11-21T10:00:00Z",
+            scheduled: false,
             size_gb: (!failed).then_some(12.4),
+            disk_size: Some(40),
+            image: Some("debian-13"),
+            created_at: "2026-11-21T10:00:00Z".to_owned(),
+            completed_at: Some("2026-11-21T10:02:31Z".to_owned()),
         }),
         alert: has("alert").then_some(AlertObject {
             id: "alr_2m8x1ta4q7hz0c9k",
@@ -250,12 +236,20 @@ fn object_schema(key: &str) -> Value {
         }),
         "backup" => json!({
             "id": id("bkp_", "backup"),
+            "instance_id": { "type": ["string", "null"], "pattern": "^i-[a-z0-9]{16}$", "description": "Identifier of its instance; `null` if there never was such an instance." },
+            "instance_name": text("Display name of the instance when the backup began."),
+            "instance_deleted": { "type": "boolean", "description": "Whether the instance has been deleted." },
+            "name": text("Display name of the backup."),
             "status": { "type": "string", "enum": ["completed", "failed"], "description": "Outcome of the backup." },
-            "created_at": time("When the backup began."),
+            "scheduled": { "type": "boolean", "description": "Whether the daily schedule made it." },
             "size_gb": { "type": ["number", "null"], "minimum": 0, "description": "Size in GB; `null` if the backup failed." },
+            "disk_size": { "type": ["integer", "null"], "description": "Size of the instance's disk in GB." },
+            "image": { "type": ["string", "null"], "description": "Image of the instance." },
+            "created_at": time("When the backup was requested."),
+            "completed_at": { "type": ["string", "null"], "format": "date-time", "description": "When it was completed, or failed." },
         }),
         "error" => {
-            json!({ "code": text("Why the backup failed, for programs."), "message": text("Why the backup failed, for people.") })
+            json!({ "code": text("Why the backup failed, for programs: `instance_deleted`, `timeout`, or a code of the provider."), "message": text("Why the backup failed, for people.") })
         }
         "alert" => json!({
             "id": id("alr_", "alert"),

@@ -11,6 +11,6 @@ pub mod catalogue;
 pub mod outbox;
 pub mod payload;
 
-pub use outbox::Outbox;
+pub use outbox::{Outbox, OutboxVersion};
 
 pub use crate::resources::event::{EventType, OutboxEntry};

@@ -1,12 +1,85 @@
 //! The interface between the controllers that record events and the one that delivers them.
 
-use crate::resources::Instance;
+use std::time::Duration;
 
-/// Takes over the events in the outboxes of objects.
+use jiff::Timestamp;
+
+use crate::resources::{HasOutbox, OutboxEntry};
+
+/// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
+/// it is removed in a write of its own.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Removes settled events from an outbox, together with another change of the status (`has_changed`) or once they have waited
+/// for ten seconds. Events with a sequence number above `before` are new, and stay. Returns the time until the next check.
+pub fn clear(
+    outbox: &mut Vec<OutboxEntry>,
+    has_changed: bool,
+    before: i64,
+    is_settled: &dyn Fn(&str) -> bool,
+    now: Timestamp,
+) -> Option<Duration> {
+    // While other events are not settled yet, wait longer: one write for all is better than one for each.
+    let linger = if outbox.iter().all(|entry| is_settled(&entry.id)) {
+        LINGER
+    } else {
+        LINGER * 6
+    };
+    let lingered = |entry: &OutboxEntry| {
+        // The age is negative if the clock went back.
+        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(linger);
+        linger.saturating_sub(age)
+    };
+    let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
+    if has_changed || outbox.iter().any(overdue) {
+        outbox.retain(|entry| entry.sequence > before || !is_settled(&entry.id));
+    }
+    let waits = outbox.iter().map(lingered).min()?;
+    Some(waits.clamp(Duration::from_secs(1), LINGER))
+}
+
+/// The outbox of an object, in one version of the object.
+#[derive(Clone, Copy, Debug)]
+pub struct OutboxVersion<'a> {
+    /// Kind of the object, such as `Instance`.
+    pub kind: &'static str,
+    /// Namespace of the object.
+    pub namespace: &'a str,
+    /// Name of the object.
+    pub name: &'a str,
+    /// UID of the object.
+    pub uid: &'a str,
+    /// resourceVersion of the object.
+    pub revision: u64,
+    /// Whether the object is being deleted: it goes once its last event is settled.
+    pub is_deleting: bool,
+    /// The events in the outbox.
+    pub entries: &'a [OutboxEntry],
+}
+
+impl<'a> OutboxVersion<'a> {
+    /// The outbox of this version of an object.
+    pub fn of<K: HasOutbox>(object: &'a K) -> Self {
+        let metadata = object.meta();
+        let revision = metadata.resource_version.as_deref();
+        Self {
+            kind: K::KIND,
+            namespace: metadata.namespace.as_deref().unwrap_or_default(),
+            name: metadata.name.as_deref().unwrap_or_default(),
+            uid: metadata.uid.as_deref().unwrap_or_default(),
+            revision: revision.and_then(|version| version.parse().ok()).unwrap_or(0),
+            is_deleting: metadata.deletion_timestamp.is_some(),
+            entries: object.outbox(),
+        }
+    }
+}
+
+/// Takes over the events in the outboxes of objects of any kind.
 pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
-    /// Reports that `instance` was just written. Events with a sequence number above `before` are new and are sent.
-    fn recorded(&self, instance: &Instance, before: i64);
+    /// Reports the outbox of an object that was just written. Events with a sequence number above `before` are new and are
+    /// sent.
+    fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64);
 }

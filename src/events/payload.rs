@@ -5,7 +5,10 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
-use crate::resources::{Instance, InstanceState, InstanceStatus, Plan, ids};
+use crate::resources::{
+    Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
+    conditions::whole_seconds, ids,
+};
 
 /// The account holder, as events show them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -44,6 +47,134 @@ impl<'a> InstanceObject<'a> {
             region: &instance.spec.region,
             ip_address: status.ip_address.as_deref(),
         }
+    }
+
+    /// The instance of a backup, which no longer exists.
+    fn gone(backup: &'a Backup, status: &'a BackupStatus) -> Self {
+        let source = status.source.as_ref();
+        Self {
+            id: source.map_or_else(
+                || ids::instance_id(&backup.spec.instance, backup.source_uid().unwrap_or_default()),
+                |source| source.id.clone(),
+            ),
+            name: source.map_or(&backup.spec.instance, |source| &source.name),
+            status: Some(InstanceState::Deleting),
+            plan: source.map(|source| source.plan),
+            region: source.map_or("", |source| &source.region),
+            ip_address: source.and_then(|source| source.ip_address.as_deref()),
+        }
+    }
+}
+
+/// A backup, as events show it (decisions, section 7).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BackupObject<'a> {
+    /// Identifier, `bkp_…`.
+    pub id: String,
+    /// Identifier of its instance; `null` if there never was such an instance.
+    pub instance_id: Option<String>,
+    /// Display name of its instance when the backup began.
+    pub instance_name: &'a str,
+    /// Whether the instance has been deleted.
+    pub instance_deleted: bool,
+    /// Display name.
+    pub name: &'a str,
+    /// `completed` or `failed`.
+    pub status: &'static str,
+    /// Whether the daily schedule made it.
+    pub scheduled: bool,
+    /// Its size in GB; `null` if it failed.
+    pub size_gb: Option<f64>,
+    /// Size of the instance's disk in GB.
+    pub disk_size: Option<i32>,
+    /// Image of the instance.
+    pub image: Option<&'a str>,
+    /// When the backup was requested, RFC 3339.
+    pub created_at: String,
+    /// When it was completed, or failed, RFC 3339.
+    pub completed_at: Option<String>,
+}
+
+impl<'a> BackupObject<'a> {
+    /// A backup with this status, which has come to its end.
+    pub fn of(backup: &'a Backup, status: &'a BackupStatus) -> Self {
+        let seconds = |time| whole_seconds(time).to_string();
+        let source = status.source.as_ref();
+        Self {
+            id: backup.id(),
+            instance_id: source.map(|source| source.id.clone()).or_else(|| {
+                Some(ids::instance_id(
+                    &backup.spec.instance,
+                    backup.spec.instance_uid.as_deref()?,
+                ))
+            }),
+            instance_name: source.map_or(&backup.spec.instance, |source| &source.name),
+            instance_deleted: status.instance_deleted,
+            name: backup.display_name(),
+            status: match status.phase {
+                Some(BackupPhase::Completed) => "completed",
+                _ => "failed",
+            },
+            scheduled: backup.is_scheduled(),
+            size_gb: status.size_gb,
+            disk_size: source.map(|source| source.disk_size_gb),
+            image: source.map(|source| source.image.as_str()),
+            created_at: seconds(backup.created_at()),
+            completed_at: status.completed_at.map(seconds),
+        }
+    }
+}
+
+/// Why something failed, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ErrorObject<'a> {
+    /// For programs.
+    pub code: &'a str,
+    /// For people.
+    pub message: &'a str,
+}
+
+/// The keys of `data` in backup events.
+#[derive(Clone, Debug, Serialize)]
+struct BackupData<'a> {
+    backup: BackupObject<'a>,
+    instance: InstanceObject<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorObject<'a>>,
+}
+
+/// The event of the end of a backup, whose status is now `status`. `instance` is its instance, if that still exists.
+pub fn backup_event(
+    backup: &Backup,
+    status: &BackupStatus,
+    instance: Option<&Instance>,
+    sequence: i64,
+    now: Timestamp,
+) -> OutboxEntry {
+    let id = ids::event_id(backup.metadata.uid.as_deref().unwrap_or_default(), sequence);
+    let event_type = match status.phase {
+        Some(BackupPhase::Completed) => EventType::BackupCompleted,
+        _ => EventType::BackupFailed,
+    };
+    let unknown = InstanceStatus::default();
+    let object = match instance {
+        Some(instance) => InstanceObject::of(instance, instance.status.as_ref().unwrap_or(&unknown)),
+        None => InstanceObject::gone(backup, status),
+    };
+    let data = BackupData {
+        backup: BackupObject::of(backup, status),
+        instance: object,
+        error: status.error.as_ref().map(|error| ErrorObject {
+            code: &error.code,
+            message: &error.message,
+        }),
+    };
+    OutboxEntry {
+        body: body(&id, event_type, now, data),
+        id,
+        event_type,
+        sequence,
+        created_at: now,
     }
 }
 

@@ -392,6 +392,7 @@ mod tests {
         let facade = facade(metrics);
         let mut listeners = facade.app.service.listeners();
         listeners.instances.changed(&Change::Replaced(Vec::new()));
+        listeners.backups.changed(&Change::Replaced(Vec::new()));
         listeners.webhooks.changed(&Change::Replaced(Vec::new()));
         facade
     }

@@ -3,7 +3,8 @@
 //! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
 //! the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
-//! - `instances`, `webhooks`, `deliveries`, `events`, `account`, `keys`, `catalogue`: the resources, with their bodies and views;
+//! - `instances`, `backups`, `webhooks`, `deliveries`, `events`, `account`, `keys`, `catalogue`: the resources, with their bodies
+//!   and views;
 //! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler; `kept_rate_limits` outlasts restarts;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
 //! - `response`, `view`, `error`, `unreadable`: answers;
@@ -11,6 +12,7 @@
 
 mod account;
 mod authentication;
+mod backups;
 mod body;
 mod catalogue;
 mod deliveries;

@@ -11,8 +11,9 @@ use super::{
     summary,
 };
 use crate::{
+    backups,
     events::{
-        EventType, OutboxEntry,
+        EventType, OutboxEntry, outbox,
         payload::{User, instance_event},
     },
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
@@ -24,10 +25,6 @@ use crate::{
 
 /// How far in the future the beginning of an operation may be: clocks of replicas differ a little.
 const CLOCK_TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
-
-/// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
-/// it is removed in a write of its own.
-const OUTBOX_LINGER: Duration = Duration::from_secs(10);
 
 /// Decides what to do about an instance. Pure: the same input gives the same output, and if nothing has changed, the status
 /// does not change either.
@@ -59,7 +56,8 @@ pub fn decide(
         Seen::Observed(observation) => {
             recheck_after = observation.recheck_after;
             if machine.observe(observation) {
-                finished = machine.announce_deletion(audience.is_settled);
+                // The failure of a backup that was under way is told before the deletion.
+                finished = !audience.is_backed_up_now && machine.announce_deletion(audience.is_settled);
                 // Settling the last event requeues the instance; this is in case that gets lost.
                 recheck_after = Some(Duration::from_secs(1));
             } else {
@@ -106,6 +104,12 @@ pub fn decide(
     let may_be_stored_later =
         !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
     let notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    let backup_due = schedule_backup(instance, gate, &mut status, now);
+    // One that is due while the gate is closed waits for a change.
+    if let Some(next) = status.next_backup_at.filter(|next| *next > now) {
+        let left = Duration::try_from(next.duration_since(now)).unwrap_or_default();
+        recheck_after = Some(recheck_after.map_or(left, |at: Duration| at.min(left)));
+    }
     if let Some(wait) = clear_outbox(&mut status, &before, audience.is_settled, now)
         && !finished
     {
@@ -127,8 +131,26 @@ pub fn decide(
         recheck_after,
         retry,
         finished,
-        may_be_stored_later,
+        may_be_stored_later: may_be_stored_later && backup_due.is_none(),
+        backup_due,
     }
+}
+
+/// Keeps `status.nextBackupAt`. Returns the time of the schedule for which a backup is to be made now, once the status is stored.
+fn schedule_backup(
+    instance: &Instance,
+    gate: &Gate,
+    status: &mut InstanceStatus,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    if *gate != Gate::Open && !instance.is_deleting() {
+        return None;
+    }
+    let is_wanted =
+        instance.spec.backup_enabled && !instance.is_deleting() && status.provisioned_at.is_some();
+    let plan = backups::schedule::plan(&instance.id(), is_wanted, status.next_backup_at, now);
+    status.next_backup_at = plan.next;
+    plan.due
 }
 
 /// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
@@ -144,7 +166,7 @@ fn is_harmless(operation: &Operation, before: &InstanceStatus, spec: &InstanceSp
     }
 }
 
-/// Removes settled events from the outbox, together with another change of the status or once [`OUTBOX_LINGER`] is over.
+/// Removes settled events from the outbox, together with another change of the status or after a while ([`outbox::clear`]).
 /// Returns the time until the next check. The outbox of a deleted server is left alone: it goes with the object.
 fn clear_outbox(
     status: &mut InstanceStatus,
@@ -156,26 +178,14 @@ fn clear_outbox(
     if status.outbox.iter().any(is_last) {
         return None;
     }
-    // While other events are not settled yet, wait longer: one write for all is better than one for each.
-    let linger = if status.outbox.iter().all(|entry| is_settled(&entry.id)) {
-        OUTBOX_LINGER
-    } else {
-        OUTBOX_LINGER * 6
-    };
-    let lingered = |entry: &OutboxEntry| {
-        // The age is negative if the clock went back.
-        let age = Duration::try_from(now.duration_since(entry.created_at)).unwrap_or(linger);
-        linger.saturating_sub(age)
-    };
-    let overdue = |entry: &OutboxEntry| lingered(entry).is_zero() && is_settled(&entry.id);
-    if status != before || status.outbox.iter().any(overdue) {
-        let is_new = |entry: &OutboxEntry| entry.sequence > before.event_sequence;
-        status
-            .outbox
-            .retain(|entry| is_new(entry) || !is_settled(&entry.id));
-    }
-    let waits = status.outbox.iter().map(lingered).min()?;
-    Some(waits.clamp(Duration::from_secs(1), OUTBOX_LINGER))
+    let has_changed = status != before;
+    outbox::clear(
+        &mut status.outbox,
+        has_changed,
+        before.event_sequence,
+        is_settled,
+        now,
+    )
 }
 
 /// The times after an operation's start at which it must be reconsidered.
@@ -411,6 +421,11 @@ impl Machine<'_> {
                 .get_or_insert_with(|| milliseconds(self.now));
             status.plan = Some(operation.plan);
             status.image = Some(operation.image.clone());
+            if matches!(operation.kind, OperationKind::Create | OperationKind::Rebuild)
+                || operation.restore_from.is_some()
+            {
+                status.restored_from.clone_from(&operation.restore_from);
+            }
             let disk = operation.plan.size().disk_gb;
             status.disk_size_gb = Some(status.disk_size_gb.map_or(disk, |known| known.max(disk)));
         }

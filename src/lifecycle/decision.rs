@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::{
     events::payload::User,
     providers::{Addresses, Observation, ProviderError},
@@ -15,6 +17,8 @@ pub struct Audience<'a> {
     pub user: Option<&'a User>,
     /// Whether nothing is left to do for the outbox entry with this id.
     pub is_settled: &'a dyn Fn(&str) -> bool,
+    /// Whether a backup of the instance is under way. Its failure is told before the deletion of the instance.
+    pub is_backed_up_now: bool,
 }
 
 /// Whether the instance may be reconciled at all.
@@ -92,6 +96,8 @@ pub struct Decision {
     /// Whether an operation begins of which the provider may hear before the status is stored. One that is done at once then
     /// costs one write.
     pub may_be_stored_later: bool,
+    /// The time of the instance's schedule for which a backup is to be made before the status is stored.
+    pub backup_due: Option<Timestamp>,
 }
 
 impl Decision {

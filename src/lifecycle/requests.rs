@@ -200,6 +200,11 @@ pub(super) fn begin(
         } else {
             status.image.clone().unwrap_or_else(|| spec.image.clone())
         },
+        // The first operation that boots a server makes it.
+        restore_from: spec
+            .restore_from
+            .clone()
+            .filter(|_| installs || boots && status.provisioned_at.is_none()),
         forced: false,
     };
     status.operation = Some(told_apart(begun, status.operation.as_ref()));

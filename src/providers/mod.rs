@@ -14,7 +14,7 @@ use thiserror::Error;
 
 pub use timings::Timings;
 
-use crate::resources::Instance;
+use crate::resources::{Backup, Instance};
 
 /// Why a provider call failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -114,6 +114,38 @@ pub struct Usage {
     pub network_out: Option<i64>,
 }
 
+/// The progress of a backup.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BackupProgress {
+    /// The provider does not know it: it has not begun.
+    Unknown,
+    /// In progress.
+    Busy,
+    /// Finished, with this size in GB.
+    Done {
+        /// Size in GB.
+        size_gb: f64,
+    },
+    /// It cannot be made.
+    Failed {
+        /// Why, for programs: a word in lower case.
+        code: &'static str,
+        /// Why, for people.
+        message: String,
+    },
+}
+
+/// The observed state of one backup.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackupObservation {
+    /// Its progress.
+    pub progress: BackupProgress,
+    /// The provider's own data, to be stored in `status.providerState`.
+    pub state: BTreeMap<String, String>,
+    /// Time until something is expected to change by itself, if anything is.
+    pub recheck_after: Option<Duration>,
+}
+
 /// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the Instance's UID, and
 /// continues the same operation, named by its kind and `startedAt`. A creation whose end was never stored may come again with
 /// another plan or image: then the server that it made is changed to these, or replaced. Once a server has been deleted, no late
@@ -128,12 +160,35 @@ pub trait Provider: Send + Sync + 'static {
     /// Releases the addresses reserved for an Instance that is gone.
     fn release(&self, uid: &str);
 
-    /// Advances `status.operation` by one step, if there is one, and returns the server's state. The caller sets a timeout.
+    /// Advances `status.operation` by one step, if there is one, and returns the server's state. If the operation restores a
+    /// backup, `backup` is that one, unless it has been deleted since the operation began. The caller sets a timeout.
     fn step(
         &self,
         instance: &Instance,
+        backup: Option<&Backup>,
         now: Timestamp,
     ) -> impl Future<Output = Result<Observation, ProviderError>> + Send;
+
+    /// Begins the backup of an instance's disk as it is now, or finds the one that has begun: a backup is named by the Backup's
+    /// UID. What happens to the server later does not change it. The caller sets a timeout.
+    fn create_backup(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<BackupObservation, ProviderError>> + Send;
+
+    /// The state of a backup of this instance. The caller sets a timeout.
+    fn backup_state(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<BackupObservation, ProviderError>> + Send;
+
+    /// Deletes a backup, finished or not; it is fine if there is none. Once this has succeeded, no data of it is left, and no late
+    /// call makes another for the same UID. The caller sets a timeout.
+    fn delete_backup(&self, backup: &Backup) -> impl Future<Output = Result<(), ProviderError>> + Send;
 }
 
 /// Where the facade gets a server's usage from. Not from the API server: metrics are not part of the status.

@@ -14,10 +14,11 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Addresses, Observation, OffCause, Power, Progress, Provider, ProviderError, Timings, Usage, UsageSource,
+    Addresses, BackupObservation, BackupProgress, Observation, OffCause, Power, Progress, Provider,
+    ProviderError, Timings, Usage, UsageSource,
 };
 use crate::{
-    resources::{Instance, Operation, OperationKind, PowerState},
+    resources::{Backup, Instance, Operation, OperationKind, PowerState},
     runtime::watch::key,
 };
 
@@ -250,6 +251,36 @@ impl Simulator {
         seen
     }
 
+    /// A backup as a pure function of its beginning and the disk's usage.
+    fn show_backup(&self, backup: &Backup, instance: &Instance, now: Timestamp) -> BackupObservation {
+        let status = backup.status.as_ref();
+        let seen = |progress, recheck_after| BackupObservation {
+            progress,
+            state: BTreeMap::new(),
+            recheck_after,
+        };
+        let Some((begun, source)) = status.and_then(|s| s.started_at.zip(s.source.as_ref())) else {
+            return seen(BackupProgress::Unknown, None);
+        };
+        if self.faults.of(instance) == Some("backup") {
+            let progress = BackupProgress::Failed {
+                code: "storage_unavailable",
+                message: "the simulated fault 'backup' is switched on".to_owned(),
+            };
+            return seen(progress, None);
+        }
+        let used = asked(instance, DISK_ANNOTATION).unwrap_or_else(|| disk_usage(&source.uid));
+        let size_gb = round(f64::from(source.disk_size_gb) * used / 100.0);
+        let elapsed = now.duration_since(begun).max(SignedDuration::ZERO);
+        let elapsed = Duration::try_from(elapsed).unwrap_or_default();
+        let left = self.timings.backup_duration(size_gb).saturating_sub(elapsed);
+        if left.is_zero() {
+            seen(BackupProgress::Done { size_gb }, None)
+        } else {
+            seen(BackupProgress::Busy, Some(left))
+        }
+    }
+
     /// Time until an operation is done; its whole duration if the clock went back.
     fn left(&self, takes: OperationKind, operation: &Operation, now: Timestamp) -> Duration {
         let elapsed = now
@@ -310,11 +341,41 @@ impl Provider for Simulator {
         }
     }
 
-    async fn step(&self, instance: &Instance, now: Timestamp) -> Result<Observation, ProviderError> {
+    async fn step(
+        &self,
+        instance: &Instance,
+        _: Option<&Backup>,
+        now: Timestamp,
+    ) -> Result<Observation, ProviderError> {
         if self.faults.of(instance) == Some("unreachable") {
             std::future::pending::<()>().await;
         }
         Ok(self.show(instance, now))
+    }
+
+    async fn create_backup(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> Result<BackupObservation, ProviderError> {
+        self.backup_state(backup, instance, now).await
+    }
+
+    async fn backup_state(
+        &self,
+        backup: &Backup,
+        instance: &Instance,
+        now: Timestamp,
+    ) -> Result<BackupObservation, ProviderError> {
+        if self.faults.of(instance) == Some("unreachable") {
+            std::future::pending::<()>().await;
+        }
+        Ok(self.show_backup(backup, instance, now))
+    }
+
+    async fn delete_backup(&self, _: &Backup) -> Result<(), ProviderError> {
+        Ok(())
     }
 }
 
@@ -346,7 +407,7 @@ fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
     if status.provisioned_at.is_none() {
         return Usage::default();
     }
-    let disk = asked(instance, DISK_ANNOTATION).or_else(|| Some(round(10.0 + unit(uid, b"disk") * 40.0)));
+    let disk = asked(instance, DISK_ANNOTATION).or_else(|| Some(disk_usage(uid)));
     if status.power != Some(PowerState::Running) {
         return Usage {
             disk_usage: disk,
@@ -372,6 +433,11 @@ fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
         network_in: Some(up.saturating_mul(rate(b"in"))),
         network_out: Some(up.saturating_mul(rate(b"out"))),
     }
+}
+
+/// The percentage of the disk that a server uses.
+fn disk_usage(uid: &str) -> f64 {
+    round(10.0 + unit(uid, b"disk") * 40.0)
 }
 
 /// The percentage in an annotation; any other value is ignored.
@@ -495,11 +561,49 @@ mod tests {
                 |permitted| Simulator::new(Timings::default(), Pools::default(), Faults::new(permitted), []);
             let well = simulator(false).show(&instance, at(1));
             instance.metadata.annotations = Some([(FAULT_ANNOTATION.to_owned(), fault.to_owned())].into());
-            let step = simulator(false).step(&instance, at(1)).await;
+            let step = simulator(false).step(&instance, None, at(1)).await;
             assert_eq!(step.unwrap(), well, "{fault}");
             let usage = SimulatedUsage::default().usage(&instance, at(1)).await;
             assert!(usage.is_ok(), "{fault}");
         }
+    }
+
+    #[test]
+    fn a_backup_has_the_size_of_what_is_on_the_disk_and_takes_its_time() {
+        let simulator = Simulator::new(Timings::default(), Pools::default(), Faults::new(true), []);
+        let mut instance = running("u", at(0));
+        let mut backup: Backup = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": "b" }, "spec": { "instance": "web" },
+        }))
+        .unwrap();
+        let seen = |backup: &Backup, instance: &Instance, second| {
+            simulator.show_backup(backup, instance, at(second))
+        };
+        assert_eq!(seen(&backup, &instance, 0).progress, BackupProgress::Unknown);
+        backup.status = Some(crate::resources::BackupStatus {
+            started_at: Some(at(0)),
+            source: Some(crate::resources::BackupSource::of(&instance)),
+            ..crate::resources::BackupStatus::default()
+        });
+        instance.metadata.annotations = Some([(DISK_ANNOTATION.to_owned(), "50".to_owned())].into());
+        // 20 of 40 GB: 30 s, and 1.5 s for each GB.
+        let early = seen(&backup, &instance, 59);
+        assert_eq!(
+            (early.progress, early.recheck_after),
+            (BackupProgress::Busy, Some(Duration::from_secs(1)))
+        );
+        assert_eq!(
+            seen(&backup, &instance, 60).progress,
+            BackupProgress::Done { size_gb: 20.0 }
+        );
+        instance.metadata.annotations = Some([(FAULT_ANNOTATION.to_owned(), "backup".to_owned())].into());
+        assert!(matches!(
+            seen(&backup, &instance, 60).progress,
+            BackupProgress::Failed {
+                code: "storage_unavailable",
+                ..
+            }
+        ));
     }
 
     #[test]

@@ -39,6 +39,11 @@ impl Timings {
         Duration::from_secs_f64(seconds * self.scale)
     }
 
+    /// How long the simulator takes for a backup of this size in GB: 30 s, and 1.5 s for each GB.
+    pub fn backup_duration(&self, size_gb: f64) -> Duration {
+        Duration::from_secs_f64(1.5_f64.mul_add(size_gb.max(0.0), 30.0) * self.scale)
+    }
+
     /// How long a guest may take to shut down before its power is cut.
     pub fn soft_stop_grace(&self) -> Duration {
         Duration::from_secs_f64(120.0 * self.scale)

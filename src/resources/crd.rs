@@ -118,10 +118,11 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 6] = [
+        let expected: [(&str, &[&str]); 7] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
+            ("Backup", &["Instance", "Phase", "Size-GB", "Age"]),
             (
                 "Webhook",
                 &[

@@ -1,6 +1,8 @@
-//! Event types, and the outbox entry that keeps an event in the status of its object until every webhook has received it.
+//! Event types, the outbox entry that keeps an event in the status of its object until every webhook has received it, and what
+//! the kinds with an outbox have in common.
 
 use jiff::Timestamp;
+use kube::Resource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -118,4 +120,13 @@ pub struct OutboxEntry {
     /// The request body of the deliveries, byte for byte.
     #[schemars(length(max = MAX_BODY))]
     pub body: String,
+}
+
+/// A kind whose objects record events: each in `status.outbox`, with the change that it reports.
+pub trait HasOutbox: Resource<DynamicType = ()> + Clone + Send + Sync + 'static {
+    /// Name of the kind, such as `Instance`.
+    const KIND: &'static str;
+
+    /// The events that have not been handed to all webhooks yet.
+    fn outbox(&self) -> &[OutboxEntry];
 }

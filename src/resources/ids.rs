@@ -44,6 +44,26 @@ pub fn webhook_name(id: &str) -> Option<String> {
     Some(format!("wh-{suffix}"))
 }
 
+/// The id of a Backup: `bkp_` and the suffix of its name if that has the form `bkp-<16 of [a-z0-9]>`, else a suffix derived from
+/// its UID.
+pub fn backup_id(name: &str, uid: &str) -> String {
+    match name.strip_prefix("bkp-").filter(|suffix| is_suffix(suffix)) {
+        Some(suffix) => format!("bkp_{suffix}"),
+        None => format!("bkp_{}", derived_suffix(uid.as_bytes())),
+    }
+}
+
+/// The name of the Backup with this id, if REST or the schedule created it; `None` if `id` is not a backup id.
+pub fn backup_name(id: &str) -> Option<String> {
+    let suffix = id.strip_prefix("bkp_").filter(|suffix| is_suffix(suffix))?;
+    Some(format!("bkp-{suffix}"))
+}
+
+/// The name of a Backup that is derived from `seed`.
+pub fn derived_backup_name(seed: &str) -> String {
+    format!("bkp-{}", derived_suffix(seed.as_bytes()))
+}
+
 /// The id of an event, derived from its object's UID and its sequence number, so that a transition recorded twice is one
 /// event.
 pub fn event_id(uid: &str, sequence: i64) -> String {

@@ -8,7 +8,11 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, event::OutboxEntry, ids, times};
+use super::{
+    conditions,
+    event::{HasOutbox, OutboxEntry},
+    ids, times,
+};
 
 /// Keeps an Instance until its server is gone.
 pub const FINALIZER: &str = "stellage.dev/server";
@@ -200,6 +204,9 @@ pub struct Operation {
     pub plan: Plan,
     /// Image installed at the end of the operation.
     pub image: String,
+    /// Name of the Backup restored by the operation, if it restores one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_from: Option<String>,
     /// The guest did not shut down within the grace period, so its power is cut.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
@@ -296,7 +303,8 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^pn-[a-z0-9]+(-[a-z0-9]+)*$')").message("must be the identifier of a private network, pn- followed by lower-case letters and digits"))]
     pub private_network: Option<String>,
 
-    /// Whether daily backups are wanted. Stored only: nothing takes backups yet.
+    /// Whether the instance is backed up daily, at a time of day that follows from its id. The last seven of these backups are
+    /// kept.
     #[serde(default)]
     pub backup_enabled: bool,
 
@@ -339,6 +347,12 @@ pub struct InstanceSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_rfc3339")]
     pub rebuild_requested_at: Option<String>,
+
+    /// Name of the Backup to restore when the server is created or reinstalled. spec.image must be that backup's image, and the
+    /// disk at least as large as its disk. To restore it to an existing server, also set rebuildRequestedAt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub restore_from: Option<String>,
 
     /// Whether deletion of this instance is refused, through REST and with kubectl.
     #[serde(default)]
@@ -410,6 +424,15 @@ pub struct InstanceStatus {
     /// The spec.rebuildRequestedAt that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild_requested_at: Option<String>,
+
+    /// Name of the Backup that was last restored to the server, if it has not been reinstalled from an image since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored_from: Option<String>,
+
+    /// When the next backup of the daily schedule is due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub next_backup_at: Option<Timestamp>,
 
     /// When the server was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -495,6 +518,14 @@ impl Instance {
     /// The value of an annotation.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+impl HasOutbox for Instance {
+    const KIND: &'static str = "Instance";
+
+    fn outbox(&self) -> &[OutboxEntry] {
+        self.status.as_ref().map_or(&[], |status| &status.outbox)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
-//! - [`account`], [`api_key`], [`instance`], [`webhook`], [`delivery`], [`event_log`]: the kinds;
+//! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`]: the kinds;
 //! - [`event`]: event types and outbox entries;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
@@ -16,6 +16,7 @@
 
 pub mod account;
 pub mod api_key;
+pub mod backup;
 pub mod conditions;
 mod crd;
 pub mod delivery;
@@ -32,8 +33,9 @@ pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
+pub use backup::{Backup, BackupError, BackupPhase, BackupSource, BackupSpec, BackupStatus};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
-pub use event::{EventType, OutboxEntry};
+pub use event::{EventType, HasOutbox, OutboxEntry};
 pub use event_log::{EventLog, EventLogSpec, LoggedDelivery, LoggedEvent, PageIndex};
 pub use instance::{
     Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
@@ -62,6 +64,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Account::crd(),
         ApiKey::crd(),
         Instance::crd(),
+        Backup::crd(),
         Webhook::crd(),
         crd::without_subresources(Delivery::crd()),
         EventLog::crd(),

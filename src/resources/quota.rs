@@ -10,8 +10,10 @@ pub const WEBHOOKS: &str = "count/webhooks.stellage.dev";
 pub const KEYS: &str = "count/apikeys.stellage.dev";
 /// Its Deliveries.
 pub const DELIVERIES: &str = "count/deliveries.stellage.dev";
+/// Its Backups.
+pub const BACKUPS: &str = "count/backups.stellage.dev";
 /// Everything that is counted.
-pub const ALL: [&str; 4] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES];
+pub const ALL: [&str; 5] = [INSTANCES, WEBHOOKS, KEYS, DELIVERIES, BACKUPS];
 
 /// Whether a request is refused because a quota is used up, as far as Kubernetes has counted.
 pub fn is_exceeded(refusal: &Status) -> bool {

@@ -14,9 +14,8 @@ use serde_json::json;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
-use super::{Controllers, rules};
+use super::{Controllers, Stores, rules};
 use crate::{
-    controllers::webhook,
     runtime::{Health, Metrics, ServerTime, SystemClock, client::answered_by, watch::Watches},
     settings::{CommonSettings, ControllerSettings},
 };
@@ -70,19 +69,21 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         ServerTime::default(),
     )
     .unwrap();
-    let accounts = watches.spawn(Vec::new());
-    let stores = webhook::Stores {
+    let stores = Stores {
+        accounts: watches.spawn(Vec::new()),
         webhooks: watches.spawn(Vec::new()),
         deliveries: watches.spawn(Vec::new()),
         instances: watches.spawn(Vec::new()),
+        backups: watches.spawn(Vec::new()),
     };
-    let shown = (accounts.clone(), stores.clone());
-    let mut leading = pin!(controllers.lead(accounts, stores, read, CancellationToken::new()));
+    let shown = stores.clone();
+    let mut leading = pin!(controllers.lead(stores, read, CancellationToken::new()));
     let all_shown = async {
-        shown.0.wait_until_ready().await.unwrap();
-        shown.1.webhooks.wait_until_ready().await.unwrap();
-        shown.1.deliveries.wait_until_ready().await.unwrap();
-        shown.1.instances.wait_until_ready().await.unwrap();
+        shown.accounts.wait_until_ready().await.unwrap();
+        shown.webhooks.wait_until_ready().await.unwrap();
+        shown.deliveries.wait_until_ready().await.unwrap();
+        shown.instances.wait_until_ready().await.unwrap();
+        shown.backups.wait_until_ready().await.unwrap();
         // Whatever is due happens within a few turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;

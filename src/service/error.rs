@@ -155,11 +155,12 @@ impl From<CallError> for Error {
 }
 
 /// What a quota counts, in the API server's message and in words.
-const COUNTED: [(&str, &str); 4] = [
+const COUNTED: [(&str, &str); 5] = [
     (quota::INSTANCES, "instances"),
     (quota::WEBHOOKS, "webhooks"),
     (quota::KEYS, "API keys"),
     (quota::DELIVERIES, "deliveries"),
+    (quota::BACKUPS, "backups"),
 ];
 
 /// What the quota of a refusal limits: the message lists what is requested, what is used, and the limits.
@@ -201,6 +202,7 @@ fn refused(status: &Status) -> Error {
             Some("webhooks") => "webhook",
             Some("deliveries") => "delivery",
             Some("apikeys") => "API key",
+            Some("backups") => "backup",
             _ => "instance",
         }),
         409 => Error::new(

@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::resources::{Instance, Webhook, ids};
+use crate::resources::{Backup, Instance, Webhook, ids};
 
 /// The public id of the objects of one kind.
 pub trait PublicId: Copy + Debug + Display + Eq + Hash + Ord + Serialize + Send + Sync + 'static {
@@ -78,6 +78,10 @@ public_id!(
     WebhookId, "wh_", ids::webhook_name
 );
 public_id!(
+    /// `bkp_` and 16 of `[a-z0-9]`; an object created through REST is named `bkp-…`.
+    BackupId, "bkp_", ids::backup_name
+);
+public_id!(
     /// `dlv_` and 16 of `[a-z0-9]`; the object is named `dlv-…`.
     DeliveryId, "dlv_", ids::delivery_name_of
 );
@@ -99,6 +103,13 @@ impl InstanceId {
     /// The id of an object.
     pub fn of(instance: &Instance) -> Self {
         Self::parse(&instance.id()).unwrap_or(Self([b'0'; 16]))
+    }
+}
+
+impl BackupId {
+    /// The id of an object.
+    pub fn of(backup: &Backup) -> Self {
+        Self::parse(&backup.id()).unwrap_or(Self([b'0'; 16]))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
-//! - [`instances`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder each;
+//! - [`instances`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
 //! - [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
@@ -11,6 +11,7 @@
 //! The service is stateless: it reads from watches and writes to the API server. It asks providers for usage only.
 
 pub mod account;
+pub mod backups;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;
@@ -34,11 +35,12 @@ use kube::Client;
 use crate::{
     catalogue::Catalogue,
     providers::{ProviderError, Usage, UsageSource},
-    resources::{Account, ApiKey, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA},
+    resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup},
     runtime::{Clock, watch::Listener},
 };
 
 use self::{
+    backups::{BackupLimits, IndexedBackup},
     credentials::Credentials,
     index::{Index as _, OrderedIndex},
     instances::InstanceIndex,
@@ -88,12 +90,16 @@ impl<S: UsageSource> AnyUsageSource for S {
 pub struct Service {
     calls: Arc<ApiCalls>,
     instances: Store<InstanceIndex>,
+    backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
     /// For creating keys, by namespace.
     key_locks: KeyedLocks,
     /// For requests that change many deliveries, by webhook.
     bulk_locks: KeyedLocks,
+    /// For creating backups, by namespace.
+    backup_locks: KeyedLocks,
+    backup_limits: BackupLimits,
     /// Keys that an account may have.
     key_quota: usize,
     /// Whether the operator logs events.
@@ -110,6 +116,8 @@ pub struct Service {
 pub struct Listeners {
     /// For the watch of instances.
     pub instances: Box<dyn Listener<Instance>>,
+    /// For the watch of backups.
+    pub backups: Box<dyn Listener<Backup>>,
     /// For the watch of webhooks.
     pub webhooks: Box<dyn Listener<Webhook>>,
     /// For the watch of keys.
@@ -151,11 +159,17 @@ impl Service {
         let calls = Arc::new(ApiCalls::new(client, at_once));
         Self {
             instances: Store::new(calls.clone(), Arc::default()),
+            backups: Store::new(calls.clone(), Arc::default()),
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
             credentials: Arc::default(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
+            backup_locks: KeyedLocks::default(),
+            backup_limits: BackupLimits {
+                per_instance: size(backup::DEFAULT_PER_INSTANCE),
+                per_account: size(backup::DEFAULT_PER_ACCOUNT),
+            },
             key_quota: size(DEFAULT_KEY_QUOTA),
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),
@@ -185,6 +199,18 @@ impl Service {
         }
     }
 
+    /// Sets how many manual backups there may be; 30 of an instance and 1,000 of an account without this.
+    #[must_use]
+    pub fn with_backup_limits(self, per_instance: u32, per_account: u32) -> Self {
+        Self {
+            backup_limits: BackupLimits {
+                per_instance: size(per_instance),
+                per_account: size(per_account),
+            },
+            ..self
+        }
+    }
+
     /// Sets whether the operator logs events; it does without this.
     #[must_use]
     pub fn with_event_log(self, has_event_log: bool) -> Self {
@@ -207,15 +233,18 @@ impl Service {
     pub fn listeners(&self) -> Listeners {
         Listeners {
             instances: index::listener(self.instances.shared_index()),
+            backups: index::listener(self.backups.shared_index()),
             webhooks: index::listener(self.webhooks.shared_index()),
             keys: self.credentials.key_listener(),
             accounts: self.credentials.account_listener(),
         }
     }
 
-    /// Whether instances and webhooks have been listed once.
+    /// Whether instances, backups and webhooks have been listed once.
     pub fn is_synced(&self) -> bool {
-        self.instances.index().progress().is_synced() && self.webhooks.index().progress().is_synced()
+        self.instances.index().progress().is_synced()
+            && self.backups.index().progress().is_synced()
+            && self.webhooks.index().progress().is_synced()
     }
 
     /// The index of keys and accounts.

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use reqwest::Method;
 use serde_json::json;
-use stellage::resources::{ApiKey, Delivery, Instance, InstanceState, Webhook};
+use stellage::resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Webhook};
 
 use super::{
     contract::{self, Endpoint},
@@ -32,6 +32,7 @@ pub(super) fn without_traces(answer: &Answer) -> (u16, String, Vec<String>) {
 /// The objects of an account that paths can name.
 struct Ids {
     instance: String,
+    backup: String,
     webhook: String,
     delivery: String,
     event: String,
@@ -48,8 +49,13 @@ impl Ids {
         let account = events::account_uid(tenant).await;
         events::write_page(tenant, &account, vec![event.clone()]).await;
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
+        let instance = create(tenant, "web").await;
+        wait_for(tenant, &instance, "running").await;
+        let backups = format!("/v1/instances/{instance}/backups");
+        let backup = contract::expect(tenant, 201, Method::POST, &backups, None, &[]).await;
         Self {
-            instance: create(tenant, "web").await,
+            instance,
+            backup: id(&backup),
             webhook: webhook["id"].as_str().unwrap().to_owned(),
             delivery: id(&delivery),
             event: event.id,
@@ -60,6 +66,7 @@ impl Ids {
     fn unknown() -> Self {
         Self {
             instance: "i-0000000000000000".to_owned(),
+            backup: "bkp_0000000000000000".to_owned(),
             webhook: "wh_0000000000000000".to_owned(),
             delivery: "dlv_0000000000000000".to_owned(),
             event: "evt_0000000000000000".to_owned(),
@@ -70,6 +77,7 @@ impl Ids {
     fn nonsense() -> Self {
         Self {
             instance: "nonsense".to_owned(),
+            backup: "nonsense".to_owned(),
             webhook: "nonsense".to_owned(),
             delivery: "nonsense".to_owned(),
             event: "nonsense".to_owned(),
@@ -80,6 +88,7 @@ impl Ids {
     fn fill(&self, path: &str) -> String {
         let id = match path {
             path if path.starts_with("/v1/instances/") => &self.instance,
+            path if path.starts_with("/v1/backups/") => &self.backup,
             path if path.starts_with("/v1/webhooks/") => &self.webhook,
             path if path.starts_with("/v1/events/") => &self.event,
             path if path.starts_with("/v1/keys/") => &self.key,
@@ -94,12 +103,16 @@ async fn look(tenant: &Tenant) -> Vec<String> {
     let everything = ListParams::default();
     let (kube, namespace) = (tenant.kube.clone(), &tenant.namespace);
     let instances: Api<Instance> = Api::namespaced(kube.clone(), namespace);
+    let backups: Api<Backup> = Api::namespaced(kube.clone(), namespace);
     let hooks: Api<Webhook> = Api::namespaced(kube.clone(), namespace);
     let deliveries: Api<Delivery> = Api::namespaced(kube.clone(), namespace);
     let secrets: Api<Secret> = Api::namespaced(kube.clone(), namespace);
     let keys: Api<ApiKey> = Api::namespaced(kube, namespace);
     let mut seen: Vec<String> = Vec::new();
     for object in instances.list(&everything).await.unwrap() {
+        seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
+    }
+    for object in backups.list(&everything).await.unwrap() {
         seen.push(format!("{:?} {:?}", object.metadata.uid, object.spec));
     }
     for object in hooks.list(&everything).await.unwrap() {
@@ -167,6 +180,7 @@ async fn a_list_and_the_account_show_ones_own_alone() {
         let answer = contract::expect(&bob, 200, Method::GET, &path, None, &[]).await;
         for id in [
             &theirs.instance,
+            &theirs.backup,
             &theirs.webhook,
             &theirs.event,
             &theirs.key,

@@ -2,7 +2,7 @@
 
 mod account;
 mod connections;
-mod contract;
+pub mod contract;
 mod deliveries;
 mod errors;
 pub mod events;
@@ -28,12 +28,12 @@ use self::contract::expect;
 use crate::support::{Tenant, eventually};
 
 /// A minimal request.
-fn order(name: &str) -> Value {
+pub fn order(name: &str) -> Value {
     json!({ "name": name, "plan": "starter", "region": "fr-par-1", "image": "debian-13" })
 }
 
 /// Creates an instance and returns its id.
-async fn create(tenant: &Tenant, name: &str) -> String {
+pub async fn create(tenant: &Tenant, name: &str) -> String {
     let answer = expect(
         tenant,
         201,
@@ -68,7 +68,7 @@ async fn limit_instances(tenant: &Tenant, quota: i32) {
 }
 
 /// Waits until REST shows a status.
-async fn wait_for(tenant: &Tenant, id: &str, status: &str) -> Value {
+pub async fn wait_for(tenant: &Tenant, id: &str, status: &str) -> Value {
     let path = format!("/v1/instances/{id}");
     let answer = eventually(
         status,

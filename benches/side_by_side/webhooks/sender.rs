@@ -26,7 +26,7 @@ use stellage::{
         dispatch::{Command, DeliveryLog, Dispatcher, Gate, Limits, Now, Origin, Report, WebhookFacts},
         signature::{self, SigningKeys},
     },
-    events::{EventType, OutboxEntry},
+    events::{EventType, OutboxEntry, OutboxVersion},
     resources::Attempt,
 };
 use tokio::{net::TcpStream, task::JoinSet};
@@ -354,14 +354,17 @@ fn dispatcher_alone() -> Result<f64> {
     for n in 0..EVENTS {
         let entries = [event(n)];
         let begun = Instant::now();
-        dispatcher.outbox_seen(
-            "bench",
-            &format!("object-{}", n % 64),
-            u64::try_from(n)? + 1,
-            &entries,
-            Origin::Fresh,
-            now(),
-        );
+        let uid = format!("object-{}", n % 64);
+        let outbox = OutboxVersion {
+            kind: "Instance",
+            namespace: "bench",
+            name: &uid,
+            uid: &uid,
+            revision: u64::try_from(n)? + 1,
+            is_deleting: false,
+            entries: &entries,
+        };
+        dispatcher.outbox_seen(&outbox, Origin::Fresh, now());
         while let Some(command) = dispatcher.next_command() {
             if let Command::Attempt { job, .. } = command {
                 sent += 1;

@@ -6,22 +6,17 @@ mod outboxes;
 use std::io::{self, Write as _};
 
 use clap::Args;
-use futures::StreamExt as _;
-use kube::{
-    Api,
-    api::ListParams,
-    core::DeserializeGuard,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{self, watcher},
-    },
+use futures::{
+    StreamExt as _,
+    stream::{BoxStream, select_all},
 };
+use kube::{Api, api::ListParams, core::DeserializeGuard, runtime::watcher};
 use serde_json::Value;
 use url::Url;
 
 use self::{
     forward::Forwarder,
-    outboxes::{Outboxes, Recorded},
+    outboxes::{News, Recorded, follow},
 };
 use super::{
     CliError, account,
@@ -32,8 +27,7 @@ use super::{
 use crate::{
     delivery::signature,
     events::{EventType, OutboxEntry},
-    resources::Instance,
-    runtime::watch,
+    resources::{Backup, Instance},
 };
 
 const EXAMPLES: &str = "\
@@ -91,6 +85,14 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
         )
         .await?;
 
+    let backups = Api::<DeserializeGuard<Backup>>::namespaced(cluster.client.clone(), namespace);
+    cluster
+        .call(
+            &format!("list backups in namespace {namespace}"),
+            backups.list_metadata(&ListParams::default().limit(1)),
+        )
+        .await?;
+
     let given = args.secret.is_some();
     let secret = args.secret.unwrap_or_else(signature::new_secret);
     let forwarding = args.forward.as_ref().map_or_else(String::new, |url| {
@@ -106,12 +108,12 @@ pub(super) async fn run(args: ListenArgs) -> Result<(), CliError> {
         output: args.output,
         forwarder: args.forward.map(|url| Forwarder::new(url, &secret)).transpose()?,
         welcome: Some(welcome),
-        outboxes: Outboxes::default(),
+        starting: 0,
         is_failing: false,
     };
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
-        () = listener.listen(instances) => {}
+        () = listener.listen(vec![follow(instances).boxed(), follow(backups).boxed()]) => {}
     }
     Ok(())
 }
@@ -122,41 +124,38 @@ struct Listener {
     types: Vec<EventType>,
     output: Output,
     forwarder: Option<Forwarder>,
-    /// Printed once the watch has started, so that no event is missed after it.
+    /// Printed once all watches have started, so that no event is missed after it.
     welcome: Option<String>,
-    outboxes: Outboxes,
+    /// Number of watches that have not started yet.
+    starting: usize,
     /// Whether the watch is failing, so that each outage is reported once.
     is_failing: bool,
 }
 
 impl Listener {
     /// Prints events until stdout is closed, as with `| head`.
-    async fn listen(&mut self, instances: Api<DeserializeGuard<Instance>>) {
-        let mut changes = watcher(instances, watcher::Config::default())
-            .backoff(watch::backoff())
-            .boxed();
+    async fn listen(&mut self, kinds: Vec<BoxStream<'static, watcher::Result<News>>>) {
+        self.starting = kinds.len();
+        let mut changes = select_all(kinds);
         loop {
-            let change = tokio::select! {
-                change = changes.next() => change,
+            let news = tokio::select! {
+                news = changes.next() => news,
                 outcome = outcome(&mut self.forwarder) => {
                     output::note(&outcome);
                     continue;
                 }
             };
-            let Some(change) = change else { return };
-            if self.changed(change).is_err() {
+            let Some(news) = news else { return };
+            if self.changed(news).is_err() {
                 return;
             }
         }
     }
 
-    /// Handles a change from the watch.
-    fn changed(
-        &mut self,
-        change: watcher::Result<watcher::Event<DeserializeGuard<Instance>>>,
-    ) -> io::Result<()> {
-        let change = match change {
-            Ok(change) => change,
+    /// Handles a change from a watch.
+    fn changed(&mut self, news: watcher::Result<News>) -> io::Result<()> {
+        let news = match news {
+            Ok(news) => news,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     output::note(&format!(
@@ -167,14 +166,14 @@ impl Listener {
                 return Ok(());
             }
         };
-        // The beginning of a list does not prove that the API server works again.
-        self.is_failing &= matches!(change, watcher::Event::Init);
-        for event in self.outboxes.changed(change) {
+        self.is_failing &= news.is_beginning;
+        for event in news.recorded {
             if self.types.is_empty() || self.types.contains(&event.entry.event_type) {
                 self.show(event)?;
             }
         }
-        if self.outboxes.has_started()
+        self.starting -= usize::from(news.has_started);
+        if self.starting == 0
             && let Some(welcome) = self.welcome.take()
         {
             output::note(&welcome);
@@ -207,17 +206,21 @@ async fn outcome(forwarder: &mut Option<Forwarder>) -> String {
     }
 }
 
-/// An event as a line for people: its time, type and id, and the instance's name and status.
+/// An event as a line for people: its time, type and id, the instance's name, and the status of the backup or the instance.
 fn describe(entry: &OutboxEntry) -> String {
     let body: Value = serde_json::from_str(&entry.body).unwrap_or_default();
-    let instance = |key: &str| body["data"]["instance"][key].as_str().unwrap_or("-");
+    let data = &body["data"];
+    let instance = |key: &str| data["instance"][key].as_str();
     format!(
         "{:.3}   {:<16}   {}   {}   {}",
         entry.created_at,
         entry.event_type.as_str(),
         entry.id,
-        instance("name"),
-        instance("status"),
+        instance("name").unwrap_or("-"),
+        data["backup"]["status"]
+            .as_str()
+            .or_else(|| instance("status"))
+            .unwrap_or("-"),
     )
 }
 
@@ -238,6 +241,9 @@ mod tests {
             describe(&entry),
             "2026-11-21T10:00:00.120Z   instance.started   evt_1   web   running"
         );
+        entry.body =
+            r#"{"data":{"backup":{"status":"failed"},"instance":{"name":"web","status":"running"}}}"#.into();
+        assert!(describe(&entry).ends_with("evt_1   web   failed"));
         entry.body = r#"{"data":{"invoice":{}}}"#.into();
         assert!(describe(&entry).ends_with("evt_1   -   -"));
     }

@@ -1,15 +1,31 @@
-//! Finds new events in the outboxes of instances.
+//! Finds new events in the outboxes of the objects of an account.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Debug,
+};
 
-use kube::{ResourceExt as _, core::DeserializeGuard, runtime::watcher::Event};
+use futures::{Stream, StreamExt as _};
+use kube::{
+    Api,
+    core::DeserializeGuard,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
 
-use crate::{events::OutboxEntry, resources::Instance};
+use crate::{
+    events::{OutboxEntry, OutboxVersion},
+    resources::HasOutbox,
+    runtime::watch,
+};
 
 /// An event that was just recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// UID of the instance.
+    /// UID of its object.
     pub(super) object: String,
     /// The event.
     pub(super) entry: OutboxEntry,
@@ -27,26 +43,22 @@ pub(super) struct Outboxes {
 }
 
 impl Outboxes {
-    /// Whether the first list is complete.
-    pub(super) const fn has_started(&self) -> bool {
-        self.started
-    }
-
     /// Applies a change and returns the new events.
-    pub(super) fn changed(&mut self, change: Event<DeserializeGuard<Instance>>) -> Vec<Recorded> {
+    fn changed<K: HasOutbox>(&mut self, change: Event<DeserializeGuard<K>>) -> Vec<Recorded> {
         match change {
             Event::Init => {
                 self.listed.clear();
                 Vec::new()
             }
-            Event::InitApply(DeserializeGuard(Ok(instance))) => {
-                remember(&mut self.listed, &instance);
+            Event::InitApply(DeserializeGuard(Ok(object))) => {
+                let outbox = OutboxVersion::of(&object);
+                remember(&mut self.listed, &outbox);
                 if !self.started {
                     return Vec::new();
                 }
                 // Remember them at once: the list may fail and start again.
-                let new = self.unseen(&instance);
-                remember(&mut self.seen, &instance);
+                let new = self.unseen(&outbox);
+                remember(&mut self.seen, &outbox);
                 new
             }
             Event::InitDone => {
@@ -54,14 +66,16 @@ impl Outboxes {
                 self.started = true;
                 Vec::new()
             }
-            Event::Apply(DeserializeGuard(Ok(instance))) => {
-                let new = self.unseen(&instance);
-                remember(&mut self.seen, &instance);
+            Event::Apply(DeserializeGuard(Ok(object))) => {
+                let outbox = OutboxVersion::of(&object);
+                let new = self.unseen(&outbox);
+                remember(&mut self.seen, &outbox);
                 new
             }
-            Event::Delete(DeserializeGuard(Ok(instance))) => {
-                let new = self.unseen(&instance);
-                self.seen.remove(&instance.uid().unwrap_or_default());
+            Event::Delete(DeserializeGuard(Ok(object))) => {
+                let outbox = OutboxVersion::of(&object);
+                let new = self.unseen(&outbox);
+                self.seen.remove(outbox.uid);
                 new
             }
             // The operator, too, ignores objects that do not match their schema.
@@ -69,36 +83,58 @@ impl Outboxes {
         }
     }
 
-    fn unseen(&self, instance: &Instance) -> Vec<Recorded> {
-        let object = instance.uid().unwrap_or_default();
-        let seen = self.seen.get(&object);
-        outbox(instance)
+    fn unseen(&self, outbox: &OutboxVersion<'_>) -> Vec<Recorded> {
+        let seen = self.seen.get(outbox.uid);
+        outbox
+            .entries
             .iter()
             .filter(|entry| seen.is_none_or(|seen| !seen.contains(&entry.id)))
             .map(|entry| Recorded {
-                object: object.clone(),
+                object: outbox.uid.to_owned(),
                 entry: entry.clone(),
             })
             .collect()
     }
 }
 
-fn outbox(instance: &Instance) -> &[OutboxEntry] {
-    instance
-        .status
-        .as_ref()
-        .map(|status| status.outbox.as_slice())
-        .unwrap_or_default()
+fn remember(outboxes: &mut HashMap<String, HashSet<String>>, outbox: &OutboxVersion<'_>) {
+    let ids: HashSet<String> = outbox.entries.iter().map(|entry| entry.id.clone()).collect();
+    if ids.is_empty() {
+        outboxes.remove(outbox.uid);
+    } else {
+        outboxes.insert(outbox.uid.to_owned(), ids);
+    }
 }
 
-fn remember(outboxes: &mut HashMap<String, HashSet<String>>, instance: &Instance) {
-    let object = instance.uid().unwrap_or_default();
-    let ids: HashSet<String> = outbox(instance).iter().map(|entry| entry.id.clone()).collect();
-    if ids.is_empty() {
-        outboxes.remove(&object);
-    } else {
-        outboxes.insert(object, ids);
-    }
+/// What a change of the objects of a kind brings.
+#[derive(Debug)]
+pub(super) struct News {
+    /// The new events.
+    pub(super) recorded: Vec<Recorded>,
+    /// Whether a list begins, which does not prove yet that the API server works.
+    pub(super) is_beginning: bool,
+    /// Whether the first list of the kind is complete now, and was not before.
+    pub(super) has_started: bool,
+}
+
+/// Watches the objects of a kind.
+pub(super) fn follow<K>(
+    api: Api<DeserializeGuard<K>>,
+) -> impl Stream<Item = watcher::Result<News>> + Send + use<K>
+where
+    K: HasOutbox + DeserializeOwned + Debug,
+{
+    let mut outboxes = Outboxes::default();
+    let changes = watcher(api, watcher::Config::default()).backoff(watch::backoff());
+    changes.map(move |change| {
+        let change = change?;
+        let was_started = outboxes.started;
+        Ok(News {
+            is_beginning: matches!(change, Event::Init),
+            recorded: outboxes.changed(change),
+            has_started: outboxes.started && !was_started,
+        })
+    })
 }
 
 #[cfg(test)]
@@ -106,6 +142,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::resources::Instance;
 
     fn instance(uid: &str, ids: &[&str]) -> DeserializeGuard<Instance> {
         let outbox: Vec<_> = ids
@@ -136,9 +173,9 @@ mod tests {
         for (uid, ids) in objects {
             assert!(new_in(&mut outboxes, Event::InitApply(instance(uid, ids))).is_empty());
         }
-        assert!(!outboxes.has_started());
+        assert!(!outboxes.started);
         assert!(new_in(&mut outboxes, Event::InitDone).is_empty());
-        assert!(outboxes.has_started());
+        assert!(outboxes.started);
         outboxes
     }
 

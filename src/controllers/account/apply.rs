@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     resources::{
-        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, EventLog, Instance, Webhook,
+        ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
         conditions,
         webhook::WEBHOOK_SECRET_LABEL,
@@ -489,7 +489,10 @@ impl Work<'_> {
         if let (Removal::Empty { created_by_operator }, Some(namespace)) = (removal, namespace) {
             // Register before listing, so that a deletion right after the list is noticed.
             self.shared.draining.lock().insert(self.namespace.clone());
-            let contents = [self.contents::<Instance>(("instance", "instances")).await?];
+            let contents = [
+                self.contents::<Instance>(("instance", "instances")).await?,
+                self.contents::<Backup>(("backup", "backups")).await?,
+            ];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
                 let outcome = Outcome::HeldBack {

@@ -11,10 +11,13 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use crate::resources::{
-    ACCOUNT_LABEL, Account, MANAGED_BY,
-    quota::{ALL, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
-    tracking,
+use crate::{
+    backups::retention,
+    resources::{
+        ACCOUNT_LABEL, Account, MANAGED_BY,
+        quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
+        tracking,
+    },
 };
 
 /// Annotation on a namespace that the operator has created: the UID of the Account that it was created for. The operator
@@ -37,6 +40,8 @@ pub struct DefaultQuotas {
     pub instances: u32,
     /// API keys. No spec says otherwise.
     pub api_keys: u32,
+    /// Manual backups. No spec says otherwise.
+    pub backups: u32,
     /// Deliveries that are pending or held.
     pub unfinished_deliveries: u32,
     /// Finished Deliveries that are kept for each webhook.
@@ -53,7 +58,15 @@ pub(super) fn limits(account: &Account, defaults: DefaultQuotas) -> Limits {
         (WEBHOOKS, i64::from(account.webhook_quota())),
         (KEYS, i64::from(defaults.api_keys)),
         (DELIVERIES, deliveries(account, defaults)),
+        (BACKUPS, backups(account, defaults)),
     ])
+}
+
+/// Backups that an account may have: manual ones, and of each instance the scheduled ones that are kept, completed and failed, and
+/// two that are being made or deleted. Those of deleted instances take the place of manual ones.
+fn backups(account: &Account, defaults: DefaultQuotas) -> i64 {
+    let kept = i64::try_from(2 * retention::KEPT + 2).unwrap_or(i64::MAX);
+    i64::from(defaults.backups) + i64::from(account.instance_quota(defaults.instances)) * kept
 }
 
 /// Deliveries that an account may have: what it may be owed, and what is kept, of which there is a fifth more until the next
@@ -267,6 +280,7 @@ pub(super) mod tests {
     pub(in super::super) const DEFAULTS: DefaultQuotas = DefaultQuotas {
         instances: 100,
         api_keys: 50,
+        backups: 1000,
         unfinished_deliveries: 10_000,
         finished_deliveries: 1000,
     };
@@ -278,7 +292,13 @@ pub(super) mod tests {
     #[test]
     fn every_account_is_limited_by_default_but_only_to_what_kubernetes_can_count() {
         let mut ada = account("ada", "shop", 1);
-        let defaults = Limits::from([(INSTANCES, 100), (WEBHOOKS, 20), (KEYS, 50), (DELIVERIES, 34_000)]);
+        let defaults = Limits::from([
+            (INSTANCES, 100),
+            (WEBHOOKS, 20),
+            (KEYS, 50),
+            (DELIVERIES, 34_000),
+            (BACKUPS, 2600),
+        ]);
         assert_eq!(limits(&ada), defaults);
         assert!(at_first(&ada, defaults).is_empty());
         let fewer_keys = DefaultQuotas {

@@ -41,12 +41,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 use crate::{
-    resources::{ACCOUNT_LABEL, Account, Instance},
+    resources::{ACCOUNT_LABEL, Account},
     runtime::{
         Backoffs, Clock, Metrics,
         client::CallError,
         events::Events,
         metrics::{KindLabels, ReconcileLabels},
+        reconcile_queue::Queued,
         watch::{Change, Listener, Watches},
     },
 };
@@ -155,13 +156,13 @@ impl AccountController {
         })
     }
 
-    /// The listener for the watch of Instances. It must receive every change: a deleted Account waits until its last instance
-    /// is gone.
-    pub fn instance_listener(&self) -> Box<dyn Listener<Instance>> {
+    /// The listener for the watch of Instances or Backups. It must receive every change: a deleted Account waits until its last
+    /// instance and its last backup are gone.
+    pub fn content_listener<K: Queued>(&self) -> Box<dyn Listener<K>> {
         let shared = self.shared.clone();
-        Box::new(move |change: &Change<Instance>| match change {
+        Box::new(move |change: &Change<K>| match change {
             Change::Applied(object) | Change::Deleted(object) => {
-                if let Some(namespace) = &object.metadata.namespace {
+                if let Some(namespace) = &object.meta().namespace {
                     shared.content_changed(namespace);
                 }
             }

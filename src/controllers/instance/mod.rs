@@ -1,14 +1,9 @@
 //! The Instance controller: asks the provider for one step, decides ([`crate::lifecycle`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance;
-//! - `queue`: which instances are reconciled next; `slots`: the slots for which accounts wait by turns;
-//! - `runner`: reconciles them;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
-mod queue;
 mod reconcile;
-mod runner;
-mod slots;
 mod unreadable;
 
 use std::{sync::Arc, time::Duration};
@@ -19,12 +14,15 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
+use super::backup::BackupIndex;
 use crate::{
     catalogue::Catalogue,
     events::{Outbox, payload::User},
     providers::{Provider, Timings},
     resources::Instance,
-    runtime::{Clock, Metrics, ReconcileQueue, backoff::Backoffs, events::Events},
+    runtime::{
+        Clock, Metrics, ReconcileQueue, backoff::Backoffs, events::Events, metrics::KindLabels, work_queue,
+    },
 };
 
 /// The account holder that a namespace belongs to.
@@ -38,6 +36,8 @@ pub struct InstanceController<P> {
     pub provider: Arc<P>,
     /// The account holder that a namespace belongs to.
     pub holder_of: HolderOf,
+    /// The backups of the instances.
+    pub backups: BackupIndex,
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.
@@ -79,7 +79,10 @@ impl<P: Provider> InstanceController<P> {
             queue,
             controller: self,
         };
-        runner::run(&reconciler, triggers, &shutdown).await;
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Instance" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
         reports.abort();
     }
 }

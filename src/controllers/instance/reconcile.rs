@@ -3,6 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
+use jiff::Timestamp;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -12,13 +13,19 @@ use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{InstanceController, queue::Class};
+use super::InstanceController;
 use crate::{
-    events::payload::User,
-    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, question},
+    controllers::backup,
+    events::{OutboxVersion, payload::User},
+    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
-        Instance, InstanceStatus, conditions, instance::FINALIZER, tracking::CONTROLLER_MANAGER, validation,
+        BackupPhase, Instance, InstanceStatus,
+        conditions::{self, whole_seconds},
+        instance::FINALIZER,
+        quota,
+        tracking::CONTROLLER_MANAGER,
+        validation,
     },
     runtime::{
         ReconcileQueue,
@@ -26,6 +33,7 @@ use crate::{
         client::{CallError, bounded, this_version},
         metrics::{KindLabels, ProviderLabels, ReconcileLabels},
         watch::key,
+        work_queue::{Class, Reconcile},
     },
 };
 
@@ -42,6 +50,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// Unsettled events of one instance from which on it must wait. Each has some 500 bytes, and an object in etcd at most
 /// 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
+/// When to look again whether a backup can be restored.
+const RESTORE_AGAIN: Duration = Duration::from_secs(2);
 /// When to try again with an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
@@ -69,36 +79,45 @@ pub(super) struct Reconciler<P> {
     pub(super) backoffs: Backoffs,
 }
 
-/// Reconciles an instance once, with a slot of this class. Returns after how long to do so again unless it changes before.
-pub(super) async fn reconcile<P: Provider>(
-    reconciler: &Reconciler<P>,
-    place: &ObjectRef<Instance>,
-    class: Class,
-) -> Option<Duration> {
-    let Some(instance) = reconciler.queue.current(place) else {
-        // It was deleted while it was queued.
-        reconciler
-            .backoffs
-            .reset(place.extra.uid.as_deref().unwrap_or_default());
-        return None;
-    };
-    let metrics = &reconciler.controller.metrics;
-    let kind = KindLabels { kind: "Instance" };
-    let begun = Instant::now();
-    let result = Box::pin(reconciler.pass(instance.clone(), class)).await;
-    metrics
-        .reconcile_seconds
-        .get_or_create(&kind)
-        .observe(begun.elapsed().as_secs_f64());
-    let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
-    metrics
-        .reconciles
-        .get_or_create(&ReconcileLabels {
-            kind: "Instance",
-            outcome,
-        })
-        .inc();
-    result.unwrap_or_else(|error| reconciler.after(&instance, &error))
+impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
+    fn class(&self, place: &ObjectRef<Instance>) -> Class {
+        let Some(instance) = self.queue.current(place) else {
+            return Class::Normal;
+        };
+        let gate = self.gate(&instance, self.holder_of(&instance).as_ref());
+        let asks = question(&instance, &gate, self.controller.clock.now()) == Question::Step;
+        if asks && self.is_suspect(&instance) {
+            Class::Suspect
+        } else {
+            Class::Normal
+        }
+    }
+
+    async fn reconcile(&self, place: &ObjectRef<Instance>, class: Class) -> Option<Duration> {
+        let Some(instance) = self.queue.current(place) else {
+            // It was deleted while it was queued.
+            self.backoffs
+                .reset(place.extra.uid.as_deref().unwrap_or_default());
+            return None;
+        };
+        let metrics = &self.controller.metrics;
+        let kind = KindLabels { kind: "Instance" };
+        let begun = Instant::now();
+        let result = Box::pin(self.pass(instance.clone(), class)).await;
+        metrics
+            .reconcile_seconds
+            .get_or_create(&kind)
+            .observe(begun.elapsed().as_secs_f64());
+        let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
+        metrics
+            .reconciles
+            .get_or_create(&ReconcileLabels {
+                kind: "Instance",
+                outcome,
+            })
+            .inc();
+        result.unwrap_or_else(|error| self.after(&instance, &error))
+    }
 }
 
 fn is_accepted(instance: &Instance) -> bool {
@@ -113,20 +132,6 @@ fn uid(instance: &Instance) -> &str {
 }
 
 impl<P: Provider> Reconciler<P> {
-    /// The class of the slot that an instance needs now.
-    pub(super) fn class(&self, place: &ObjectRef<Instance>) -> Class {
-        let Some(instance) = self.queue.current(place) else {
-            return Class::Normal;
-        };
-        let gate = self.gate(&instance, self.holder_of(&instance).as_ref());
-        let asks = question(&instance, &gate, self.controller.clock.now()) == Question::Step;
-        if asks && self.is_suspect(&instance) {
-            Class::Suspect
-        } else {
-            Class::Normal
-        }
-    }
-
     /// When to try again after an error.
     fn after(&self, instance: &Instance, error: &ReconcileError) -> Option<Duration> {
         let ReconcileError::Call(call) = error;
@@ -167,6 +172,8 @@ impl<P: Provider> Reconciler<P> {
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
+                is_backed_up_now: draft.instance.is_deleting()
+                    && self.controller.backups.has_unfinished(&draft.instance),
             };
             let timings = &self.controller.timings;
             let decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
@@ -176,6 +183,9 @@ impl<P: Provider> Reconciler<P> {
             }
             let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
+            if let Some(due) = decision.backup_due {
+                self.make_backup(&draft.instance, due).await?;
+            }
             let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
             draft.take(decision);
             if may_be_stored_later {
@@ -186,10 +196,16 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(uid(&draft.instance))));
             }
             self.backoffs.reset(uid(&draft.instance));
+            // The watch of backups may lag behind what REST has seen.
+            let may_restore_soon =
+                matches!(gate, Gate::InvalidSpec(_)) && draft.instance.spec.restore_from.is_some();
             match next {
                 Next::Now => {}
+                Next::After(delay) if may_restore_soon => return Ok(Some(delay.min(RESTORE_AGAIN))),
                 Next::After(delay) => return Ok(Some(delay)),
-                Next::OnChange | Next::AfterBackoff => return Ok(None),
+                Next::OnChange | Next::AfterBackoff => {
+                    return Ok(may_restore_soon.then_some(RESTORE_AGAIN));
+                }
             }
         }
         self.store(&mut draft).await?;
@@ -207,7 +223,8 @@ impl<P: Provider> Reconciler<P> {
             .as_ref()
             .map_or(0, |status| status.event_sequence);
         let written = self.write_status(&draft.instance, status).await?;
-        self.controller.outbox.recorded(&written, before);
+        let outbox = OutboxVersion::of(&*written);
+        self.controller.outbox.recorded(&outbox, before);
         let action = status
             .operation
             .as_ref()
@@ -218,6 +235,33 @@ impl<P: Provider> Reconciler<P> {
         }
         *draft = Draft::new(written);
         Ok(())
+    }
+
+    /// Makes the scheduled backup of an instance for a time of its schedule, unless the last one is still under way.
+    async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), ReconcileError> {
+        let missed = |why: &str| {
+            let note = format!("the backup for {} was not made: {why}", whole_seconds(due));
+            let events = &self.controller.events;
+            events.publish(instance, true, "BackupMissed", "Backup", &note);
+        };
+        if self.controller.backups.has_unfinished_scheduled(instance) {
+            missed("the scheduled one before it is still under way");
+            return Ok(());
+        }
+        let _permit = self.writes.acquire().await;
+        match backup::create_scheduled(&self.controller.client, instance, due, false).await {
+            Ok(()) => Ok(()),
+            // A quota or a policy: it would refuse it again.
+            Err(error)
+                if error
+                    .status()
+                    .is_some_and(|status| status.code == 403 && !quota::is_pending(status)) =>
+            {
+                missed(&error.to_string());
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn holder_of(&self, instance: &Instance) -> Option<User> {
@@ -265,6 +309,12 @@ impl<P: Provider> Reconciler<P> {
                 ));
             }
         }
+        if let Some(name) = &spec.restore_from
+            && self.will_install(instance)
+            && let Some(complaint) = self.cannot_restore(instance, name)
+        {
+            return Some(complaint);
+        }
         if !catalogue.serves_image(&spec.image) {
             return Some(format!(
                 "spec.image {} is not available; choose one of {}",
@@ -273,6 +323,46 @@ impl<P: Provider> Reconciler<P> {
             ));
         }
         None
+    }
+
+    /// Whether the spec asks for an installation that has not begun.
+    fn will_install(&self, instance: &Instance) -> bool {
+        let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
+        let next = operation(Some(&project(instance, self.controller.clock.now())));
+        let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
+        installs && next != operation(instance.status.as_ref())
+    }
+
+    /// Why the backup in `spec.restoreFrom` cannot be restored to an instance.
+    fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<String> {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let backup = self.controller.backups.get(namespace, name);
+        let source = backup.as_ref().and_then(|backup| {
+            let is_completed = backup.phase() == BackupPhase::Completed && !backup.is_deleting();
+            backup.status.as_ref().filter(|_| is_completed)?.source.as_ref()
+        });
+        let Some(source) = source else {
+            return Some(format!(
+                "spec.restoreFrom {name} is not a completed Backup in this namespace; name one that kubectl get backups shows as Completed"
+            ));
+        };
+        let image = &instance.spec.image;
+        if source.image != *image {
+            return Some(format!(
+                "spec.image {image} is not the image of Backup {name}; set it to {}, or remove spec.restoreFrom",
+                source.image
+            ));
+        }
+        let status = instance.status.as_ref();
+        let disk = status
+            .and_then(|status| status.disk_size_gb)
+            .unwrap_or_else(|| instance.spec.plan.size().disk_gb);
+        (source.disk_size_gb > disk).then(|| {
+            format!(
+                "spec.restoreFrom {name} has a disk of {} GB, which does not fit on one of {disk} GB; choose a larger plan, or remove spec.restoreFrom",
+                source.disk_size_gb
+            )
+        })
     }
 
     /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects. What has not been stored yet is
@@ -308,10 +398,18 @@ impl<P: Provider> Reconciler<P> {
     async fn step(&self, instance: &Instance) -> Asked {
         let limit = self.controller.provider_timeout;
         let begun = Instant::now();
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        let operation = instance
+            .status
+            .as_ref()
+            .and_then(|status| status.operation.as_ref());
+        let backup = operation
+            .and_then(|operation| operation.restore_from.as_deref())
+            .and_then(|name| self.controller.backups.get(namespace, name));
         let step = self
             .controller
             .provider
-            .step(instance, self.controller.clock.now());
+            .step(instance, backup.as_deref(), self.controller.clock.now());
         let answer = tokio::time::timeout(limit, step)
             .await
             .unwrap_or(Err(ProviderError::Timeout(limit)));

@@ -4,7 +4,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     Stores, listeners,
-    shared::{AT_ONCE, Shared, Shown, State, outbox, see_outbox},
+    shared::{AT_ONCE, Shared, Shown, State, see_outbox},
+    sources::Sources,
 };
 use crate::{
     delivery::dispatch::{Now, Origin, sort_for_adoption},
@@ -24,7 +25,7 @@ pub(super) struct Listed {
 pub(super) fn prepare(shared: &Shared, stores: &Stores) {
     let mut state = shared.state.lock();
     state.inbox = Some(VecDeque::new());
-    state.instances = Some(stores.instances.clone());
+    state.sources = Sources::new(&stores.sources);
 }
 
 /// Loads the initial state: webhooks, then owed deliveries, then outboxes. The first two come from a fresh list, because
@@ -47,10 +48,9 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
         state.dispatcher.delivery_seen(delivery, true, now);
     })
     .await;
-    let mut instances = stores.instances.state();
-    instances.retain(|instance| !outbox(instance).is_empty());
-    load(shared, instances, |state, instance, now| {
-        see_outbox(state, &instance, Origin::Found, now);
+    let sources = Sources::new(&stores.sources);
+    load(shared, sources.with_events(), |state, place, now| {
+        sources.current(&place, |outbox| see_outbox(state, outbox, Origin::Found, now));
     })
     .await;
     loop {
@@ -68,13 +68,13 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
             // What the watch has shown since then has been loaded from its store already, and is not gone.
             Some(Shown::Webhook(Change::Replaced(_))) => {
                 let all = Change::Replaced(stores.webhooks.state());
-                listeners::handle(shared, &Shown::Webhook(all));
+                listeners::handle(shared, Shown::Webhook(all));
             }
             Some(Shown::Delivery(Change::Replaced(_))) => {
                 let all = Change::Replaced(stores.deliveries.state());
-                listeners::handle(shared, &Shown::Delivery(all));
+                listeners::handle(shared, Shown::Delivery(all));
             }
-            Some(shown) => listeners::handle(shared, &shown),
+            Some(shown) => listeners::handle(shared, shown),
             None => {}
         }
         tokio::task::yield_now().await;

@@ -2,12 +2,14 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use kube::runtime::reflector::ObjectRef;
-
-use super::shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of, outbox};
+use super::{
+    shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of},
+    sources::Place,
+};
 use crate::{
     delivery::dispatch::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
-    resources::{Delivery, Instance, Webhook},
+    events::OutboxVersion,
+    resources::{Delivery, HasOutbox, Webhook},
     runtime::watch::{Change, Listener, revision},
 };
 
@@ -31,22 +33,26 @@ pub(super) fn deliveries(shared: &Arc<Shared>) -> Box<dyn Listener<Delivery>> {
     })
 }
 
-/// Listener for the watch of Instances.
-pub(super) fn instances(shared: &Arc<Shared>) -> Box<dyn Listener<Instance>> {
+/// Listener for the watch of a kind with an outbox.
+pub(super) fn outboxes<K: HasOutbox>(shared: &Arc<Shared>) -> Box<dyn Listener<K>> {
     let shared = shared.clone();
-    Box::new(move |change: &Change<Instance>| {
-        if shared.admits(|| Shown::Instance(change.clone())) {
-            instance_changed(&shared, change);
+    Box::new(move |change: &Change<K>| {
+        let for_later = || {
+            let change = change.clone();
+            Shown::Outbox(Box::new(move |shared| object_changed(shared, &change)))
+        };
+        if shared.admits(for_later) {
+            object_changed(&shared, change);
         }
     })
 }
 
 /// Handles a change that a watch has shown.
-pub(super) fn handle(shared: &Shared, shown: &Shown) {
+pub(super) fn handle(shared: &Shared, shown: Shown) {
     match shown {
-        Shown::Webhook(change) => webhook_changed(shared, change),
-        Shown::Delivery(change) => delivery_changed(shared, change),
-        Shown::Instance(change) => instance_changed(shared, change),
+        Shown::Webhook(change) => webhook_changed(shared, &change),
+        Shown::Delivery(change) => delivery_changed(shared, &change),
+        Shown::Outbox(handle) => handle(shared),
     }
 }
 
@@ -146,12 +152,12 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
     }
 }
 
-fn instance_changed(shared: &Shared, change: &Change<Instance>) {
+fn object_changed<K: HasOutbox>(shared: &Shared, change: &Change<K>) {
     match change {
-        Change::Replaced(all) => instances_listed(shared, all),
-        Change::Applied(instance) => instance_shown(shared, instance),
-        Change::Deleted(instance) => {
-            let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        Change::Replaced(all) => objects_listed(shared, all),
+        Change::Applied(object) => outbox_shown(shared, &OutboxVersion::of(&**object)),
+        Change::Deleted(object) => {
+            let uid = object.meta().uid.as_deref().unwrap_or_default();
             let mut state = shared.state.lock();
             state.dispatcher.object_gone(uid);
             state.ending.remove(uid);
@@ -162,29 +168,31 @@ fn instance_changed(shared: &Shared, change: &Change<Instance>) {
     shared.wake.notify_one();
 }
 
-fn instance_shown(shared: &Shared, instance: &Arc<Instance>) {
-    let entries = outbox(instance);
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+fn outbox_shown(shared: &Shared, outbox: &OutboxVersion<'_>) {
     let now = shared.now().mono;
     let mut state = shared.state.lock();
-    state.dispatcher.outbox_shown(uid, revision(&**instance), entries);
-    if entries.iter().any(|entry| !state.dispatcher.knows(&entry.id)) {
-        state.unclaimed.push_back((now, ObjectRef::from_obj(&**instance)));
+    state.dispatcher.outbox_shown(outbox);
+    if outbox
+        .entries
+        .iter()
+        .any(|entry| !state.dispatcher.knows(&entry.id))
+    {
+        state.unclaimed.push_back((now, Place::of(outbox)));
     }
 }
 
-/// Handles a new list of all instances.
-fn instances_listed(shared: &Shared, all: &[Arc<Instance>]) {
-    for instance in all {
-        instance_shown(shared, instance);
+/// Handles a new list of all objects of a kind.
+fn objects_listed<K: HasOutbox>(shared: &Shared, all: &[Arc<K>]) {
+    for object in all {
+        outbox_shown(shared, &OutboxVersion::of(&**object));
     }
-    let uids = all.iter().filter_map(|instance| instance.metadata.uid.as_deref());
+    let uids = all.iter().filter_map(|object| object.meta().uid.as_deref());
     let listed: HashSet<&str> = uids.collect();
-    let newest = all.iter().map(|instance| revision(&**instance)).max();
+    let newest = all.iter().map(|object| revision(&**object)).max().unwrap_or(0);
     shared.for_each_key(
         |state, last| state.dispatcher.objects_after(last, AT_ONCE),
         |state, uid| {
-            if !listed.contains(&**uid) && state.dispatcher.forget_unlisted_object(uid, newest.unwrap_or(0)) {
+            if !listed.contains(&**uid) && state.dispatcher.forget_unlisted_object(K::KIND, uid, newest) {
                 state.ending.remove(&**uid);
             }
         },

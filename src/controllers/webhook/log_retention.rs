@@ -331,7 +331,7 @@ mod tests {
     use crate::{
         controllers::webhook::{Deps, WebhookController, tests::deps},
         resources::{EventType, LoggedEvent},
-        runtime::{Clock, ReconcileQueue, client::answered_by},
+        runtime::{Clock, client::answered_by},
     };
 
     const NOON: &str = "2026-11-22T12:00:00Z";
@@ -418,7 +418,7 @@ mod tests {
         };
         let date = HeaderValue::from_static("Sun, 22 Nov 2026 12:00:00 GMT");
         deps.server_time.answered(&HeaderMap::from_iter([(DATE, date)]));
-        let shared = WebhookController::new(deps, ReconcileQueue::default()).shared;
+        let shared = WebhookController::new(deps).shared;
         round(&shared, &Bounds::of(&shared)).await.unwrap();
         let mut deleted = std::mem::take(&mut *deleted.lock());
         deleted.sort();

@@ -5,6 +5,7 @@
 //! - `shared`: the state shared by the other modules: the dispatcher, the latest version of each webhook, and wake-ups;
 //! - `initial_state`: loads what a new leader begins with;
 //! - `listeners`: passes changes from the watches to the dispatcher;
+//! - `sources`: the kinds of objects whose outboxes it takes events from;
 //! - `worker`: carries out the dispatcher's commands;
 //! - `send`: makes one attempt;
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
@@ -32,6 +33,7 @@ mod secret_cache;
 mod secrets;
 mod send;
 mod shared;
+mod sources;
 mod status;
 mod status_writer;
 mod store;
@@ -47,14 +49,15 @@ use kube::{Client, runtime::reflector::Store};
 use tokio_util::sync::CancellationToken;
 
 use shared::Shared;
+pub use sources::Source;
 
 use super::account::AccountDirectory;
 use crate::{
     delivery::{DeliverySettings, ReceiverClient, TargetRules},
     events::Outbox,
     mail::{MailLimits, Mailer},
-    resources::{Delivery, Instance, Webhook},
-    runtime::{Clock, Metrics, ReconcileQueue, ServerTime, events::Events, lease::Tenure, watch::Listener},
+    resources::{Delivery, HasOutbox, Webhook},
+    runtime::{Clock, Metrics, ServerTime, events::Events, lease::Tenure, watch::Listener},
 };
 
 /// What the controller depends on.
@@ -94,31 +97,28 @@ pub struct Listeners {
     pub webhooks: Box<dyn Listener<Webhook>>,
     /// For the watch of unfinished Deliveries.
     pub deliveries: Box<dyn Listener<Delivery>>,
-    /// For the watch of Instances.
-    pub instances: Box<dyn Listener<Instance>>,
 }
 
-/// The stores of these watches.
+/// The stores of these watches, and the objects whose events are delivered.
 #[derive(Clone)]
 pub struct Stores {
     /// Webhooks.
     pub webhooks: Store<Webhook>,
     /// Unfinished Deliveries.
     pub deliveries: Store<Delivery>,
-    /// Instances.
-    pub instances: Store<Instance>,
+    /// The kinds with an outbox, one source each.
+    pub sources: Vec<Source>,
 }
 
 impl WebhookController {
-    /// A controller that does nothing until [`run`](Self::run). It requeues a deleted Instance in `instances` once its last
-    /// event is settled.
-    pub fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
+    /// A controller that does nothing until [`run`](Self::run).
+    pub fn new(deps: Deps) -> Self {
         Self {
-            shared: Arc::new(Shared::new(deps, instances)),
+            shared: Arc::new(Shared::new(deps)),
         }
     }
 
-    /// Where the instance controller hands over events.
+    /// Where the controllers of other kinds hand over events.
     pub fn outbox(&self) -> Arc<dyn Outbox> {
         self.shared.clone()
     }
@@ -128,8 +128,12 @@ impl WebhookController {
         Listeners {
             webhooks: listeners::webhooks(&self.shared),
             deliveries: listeners::deliveries(&self.shared),
-            instances: listeners::instances(&self.shared),
         }
+    }
+
+    /// The listener for the watch of a kind with an outbox. There must be a [`Source`] for each.
+    pub fn outbox_listener<K: HasOutbox>(&self) -> Box<dyn Listener<K>> {
+        listeners::outboxes(&self.shared)
     }
 
     /// The function to call when a namespace gets another owner, or none.

@@ -7,7 +7,6 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
@@ -17,6 +16,7 @@ use super::{
     mail_queue::MailQueue,
     owners::Owners,
     secret_cache::{Problem, SecretCache},
+    sources::{Place, Sources},
     write_budget::WriteBudget,
 };
 use crate::{
@@ -24,10 +24,10 @@ use crate::{
         ReceiverUrl,
         dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
-    events::{Outbox, OutboxEntry},
-    resources::{Delivery, Instance, Webhook, WebhookStatus},
+    events::{Outbox, OutboxEntry, OutboxVersion},
+    resources::{Delivery, Webhook, WebhookStatus},
     runtime::{
-        ReconcileQueue, TimedMutex,
+        TimedMutex,
         clock::milliseconds,
         lease::Tenure,
         watch::{Change, revision},
@@ -43,8 +43,6 @@ pub(super) const FORMER_ACCOUNT: &str = "FormerAccount";
 /// The state shared by the modules of the controller.
 pub(super) struct Shared {
     pub(super) deps: Deps,
-    /// The queue of the instance controller, to requeue instances.
-    pub(super) instances: ReconcileQueue<Instance>,
     pub(super) state: TimedMutex<State>,
     /// Wakes the worker.
     pub(super) wake: Notify,
@@ -87,13 +85,13 @@ pub(super) struct State {
     pub(super) disabled: HashSet<WebhookKey>,
     /// Webhooks whose secrets have never been read.
     pub(super) unread: BTreeSet<WebhookKey>,
-    /// Instances with unclaimed outbox entries, and since when.
-    pub(super) unclaimed: VecDeque<(Instant, ObjectRef<Instance>)>,
-    pub(super) instances: Option<Store<Instance>>,
+    /// Objects with unclaimed outbox entries, and since when.
+    pub(super) unclaimed: VecDeque<(Instant, Place)>,
+    pub(super) sources: Sources,
     /// resourceVersion of the initial list of Deliveries; older versions from the watch are stale.
     pub(super) floor: u64,
-    /// Deleted instances whose last event is still pending, by UID.
-    pub(super) ending: HashMap<String, ObjectRef<Instance>>,
+    /// Deleted objects whose last event is still pending, by UID.
+    pub(super) ending: HashMap<String, Place>,
 }
 
 /// Keys that are copied, or small steps taken, while the lock is held once. Others wait for it, so that must not grow with the
@@ -109,19 +107,14 @@ const MAILS_AT_ONCE: usize = 8;
 pub(super) enum Shown {
     Webhook(Change<Webhook>),
     Delivery(Change<Delivery>),
-    Instance(Change<Instance>),
+    /// Of a kind with an outbox: what handles it.
+    Outbox(Box<dyn FnOnce(&Shared) + Send>),
 }
 
 impl State {
     /// Some webhooks, in the order of their keys: those after this one.
     fn webhooks_after(&self, last: Option<&WebhookKey>) -> Vec<WebhookKey> {
         keys_after(&self.webhooks, last, AT_ONCE)
-    }
-
-    /// Removes and returns the deleted instance with this UID.
-    pub(super) fn take_ending(&mut self, uid: &str) -> Option<Arc<Instance>> {
-        let place = self.ending.remove(uid)?;
-        self.instances.as_ref()?.get(&place)
     }
 }
 
@@ -202,7 +195,7 @@ pub(super) struct Sent {
 }
 
 impl Shared {
-    pub(super) fn new(deps: Deps, instances: ReconcileQueue<Instance>) -> Self {
+    pub(super) fn new(deps: Deps) -> Self {
         let settings = &deps.settings;
         let dispatcher = Dispatcher::new(
             settings.limits(),
@@ -212,7 +205,6 @@ impl Shared {
         Self {
             secrets: SecretCache::default(),
             mailing: Semaphore::new(MAILS_AT_ONCE),
-            instances,
             state: TimedMutex::new(
                 State {
                     tenure: None,
@@ -231,7 +223,7 @@ impl Shared {
                     disabled: HashSet::new(),
                     unread: BTreeSet::new(),
                     unclaimed: VecDeque::new(),
-                    instances: None,
+                    sources: Sources::default(),
                     floor: 0,
                     ending: HashMap::new(),
                 },
@@ -446,11 +438,10 @@ impl Shared {
                 break;
             };
             // The current version: entries that were claimed and removed since are no longer in it.
-            let instance = state.instances.as_ref().and_then(|store| store.get(&place));
-            if let Some(instance) = instance {
-                see_outbox(state, &instance, Origin::Found, now);
+            state.sources.clone().current(&place, |outbox| {
+                see_outbox(state, outbox, Origin::Found, now);
                 self.unverified.notify_one();
-            }
+            });
         }
         state.unclaimed.front().map(|(since, _)| *since + CLAIM_GRACE)
     }
@@ -484,8 +475,8 @@ impl Outbox for Shared {
         self.state.lock().dispatcher.is_settled(event_id)
     }
 
-    fn recorded(&self, instance: &Instance, before: i64) {
-        let entries = outbox(instance);
+    fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64) {
+        let entries = outbox.entries;
         let now = self.now();
         let mut state = self.state.lock();
         if state.tenure.is_none() {
@@ -501,7 +492,7 @@ impl Outbox for Shared {
             Origin::Fresh
         };
         // Also without new events, so that older versions from the watch are recognised as stale.
-        see_outbox(&mut state, instance, origin, now);
+        see_outbox(&mut state, outbox, origin, now);
         drop(state);
         if is_news {
             self.wake.notify_one();
@@ -510,29 +501,11 @@ impl Outbox for Shared {
     }
 }
 
-pub(super) fn see_outbox(state: &mut State, instance: &Instance, origin: Origin, now: Now) {
-    let metadata = &instance.metadata;
-    if instance.is_deleting()
-        && let Some(uid) = metadata.uid.clone()
-    {
-        state.ending.insert(uid, ObjectRef::from_obj(instance));
+pub(super) fn see_outbox(state: &mut State, outbox: &OutboxVersion<'_>, origin: Origin, now: Now) {
+    if outbox.is_deleting && !outbox.uid.is_empty() {
+        state.ending.insert(outbox.uid.to_owned(), Place::of(outbox));
     }
-    state.dispatcher.outbox_seen(
-        metadata.namespace.as_deref().unwrap_or_default(),
-        metadata.uid.as_deref().unwrap_or_default(),
-        revision(instance),
-        outbox(instance),
-        origin,
-        now,
-    );
-}
-
-/// The outbox of an instance.
-pub(super) fn outbox(instance: &Instance) -> &[OutboxEntry] {
-    instance
-        .status
-        .as_ref()
-        .map_or(&[], |status| status.outbox.as_slice())
+    state.dispatcher.outbox_seen(outbox, origin, now);
 }
 
 /// The key of a webhook.

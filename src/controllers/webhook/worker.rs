@@ -233,9 +233,14 @@ async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue
 }
 
 impl Shared {
-    /// Requeues the deleted instance whose last event has been settled.
+    /// Requeues the deleted object whose last event has been settled.
     fn requeue(&self, uid: &str) {
-        let instance = self.state.lock().take_ending(uid);
-        self.instances.again(instance);
+        let (place, sources) = {
+            let mut state = self.state.lock();
+            (state.ending.remove(uid), state.sources.clone())
+        };
+        if let Some(place) = place {
+            sources.requeue(&place);
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::{
     webhook_queue::{Gate, WebhookFacts},
 };
 use crate::{
-    events::{EventType, OutboxEntry},
+    events::{EventType, OutboxVersion},
     resources::{Delivery, ids},
 };
 
@@ -59,6 +59,7 @@ pub(super) struct Entries {
 
 #[derive(Debug, Default)]
 struct Object {
+    kind: &'static str,
     /// The latest known version.
     revision: u64,
     /// The events in its outbox.
@@ -155,15 +156,15 @@ impl Entries {
     }
 
     /// Removes the entries that the outbox of an object no longer has. Returns `false` if this version is stale.
-    fn shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) -> bool {
-        let Some(object) = self.by_object.get_mut(uid) else {
+    fn shown(&mut self, outbox: &OutboxVersion<'_>) -> bool {
+        let Some(object) = self.by_object.get_mut(outbox.uid) else {
             return true;
         };
-        if revision < object.revision {
+        if outbox.revision < object.revision {
             return false;
         }
-        object.revision = revision;
-        let is_there = |id: &mut Arc<str>| outbox.iter().any(|entry| entry.id == **id);
+        object.revision = outbox.revision;
+        let is_there = |id: &mut Arc<str>| outbox.entries.iter().any(|entry| entry.id == **id);
         let left: Vec<_> = object.events.extract_if(.., |id| !is_there(id)).collect();
         for id in left {
             self.remove(&id);
@@ -192,36 +193,29 @@ impl Entries {
 }
 
 impl Dispatcher {
-    /// Records the outbox of an object at this revision. Call it with [`Origin::Fresh`] for every status that this process
+    /// Records the outbox of an object in this version. Call it with [`Origin::Fresh`] for every status that this process
     /// writes, even without entries: the watch may show older versions for a while, and this makes them recognisable as stale.
     /// Call it with [`Origin::Found`] for entries from the watch.
-    pub fn outbox_seen(
-        &mut self,
-        namespace: &str,
-        uid: &str,
-        revision: u64,
-        outbox: &[OutboxEntry],
-        origin: Origin,
-        now: Now,
-    ) {
-        if !self.entries.shown(uid, revision, outbox) {
+    pub fn outbox_seen(&mut self, outbox: &OutboxVersion<'_>, origin: Origin, now: Now) {
+        if !self.entries.shown(outbox) {
             return;
         }
         let mut object: Option<Arc<str>> = None;
         let mut namespace_key: Option<Arc<str>> = None;
-        for entry in outbox {
+        for entry in outbox.entries {
             if self.knows(&entry.id) {
                 continue;
             }
-            let uid = object.get_or_insert_with(|| uid.into());
+            let uid = object.get_or_insert_with(|| outbox.uid.into());
             let event = Arc::new(Event::of_entry(entry, uid));
             let id = event.id.clone();
             let known = self.entries.by_object.entry(uid.clone()).or_default();
-            known.revision = revision;
+            known.kind = outbox.kind;
+            known.revision = outbox.revision;
             known.events.push(id.clone());
-            let namespace = namespace_key.get_or_insert_with(|| namespace.into());
+            let namespace = namespace_key.get_or_insert_with(|| outbox.namespace.into());
             self.entries
-                .insert(namespace.clone(), event.clone(), origin, revision);
+                .insert(namespace.clone(), event.clone(), origin, outbox.revision);
             match origin {
                 Origin::Fresh => {
                     let logged = self.open_draft(namespace, &event);
@@ -232,15 +226,15 @@ impl Dispatcher {
             self.create_jobs(&id, origin == Origin::Fresh, now);
         }
         if origin == Origin::Found {
-            self.entries.forget_emptied(uid);
+            self.entries.forget_emptied(outbox.uid);
         }
     }
 
-    /// Forgets the entries that are no longer in the outbox of an object, as the watch shows it at this revision. Ignores new
+    /// Forgets the entries that are no longer in the outbox of an object, as the watch shows it in this version. Ignores new
     /// entries, which are for [`Self::outbox_seen`].
-    pub fn outbox_shown(&mut self, uid: &str, revision: u64, outbox: &[OutboxEntry]) {
-        if self.entries.shown(uid, revision, outbox) {
-            self.entries.forget_emptied(uid);
+    pub fn outbox_shown(&mut self, outbox: &OutboxVersion<'_>) {
+        if self.entries.shown(outbox) {
+            self.entries.forget_emptied(outbox.uid);
         }
     }
 
@@ -257,11 +251,11 @@ impl Dispatcher {
         keys_after(&self.entries.by_object, last, limit)
     }
 
-    /// Forgets an object that is not in a new list of all objects, unless it is known in a version newer than `newest`, the
-    /// latest one of the list. Returns whether it is forgotten.
-    pub fn forget_unlisted_object(&mut self, uid: &str, newest: u64) -> bool {
+    /// Forgets an object that is not in a new list of all objects of a kind, unless it is of another kind, or known in a version
+    /// newer than `newest`, the latest one of the list. Returns whether it is forgotten.
+    pub fn forget_unlisted_object(&mut self, kind: &str, uid: &str, newest: u64) -> bool {
         let object = self.entries.by_object.get(uid);
-        let is_gone = object.is_some_and(|object| object.revision <= newest);
+        let is_gone = object.is_some_and(|object| object.kind == kind && object.revision <= newest);
         if is_gone {
             self.object_gone(uid);
         }

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::StatusCode;
 
-use super::{body::RebuildInstance, detail_of, view::InstanceView};
+use super::{body::RebuildInstance, detail_of, installation, view::InstanceView};
 use crate::{
     facade::{
         App,
@@ -18,7 +18,7 @@ use crate::{
         view::Single,
     },
     lifecycle::Action,
-    service::id::InstanceId,
+    service::{id::InstanceId, instances::Installation},
 };
 
 /// Starts an instance
@@ -91,7 +91,7 @@ pub async fn reboot(
 
 /// Reinstalls an instance
 ///
-/// All data on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
+/// From an image, or from a backup with the backup's image and data. All data on its disk is lost. Allowed from `running`, `stopped` and `error`; afterwards the instance is running or stopped
 /// as it was before.
 #[utoipa::path(
     post, path = "/v1/instances/{id}/rebuild", operation_id = "rebuildInstance", tag = "actions",
@@ -116,10 +116,11 @@ async fn act(
     request: Request,
     action: Action,
 ) -> Result<Response, ApiError> {
-    let (image, idempotent) = if action == Action::Rebuild {
+    let (installation, idempotent) = if action == Action::Rebuild {
         let post = Post::with_body(request).await?;
         let body = RebuildInstance::read(post.fields, app.service.catalogue())?;
-        (Some(body.image), post.idempotent)
+        let installation = installation::of(&app, caller.namespace(), body.image, body.backup).await?;
+        (Some(installation), post.idempotent)
     } else {
         let post = Post::with_optional_body(request).await?;
         post.fields.finish()?;
@@ -131,13 +132,13 @@ async fn act(
             caller.namespace(),
             id,
             action,
-            image.as_deref(),
+            installation.as_ref(),
             idempotent.as_ref(),
             &precondition,
         )
         .await?;
     let name = done.item.instance.display_name();
-    let message = message(action, name, image.as_deref());
+    let message = message(action, name, installation.as_ref());
     let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
     Ok(idempotency::answered(
         idempotent.as_ref(),
@@ -147,7 +148,7 @@ async fn act(
     ))
 }
 
-fn message(action: Action, name: &str, image: Option<&str>) -> String {
+fn message(action: Action, name: &str, installation: Option<&Installation>) -> String {
     match action {
         Action::Start => format!("Instance {name} is being started."),
         Action::Stop => format!("Instance {name} is being shut down."),
@@ -155,7 +156,11 @@ fn message(action: Action, name: &str, image: Option<&str>) -> String {
         Action::Reboot => format!("Instance {name} is being rebooted."),
         Action::Rebuild => format!(
             "Instance {name} is being reinstalled from {}.",
-            image.unwrap_or_default()
+            match installation {
+                Some(Installation::Image(image)) => image.clone(),
+                Some(Installation::Backup(backup)) => format!("backup {}", backup.id),
+                None => String::new(),
+            }
         ),
         Action::ChangePlan => format!("Instance {name} is changing to another plan."),
     }

@@ -13,6 +13,8 @@ use crate::{
     service::instances::InstanceChange,
 };
 
+use super::installation;
+
 /// An instance to create.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({
@@ -31,14 +33,21 @@ pub struct CreateInstance {
     /// Region code; `GET /v1/regions` lists them.
     #[schema(pattern = "^[a-z]{2}-[a-z]{3,}-[1-9][0-9]*$", max_length = 63)]
     pub region: String,
-    /// Operating-system image; `GET /v1/images` lists them.
-    #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 63)]
-    pub image: String,
+    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
+    #[schema(
+        nullable = false,
+        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        max_length = 63
+    )]
+    pub image: Option<String>,
+    /// Identifier of a completed backup to restore, in place of `image`. The plan's disk must be as large as the backup's.
+    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
+    pub backup: Option<String>,
     /// SSH public keys for the first login, one OpenSSH line each.
     #[serde(default)]
     #[schema(required = false, max_items = 20)]
     pub ssh_keys: Vec<String>,
-    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
+    /// Whether the instance is backed up daily. The last seven of these backups are kept.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub backup_enabled: bool,
@@ -63,15 +72,14 @@ impl CreateInstance {
         let plan = fields.missing("plan", plan);
         let region = fields.string("region", &|text| check_region(text, catalogue));
         let region = fields.missing("region", region);
-        let image = fields.string("image", &|text| check_image(text, catalogue));
-        let image = fields.missing("image", image);
+        let (image, backup) = installation::read(&mut fields, catalogue);
         let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
         let backup_enabled = fields.boolean("backup_enabled");
         let monitoring_enabled = fields.boolean("monitoring_enabled");
         let private_network = fields.string("private_network", &validation::private_network);
         let tags = read_tags(&mut fields);
         fields.finish()?;
-        let (Some(name), Some(plan), Some(region), Some(image)) = (name, plan, region, image) else {
+        let (Some(name), Some(plan), Some(region)) = (name, plan, region) else {
             // Unreachable: `finish` reports missing fields.
             return Err(ApiError::fault());
         };
@@ -80,6 +88,7 @@ impl CreateInstance {
             plan,
             region,
             image,
+            backup,
             // Key files end in a line feed.
             ssh_keys: ssh_keys
                 .into_iter()
@@ -93,13 +102,13 @@ impl CreateInstance {
         })
     }
 
-    /// The spec of the instance.
+    /// The spec of the instance. If a backup is restored, its image is still missing.
     pub fn into_spec(self) -> InstanceSpec {
         InstanceSpec {
             name: Some(self.name),
             plan: self.plan,
             region: self.region,
-            image: self.image,
+            image: self.image.unwrap_or_default(),
             ssh_keys: self.ssh_keys,
             private_network: self.private_network,
             backup_enabled: self.backup_enabled,
@@ -111,6 +120,7 @@ impl CreateInstance {
             power_off_requested_at: None,
             reboot_requested_at: None,
             rebuild_requested_at: None,
+            restore_from: None,
             deletion_protection: false,
         }
     }
@@ -138,7 +148,7 @@ pub struct ChangeInstance {
     /// The new tags; they replace all present ones.
     #[schema(nullable = false, schema_with = tags_schema)]
     pub tags: Option<Vec<String>>,
-    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
+    /// Whether the instance is backed up daily. The last seven of these backups are kept.
     #[schema(nullable = false)]
     pub backup_enabled: Option<bool>,
     /// Whether alerts are requested. The value is stored, but no alerts fire yet.
@@ -223,24 +233,28 @@ impl From<ChangeInstance> for InstanceChange {
     }
 }
 
-/// The image to reinstall a server from.
+/// The image or backup to reinstall a server from.
 #[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
 #[schema(example = json!({"image": "debian-13"}))]
 pub struct RebuildInstance {
-    /// Operating-system image; `GET /v1/images` lists them.
-    #[schema(pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length = 63)]
-    pub image: String,
+    /// Operating-system image; `GET /v1/images` lists them. Required, unless `backup` is given.
+    #[schema(
+        nullable = false,
+        pattern = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        max_length = 63
+    )]
+    pub image: Option<String>,
+    /// Identifier of a completed backup to restore, in place of `image`. The disk must be as large as the backup's.
+    #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
+    pub backup: Option<String>,
 }
 
 impl RebuildInstance {
     /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields, catalogue: &Catalogue) -> Result<Self, ApiError> {
-        let image = fields.string("image", &|text| check_image(text, catalogue));
-        let image = fields.missing("image", image);
+        let (image, backup) = installation::read(&mut fields, catalogue);
         fields.finish()?;
-        // Unreachable: `finish` reports missing fields.
-        let image = image.ok_or_else(ApiError::fault)?;
-        Ok(Self { image })
+        Ok(Self { image, backup })
     }
 }
 
@@ -250,15 +264,6 @@ fn check_region(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
         Ok(())
     } else {
         Err("is not available; GET /v1/regions lists the regions")
-    }
-}
-
-fn check_image(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {
-    validation::image(text)?;
-    if catalogue.serves_image(text) {
-        Ok(())
-    } else {
-        Err("is not available; GET /v1/images lists the images")
     }
 }
 

@@ -1,11 +1,12 @@
 //! `/v1/instances`: list, create, detail, change, delete.
 //!
 //! - `actions`: start, stop, poweroff, reboot, rebuild;
-//! - `body`: request bodies;
+//! - `body`: request bodies; `installation`: the image or backup that they name;
 //! - `view`: instances as answers show them.
 
 pub mod actions;
 pub mod body;
+mod installation;
 pub mod view;
 
 use std::sync::Arc;
@@ -80,7 +81,7 @@ pub async fn list(
 /// Creates an instance
 ///
 /// The instance exists at once, with the status `provisioning`, and becomes `running` after about the time given in
-/// `message`. Poll the instance until `data.status` has changed.
+/// `message`. Poll the instance until `data.status` has changed. With `backup` in place of `image`, a backup is restored.
 #[utoipa::path(
     post,
     path = "/v1/instances",
@@ -96,9 +97,16 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let post = Post::with_body(request).await?;
     let body = CreateInstance::read(post.fields, app.service.catalogue())?;
+    let (image, backup) = (body.image.clone(), body.backup.clone());
+    let installation = installation::of(&app, caller.namespace(), image, backup).await?;
     let created = app
         .service
-        .create_instance(caller.tenant(), body.into_spec(), post.idempotent.as_ref())
+        .create_instance(
+            caller.tenant(),
+            body.into_spec(),
+            &installation,
+            post.idempotent.as_ref(),
+        )
         .await?;
     let item = &*created.item;
     let message = format!(

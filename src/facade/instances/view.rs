@@ -167,7 +167,7 @@ pub struct InstanceView<'a> {
     /// Virtual CPUs, from the plan in effect.
     #[schema(example = 1)]
     vcpu: i32,
-    /// Whether daily backups are requested. The value is stored, but no backups are made yet.
+    /// Whether the instance is backed up daily. The last seven of these backups are kept.
     backup_enabled: bool,
     /// Whether alerts are requested. The value is stored, but no alerts fire yet.
     monitoring_enabled: bool,

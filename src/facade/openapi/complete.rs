@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{deliveries, error::ErrorCode, events, instances, keys, webhooks},
+    super::{backups, deliveries, error::ErrorCode, events, instances, keys, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
@@ -33,6 +33,7 @@ pub(super) fn complete(document: &mut Value) {
     document["components"]["schemas"]["Detail"]["properties"]["code"] = schema_reference("DetailCode");
     for shared in [
         instances::view::shared_schemas(),
+        backups::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
         events::shared_schemas(),
@@ -60,6 +61,7 @@ pub(super) fn complete(document: &mut Value) {
         "CreateInstance",
         "ChangeInstance",
         "RebuildInstance",
+        "CreateBackup",
         "CreateWebhook",
         "ChangeWebhook",
         "TestWebhook",
@@ -186,6 +188,8 @@ impl Operation<'_> {
             "delivery"
         } else if self.path.starts_with("/v1/webhooks") {
             "webhook"
+        } else if self.path.starts_with("/v1/backups") {
+            "backup"
         } else if self.path.starts_with("/v1/keys") {
             "key"
         } else if self.path == EVENTS_PATH {
@@ -197,9 +201,21 @@ impl Operation<'_> {
         }
     }
 
+    /// The word for what an error is about.
+    fn word_of(self, code: ErrorCode) -> &'static str {
+        match code {
+            ErrorCode::ResourceLimitExceeded | ErrorCode::InvalidState | ErrorCode::InvalidInput
+                if self.creates_backup() =>
+            {
+                "new backup"
+            }
+            _ => self.word(),
+        }
+    }
+
     /// Whether the body is optional, although it has fields.
     fn has_optional_body(self) -> bool {
-        ["/test", "/rotate-secret", "/recover", "/v1/keys"]
+        ["/test", "/rotate-secret", "/recover", "/v1/keys", "/backups"]
             .iter()
             .any(|end| self.path.ends_with(end))
     }
@@ -207,7 +223,8 @@ impl Operation<'_> {
     /// Whether it is refused in an unsuitable status.
     fn depends_on_status(self) -> bool {
         match self.word() {
-            "instance" => self.is_action() || self.method == "patch",
+            "instance" => matches!(self.method, "post" | "patch"),
+            "backup" => self.method == "delete",
             _ => self.path.ends_with("/test") || self.path.ends_with("/retry"),
         }
     }
@@ -215,6 +232,10 @@ impl Operation<'_> {
     /// Whether it is an action that may create a Delivery.
     fn creates_delivery(self) -> bool {
         self.path.ends_with("/test") || self.path.ends_with("/redeliver")
+    }
+
+    fn creates_backup(self) -> bool {
+        self.method == "post" && self.path.ends_with("/backups")
     }
 
     fn takes_if_match(self) -> bool {
@@ -280,7 +301,9 @@ impl Operation<'_> {
             codes.push(E::PreconditionFailed);
         }
         match self.method {
-            "post" if self.has_id() && !self.creates_delivery() => codes.push(E::IdempotencyKeyReused),
+            "post" if self.has_id() && !self.creates_delivery() && !self.creates_backup() => {
+                codes.push(E::IdempotencyKeyReused);
+            }
             "post" => codes.extend([E::ResourceLimitExceeded, E::IdempotencyKeyReused]),
             "delete" if self.word() == "instance" => codes.push(E::Protected),
             _ => {}
@@ -296,6 +319,7 @@ impl Operation<'_> {
         if self.has_id() {
             names.push(match self.word() {
                 "instance" => "InstanceIdParameter",
+                "backup" => "BackupIdParameter",
                 "key" => "KeyIdParameter",
                 "event" => "EventIdParameter",
                 _ => "WebhookIdParameter",
@@ -374,7 +398,7 @@ impl Operation<'_> {
                 });
             }
             response["content"]["application/json"]["examples"][code.as_str()] =
-                json!({ "value": examples::error(code, self.word()) });
+                json!({ "value": examples::error(code, self.word_of(code)) });
         }
     }
 }
@@ -403,6 +427,10 @@ fn parameters() -> Value {
         "InstanceIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the instance.",
             "schema": schema_reference("InstanceId"), "example": examples::ID,
+        },
+        "BackupIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the backup.",
+            "schema": schema_reference("BackupId"), "example": examples::BACKUP_ID,
         },
         "WebhookIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the webhook.",

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{
     account::AccountView,
+    backups::view::BackupView,
     deliveries::view::{DeliveryView, Retry},
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
@@ -16,8 +17,9 @@ use super::super::{
 use crate::{
     events::{EventType, catalogue},
     lifecycle::Action,
-    resources::{ApiKey, Delivery, DeliveryPhase, Instance, Webhook},
+    resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
+        backups::{IndexedBackup, ShownBackup, check_backup_state, still_running, too_many},
         deliveries::When,
         error::{Error, protected, quota_used_up},
         events::not_logged,
@@ -31,6 +33,8 @@ use crate::{
 
 /// The id of an instance.
 pub(super) const ID: &str = "i-4q7hz0c9k2m8x1ta";
+/// The id of a backup.
+pub(super) const BACKUP_ID: &str = "bkp_9c2m8x1ta4q7hz0k";
 /// The id of a webhook.
 pub(super) const WEBHOOK_ID: &str = "wh_0c9k2m8x1ta4q7hz";
 /// The id of a delivery.
@@ -80,6 +84,31 @@ fn webhook() -> Option<IndexedWebhook> {
     Some(IndexedWebhook::of(Arc::new(webhook)))
 }
 
+fn backup(phase: &str) -> Option<ShownBackup> {
+    let mut object = json!({
+        "metadata": {
+            "name": BACKUP_ID.replace('_', "-"), "namespace": "demo", "uid": "5a4b3c2d-6a55-4c7e-9a3a-0c1d2e3f7c1b",
+            "generation": 1, "creationTimestamp": "2026-11-21T10:00:00Z",
+        },
+        "spec": { "instance": ID, "name": "before-upgrade" },
+        "status": { "phase": phase, "source": {
+            "id": ID, "uid": "7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b", "name": "web-1", "region": "fr-par-1",
+            "plan": "starter", "image": "debian-13", "diskSizeGB": 40,
+        } },
+    });
+    if phase == "Completed" {
+        object["status"]["sizeGB"] = json!(12.4);
+        object["status"]["completedAt"] = json!("2026-11-21T10:00:48Z");
+    }
+    let backup: Backup = serde_json::from_value(object).ok()?;
+    Some(ShownBackup {
+        source: backup.status.as_ref()?.source.clone(),
+        instance_id: Some(ID.to_owned()),
+        is_instance_deleted: false,
+        item: Arc::new(IndexedBackup::of(Arc::new(backup))),
+    })
+}
+
 fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
     let mut status = json!({ "phase": phase, "attemptCount": 0 });
     if phase == DeliveryPhase::Pending {
@@ -122,6 +151,7 @@ pub(super) fn request(operation: &str) -> Option<Value> {
         })),
         "changeInstance" => Some(json!({ "plan": "business", "reboot": false })),
         "rebuildInstance" => Some(json!({ "image": "debian-13" })),
+        "createBackup" => Some(json!({ "name": "before-upgrade" })),
         "createWebhook" => Some(json!({
             "url": "https://hooks.example.com/stellage", "events": ["instance.created", "instance.deleted"],
         })),
@@ -180,6 +210,11 @@ pub(super) fn success(operation: &str) -> Option<Value> {
             "Rebuild",
             "Instance web-1 is being reinstalled from debian-13.",
         ),
+        "listBackups" | "listInstanceBackups" => list(json!([BackupView::of(&backup("Completed")?)])),
+        "getBackup" => Some(json!({ "data": BackupView::of(&backup("Completed")?) })),
+        "createBackup" => Some(json!({
+            "data": BackupView::of(&backup("Running")?), "message": "Instance web-1 is being backed up.",
+        })),
         "listWebhooks"
         | "createWebhook"
         | "getWebhook"
@@ -248,6 +283,10 @@ fn webhooks(operation: &str) -> Option<Value> {
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
         "webhook" => Some(not_active()),
+        "backup" => Some(still_running()),
+        "new backup" => {
+            instance("stopping", "Stopped", Some("Stop")).and_then(|item| check_backup_state(&item).err())
+        }
         _ => instance("stopped", "Stopped", None).and_then(|item| check_state(Action::Reboot, &item).err()),
     };
     refusal.map_or_else(ApiError::fault, ApiError::from)
@@ -256,7 +295,11 @@ fn invalid_state(word: &str) -> ApiError {
 fn invalid_input(word: &str) -> ApiError {
     let (field, must) = match word {
         "webhook" => ("url", "must begin with https://"),
-        "delivery" => ("limit", "must be an integer from 1 to 100"),
+        "delivery" | "backup" => ("limit", "must be an integer from 1 to 100"),
+        "new backup" => (
+            "name",
+            "must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends",
+        ),
         "key" => ("scope", "must be read or write"),
         "events" => ("since", "must be an RFC 3339 time such as 2026-11-21T10:00:00Z"),
         _ => ("plan", "must be starter, business, performance or enterprise"),
@@ -283,6 +326,7 @@ pub(super) fn error(code: ErrorCode, word: &str) -> Value {
             code,
             "this needs a key with the scope write; this key has the scope read",
         ),
+        ErrorCode::ResourceLimitExceeded if word == "new backup" => too_many("the instance", 30).into(),
         ErrorCode::ResourceLimitExceeded => quota_used_up(match word {
             "webhook" => "webhooks",
             "delivery" => "deliveries",

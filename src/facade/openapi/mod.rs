@@ -17,7 +17,7 @@ use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, account, catalogue, deliveries, error, events,
+    App, account, backups, catalogue, deliveries, error, events,
     instances::{self, actions},
     keys, response, view,
     webhooks::{self, actions as webhook_actions},
@@ -50,6 +50,7 @@ pub struct Served {
     tags(
         (name = "instances", description = "Virtual servers."),
         (name = "actions", description = "Operations on a virtual server. Requests that repeat an `Idempotency-Key` are carried out once."),
+        (name = "backups", description = "Backups of virtual servers. `POST /v1/instances/{id}/rebuild` and `POST /v1/instances` restore them."),
         (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
@@ -70,6 +71,9 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(actions::poweroff))
         .routes(routes!(actions::reboot))
         .routes(routes!(actions::rebuild))
+        .routes(routes!(backups::list_of_instance, backups::create))
+        .routes(routes!(backups::list))
+        .routes(routes!(backups::detail, backups::delete))
         .routes(routes!(webhooks::list, webhooks::create))
         .routes(routes!(webhooks::detail, webhooks::change, webhooks::delete))
         .routes(routes!(webhook_actions::test))
@@ -176,10 +180,15 @@ mod tests {
             .filter(|route| !route.starts_with("HEAD"))
             .collect();
         let expected = [
+            "DELETE /v1/backups/{id}",
             "DELETE /v1/instances/{id}",
             "DELETE /v1/webhooks/{id}",
             "DELETE /v1/keys/{id}",
             "GET /v1/account",
+            "GET /v1/backups",
+            "GET /v1/backups/{id}",
+            "GET /v1/instances/{id}/backups",
+            "POST /v1/instances/{id}/backups",
             "GET /v1/events",
             "GET /v1/events/{id}",
             "GET /v1/images",
@@ -346,7 +355,7 @@ mod tests {
             let description = item["post"]["description"].as_str().unwrap();
             assert_eq!(
                 description.contains("Nothing emits this event yet"),
-                !name.starts_with("instance."),
+                !name.starts_with("instance.") && !name.starts_with("backup."),
                 "{name}"
             );
             for header in [

@@ -90,6 +90,7 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
         Audience {
             user: Some(&world.user),
             is_settled: &|_| true,
+            is_backed_up_now: false,
         },
         world.now(),
         &Timings::default(),

@@ -3,9 +3,10 @@
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
 //! - `table`: the table of decisions, section 3, held against each write;
-//! - `operations`, `events`, `notes`, `trouble`, `deletion`: one story each;
+//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`: one story each;
 //! - `history`: any story.
 
+mod backups;
 mod cloud;
 mod deletion;
 mod events;

@@ -1,6 +1,6 @@
 //! One instance, its controller and its provider, with time as a number.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -28,6 +28,10 @@ pub fn spec() -> InstanceSpec {
     .unwrap()
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own about the world"
+)]
 pub struct World {
     pub instance: Instance,
     /// An older version, for decisions on stale input.
@@ -48,6 +52,10 @@ pub struct World {
     /// Failures in a row, for the backoff.
     failures: u32,
     pub writes: u32,
+    /// Whether a backup is under way.
+    pub is_backed_up_now: bool,
+    /// The times of the schedule for which a backup was made. A second one for the same time has the same name.
+    pub backups: BTreeSet<Timestamp>,
     pub gone: bool,
     /// It went while its namespace belonged to no account, so that nobody could be told.
     pub gone_without_account: bool,
@@ -79,6 +87,8 @@ impl World {
             wake: Some(Duration::ZERO),
             failures: 0,
             writes: 0,
+            is_backed_up_now: false,
+            backups: BTreeSet::new(),
             gone: false,
             gone_without_account: false,
             user: User {
@@ -280,6 +290,7 @@ impl World {
             let audience = Audience {
                 user: Some(&self.user).filter(|_| has_account),
                 is_settled: &|id| self.settles && recorded(id),
+                is_backed_up_now: self.is_backed_up_now,
             };
             let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
             let before = seen_instance.status.clone();
@@ -291,6 +302,7 @@ impl World {
                 seen_instance.status.as_ref().and_then(|s| s.operation.as_ref()),
                 &decision,
             );
+            self.backups.extend(decision.backup_due);
             if !decision.may_be_stored_later {
                 break (decision, changed);
             }

@@ -54,6 +54,32 @@ impl<T: Indexed> OrderedIndex<T> {
             .map_or(0, |namespace| namespace.ordered.len())
     }
 
+    /// One page of the objects that match, newest first, and their total number. `page` counts from 1. Looks at all objects of the
+    /// namespace.
+    pub fn page_of(
+        &self,
+        namespace: &str,
+        page: u64,
+        limit: usize,
+        matches: impl Fn(&T) -> bool,
+    ) -> (Vec<Arc<T>>, usize) {
+        let namespaces = self.namespaces.read();
+        let Some(namespace) = namespaces.get(namespace) else {
+            return (Vec::new(), 0);
+        };
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let (mut shown, mut total) = (Vec::new(), 0);
+        for item in namespace.ordered.values().filter(|item| matches(item)) {
+            if total >= skip && shown.len() < limit {
+                shown.push(item.clone());
+            }
+            total += 1;
+        }
+        (shown, total)
+    }
+
     /// One page, newest first, and the total number. `page` counts from 1.
     pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<T>>, usize) {
         let namespaces = self.namespaces.read();

@@ -20,7 +20,7 @@ pub struct InstanceChange {
     pub name: Option<String>,
     /// The new tags; they replace all present ones.
     pub tags: Option<Vec<String>>,
-    /// Whether daily backups are requested.
+    /// Whether the instance is backed up daily.
     pub backup_enabled: Option<bool>,
     /// Whether alerts are requested.
     pub monitoring_enabled: Option<bool>,

@@ -2,11 +2,13 @@
 //!
 //! - `index`: the instances in memory, ordered for pages;
 //! - `create`: builds the object of a create;
+//! - `installation`: an image, or a backup to restore;
 //! - `change`: applies a change to a spec.
 
 mod change;
 mod create;
 mod index;
+mod installation;
 
 use std::{
     sync::{
@@ -20,6 +22,7 @@ pub use self::{
     change::{InstanceChange, check_state},
     create::duration_in_words,
     index::{CachedDetail, Filter, IndexedInstance, InstanceIndex},
+    installation::{Installation, RestorableBackup, wrong_backup},
 };
 
 use super::{
@@ -88,13 +91,16 @@ impl Service {
         }
     }
 
-    /// Creates an instance, once per idempotency key.
+    /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
     pub async fn create_instance(
         &self,
         tenant: &Tenant,
-        spec: InstanceSpec,
+        mut spec: InstanceSpec,
+        installation: &Installation,
         request: Option<&IdempotentRequest>,
     ) -> Result<Created<IndexedInstance>, Error> {
+        let disk = spec.plan.size().disk_gb;
+        installation.request(&mut spec, disk)?;
         let keyed = KeyedCreate::of(request, &tenant.uid)?;
         // As for webhooks: the ResourceQuota decides. While Kubernetes still counts instances whose deletion is in progress,
         // this lets the create wait.
@@ -124,14 +130,14 @@ impl Service {
         self.instances.modify(namespace, id, decide).await
     }
 
-    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it. `image` is for
-    /// a rebuild: the image to install.
+    /// Requests an action, once per idempotency key; `invalid_state` if the instance's status does not allow it. `installation` is
+    /// for a rebuild: what to install.
     pub async fn act_on_instance(
         &self,
         namespace: &str,
         id: Option<InstanceId>,
         action: Action,
-        image: Option<&str>,
+        installation: Option<&Installation>,
         request: Option<&IdempotentRequest>,
         precondition: &Precondition,
     ) -> Result<ActionOutcome, Error> {
@@ -148,8 +154,8 @@ impl Service {
             check_state(action, item)?;
             let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);
-            if let Some(image) = image {
-                image.clone_into(&mut spec.image);
+            if let Some(installation) = installation {
+                installation.request(&mut spec, installation::disk_of(&item.instance))?;
             }
             action.request(&mut spec, &nonce);
             let done = request.map(|request| request.remember(&*item.instance, &nonce));

@@ -31,6 +31,11 @@ pub struct KeyedCreate<I> {
 }
 
 impl<I: PublicId> KeyedCreate<I> {
+    /// The id of the object.
+    pub const fn id(&self) -> I {
+        self.id
+    }
+
     /// The keyed create of a request; `None` if the request has no key.
     pub fn of(request: Option<&IdempotentRequest>, account_uid: &str) -> Result<Option<Self>, Error> {
         let Some(request) = request else { return Ok(None) };

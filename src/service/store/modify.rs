@@ -51,6 +51,11 @@ impl<X: Index> Store<X> {
         Ok(self.look_up(namespace, id).await?.item)
     }
 
+    /// The current version of an object, read from the API server; 404 if it is gone.
+    pub async fn find_now(&self, namespace: &str, item: &X::Item) -> Result<Arc<X::Item>, Error> {
+        Ok(self.fetch(namespace, item.object().name(), item.id()).await?.item)
+    }
+
     async fn look_up(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Found<X::Item>, Error> {
         let id = id.ok_or_else(Self::unknown)?;
         match self.index().get(namespace, id) {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        Listeners, Stores, WebhookController,
+        Listeners, Source, Stores, WebhookController,
         initial_state::{self, Listed},
         lookup, secrets,
         shared::{AT_ONCE, Shared},
@@ -17,17 +17,34 @@ use super::{
 use crate::{
     delivery::dispatch::key,
     resources::{Delivery, Instance, Webhook},
-    runtime::{Metrics, ReconcileQueue, lease::Tenure, watch::Change},
+    runtime::{
+        Metrics, ReconcileQueue,
+        lease::Tenure,
+        watch::{Change, Listener},
+    },
 };
 
 const MANY: usize = 1000;
 
+/// The listeners for all watches.
+pub(super) struct AllListeners {
+    pub(super) webhooks: Box<dyn Listener<Webhook>>,
+    deliveries: Box<dyn Listener<Delivery>>,
+    instances: Box<dyn Listener<Instance>>,
+}
+
 /// A controller that has not opened yet, its listeners, and its metrics.
-pub(super) fn controller() -> (Arc<Shared>, Listeners, Metrics) {
+pub(super) fn controller() -> (Arc<Shared>, AllListeners, Metrics) {
     let deps = deps(&[]);
     let metrics = deps.metrics.clone();
-    let controller = WebhookController::new(deps, ReconcileQueue::default());
-    (controller.shared.clone(), controller.listeners(), metrics)
+    let controller = WebhookController::new(deps);
+    let Listeners { webhooks, deliveries } = controller.listeners();
+    let listeners = AllListeners {
+        webhooks,
+        deliveries,
+        instances: controller.outbox_listener(),
+    };
+    (controller.shared.clone(), listeners, metrics)
 }
 
 fn instance(number: usize, revision: u64) -> Arc<Instance> {
@@ -91,7 +108,7 @@ pub(super) fn caches() -> Caches {
         stores: Stores {
             webhooks,
             deliveries,
-            instances,
+            sources: vec![Source::new::<Instance>(instances, ReconcileQueue::default())],
         },
         webhooks: for_webhooks,
         instances: for_instances,

@@ -24,7 +24,7 @@ use crate::{
     delivery::dispatch::{Disablement, key},
     events::EventType,
     resources::{DisableReason, Webhook, WebhookStatus},
-    runtime::{Clock, ReconcileQueue, client::answered_by, events::Events, lease::Tenure, watch::Change},
+    runtime::{Clock, client::answered_by, events::Events, lease::Tenure, watch::Change},
 };
 
 /// The Webhooks of the API server, by name.
@@ -88,11 +88,11 @@ impl World {
             clock: Arc::new(clock.clone()),
             ..deps(&[&format!("--smtp-url={url}")])
         };
-        let shared = WebhookController::new(deps, ReconcileQueue::default()).shared;
+        let shared = WebhookController::new(deps).shared;
         let caches = Stores {
             webhooks: reflector::store().0,
             deliveries: reflector::store().0,
-            instances: reflector::store().0,
+            sources: Vec::new(),
         };
         let webhooks = stored.lock().values().map(read).collect();
         initial_state::prepare(&shared, &caches);

@@ -19,7 +19,7 @@ use crate::{
     delivery::dispatch::{Page, PageWritten},
     events::EventType,
     resources::LoggedEvent,
-    runtime::{ReconcileQueue, client::answered_by, watch::Change},
+    runtime::{client::answered_by, watch::Change},
 };
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_ap
     });
     let deps = Deps { client, ..deps(&[]) };
     let directory = deps.directory.clone();
-    let controller = WebhookController::new(deps, ReconcileQueue::default());
+    let controller = WebhookController::new(deps);
     let shared = controller.shared.clone();
     let mut listener = directory.listener(controller.owner_changed());
     let mut own = |uid: &str, created: Timestamp| {

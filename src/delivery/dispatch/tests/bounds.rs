@@ -119,8 +119,15 @@ fn what_a_list_of_the_objects_no_longer_has_is_forgotten() {
     world.settle();
     let [kept, gone] = ["i-1", "i-2"].map(|uid| world.record("ns", uid, Fate::Good).unwrap());
     let dispatcher = &mut world.dispatcher;
-    assert!(!dispatcher.forget_unlisted_object("i-2", 0), "the list is older");
-    assert!(dispatcher.forget_unlisted_object("i-2", u64::MAX));
+    assert!(
+        !dispatcher.forget_unlisted_object("Instance", "i-2", 0),
+        "the list is older"
+    );
+    assert!(
+        !dispatcher.forget_unlisted_object("Backup", "i-2", u64::MAX),
+        "the list is of another kind"
+    );
+    assert!(dispatcher.forget_unlisted_object("Instance", "i-2", u64::MAX));
     assert_eq!(dispatcher.objects_after(None, 2), ["i-1".into()]);
     assert!(dispatcher.knows(&kept) && !dispatcher.knows(&gone));
 }

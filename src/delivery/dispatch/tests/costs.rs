@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{
     super::*,
-    world::{Fate, Receiver, World, Writes},
+    world::{Fate, Receiver, World, Writes, outbox_version},
 };
 
 fn world(log: DeliveryLog) -> (World, WebhookKey) {
@@ -196,7 +196,12 @@ fn nothing_is_quadratic() {
             body: "{}".to_owned(),
         };
         let revision = u64::try_from(number).unwrap() + 1;
-        dispatcher.outbox_seen("ns", &uid, revision, &[entry], Origin::Fresh, now);
+        let entries = [entry];
+        dispatcher.outbox_seen(
+            &outbox_version("ns", &uid, revision, &entries),
+            Origin::Fresh,
+            now,
+        );
         while dispatcher.next_command().is_some() {}
     }
     let unverified: Vec<_> = dispatcher

@@ -13,7 +13,7 @@ use kube::api::ObjectMeta;
 
 use super::super::{job::Counted, *};
 use crate::{
-    events::{EventType, OutboxEntry},
+    events::{EventType, OutboxEntry, OutboxVersion},
     resources::{
         Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus, EventLog,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
@@ -22,6 +22,24 @@ use crate::{
     },
     runtime::watch::revision,
 };
+
+/// The outbox of an instance.
+pub fn outbox_version<'a>(
+    namespace: &'a str,
+    uid: &'a str,
+    revision: u64,
+    entries: &'a [OutboxEntry],
+) -> OutboxVersion<'a> {
+    OutboxVersion {
+        kind: "Instance",
+        namespace,
+        name: uid,
+        uid,
+        revision,
+        is_deleting: false,
+        entries,
+    }
+}
 
 /// What a receiver does with the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -450,8 +468,8 @@ impl World {
             } else {
                 Origin::Fresh
             };
-            self.dispatcher
-                .outbox_seen(&namespace, uid, revision, &outbox, origin, now);
+            let version = outbox_version(&namespace, uid, revision, &outbox);
+            self.dispatcher.outbox_seen(&version, origin, now);
             self.take_commands();
         }
     }
@@ -799,8 +817,8 @@ impl World {
         };
         let (namespace, now) = (self.objects[&uid].namespace.clone(), self.now());
         let outbox = self.versions.remove(&(uid.clone(), revision)).unwrap();
-        self.dispatcher
-            .outbox_seen(&namespace, &uid, revision, &outbox, Origin::Found, now);
+        let version = outbox_version(&namespace, &uid, revision, &outbox);
+        self.dispatcher.outbox_seen(&version, Origin::Found, now);
         self.take_commands();
         true
     }
@@ -817,14 +835,8 @@ impl World {
             return;
         };
         let now = self.now();
-        self.dispatcher.outbox_seen(
-            &object.namespace,
-            uid,
-            object.revision,
-            &object.outbox,
-            Origin::Found,
-            now,
-        );
+        let version = outbox_version(&object.namespace, uid, object.revision, &object.outbox);
+        self.dispatcher.outbox_seen(&version, Origin::Found, now);
         self.take_commands();
     }
 
@@ -942,9 +954,8 @@ impl World {
             self.dispatcher.delivery_seen(record, true, now);
         }
         for (uid, object) in &self.objects {
-            let (namespace, outbox) = (&object.namespace, &object.outbox);
-            self.dispatcher
-                .outbox_seen(namespace, uid, object.revision, outbox, Origin::Found, now);
+            let version = outbox_version(&object.namespace, uid, object.revision, &object.outbox);
+            self.dispatcher.outbox_seen(&version, Origin::Found, now);
         }
         self.take_commands();
     }

@@ -1,5 +1,5 @@
-//! The queue of the instances to reconcile. Accounts take turns, and instances whose provider does not answer have slots of
-//! their own. No I/O.
+//! The queue of the objects to reconcile. Accounts take turns, and objects whose provider does not answer have slots of their
+//! own. No I/O.
 //!
 //! kube's `Controller` is not used for this, since its queue knows no accounts: reconciles would have to be started to wait for
 //! their turn, and it polls all that have been started whenever one of them goes on. Here only those are started that have a
@@ -14,30 +14,30 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::Instant;
 
 use super::slots::Slots;
-use crate::resources::Instance;
+use crate::runtime::reconcile_queue::Queued;
 
-/// Namespace and name of an instance.
-pub(super) type Key = Arc<ObjectRef<Instance>>;
+/// Namespace and name of an object.
+pub(super) type Key<K> = Arc<ObjectRef<K>>;
 
-/// Which slots an instance needs.
+/// Which slots an object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
+pub enum Class {
     /// The provider must be asked about it, and did not answer last time.
     Suspect,
     /// Any other.
     Normal,
 }
 
-/// The instances to reconcile, now or later. Each is reconciled by one task at a time.
-pub(super) struct WorkQueue {
-    instances: HashMap<Key, Place>,
-    normal: Slots<(Key, u64)>,
-    suspects: Slots<(Key, u64)>,
-    timers: BTreeMap<(Instant, u64), Key>,
+/// The objects to reconcile, now or later. Each is reconciled by one task at a time.
+pub(super) struct WorkQueue<K: Queued> {
+    objects: HashMap<Key<K>, Place>,
+    normal: Slots<(Key<K>, u64)>,
+    suspects: Slots<(Key<K>, u64)>,
+    timers: BTreeMap<(Instant, u64), Key<K>>,
     tickets: u64,
 }
 
-/// Where an instance is.
+/// Where an object is.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     /// Among the timers.
@@ -50,18 +50,18 @@ enum Place {
     },
 }
 
-fn account(key: &Key) -> Arc<str> {
+fn account<K: Queued>(key: &Key<K>) -> Arc<str> {
     key.namespace.as_deref().unwrap_or_default().into()
 }
 
-impl WorkQueue {
+impl<K: Queued> WorkQueue<K> {
     /// `concurrency` slots in all, a quarter of them for suspects. One account gets at most half of the slots, and half of
     /// those for suspects.
     pub(super) fn new(concurrency: u16) -> Self {
         let concurrency = usize::from(concurrency);
         let suspects = concurrency / 4;
         Self {
-            instances: HashMap::new(),
+            objects: HashMap::new(),
             normal: Slots::new(concurrency - suspects, concurrency / 2),
             suspects: Slots::new(suspects, suspects / 2),
             timers: BTreeMap::new(),
@@ -69,15 +69,15 @@ impl WorkQueue {
         }
     }
 
-    /// Number of instances that are reconciled or wait for a slot.
+    /// Number of objects that are reconciled or wait for a slot.
     pub(super) fn depth(&self) -> usize {
-        self.instances.len() - self.timers.len()
+        self.objects.len() - self.timers.len()
     }
 
-    /// Has an instance reconciled once there is a slot, or, if it is being reconciled, once more. A suspect of which something
+    /// Has an object reconciled once there is a slot, or, if it is being reconciled, once more. A suspect of which something
     /// new is wanted no longer waits behind the other suspects.
-    pub(super) fn request(&mut self, key: Key, class: Class) {
-        match self.instances.get_mut(&key) {
+    pub(super) fn request(&mut self, key: Key<K>, class: Class) {
+        match self.objects.get_mut(&key) {
             Some(Place::Running { again }) => {
                 *again = true;
                 return;
@@ -90,15 +90,15 @@ impl WorkQueue {
         }
         self.tickets += 1;
         let ticket = self.tickets;
-        self.instances.insert(key.clone(), Place::Waiting(class, ticket));
+        self.objects.insert(key.clone(), Place::Waiting(class, ticket));
         self.slots(class).push(&account(&key), (key, ticket));
     }
 
-    /// The next instance to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
-    pub(super) fn next(&mut self) -> Option<(Key, Class)> {
+    /// The next object to reconcile, and the class of its slot. Call [`Self::finished`] afterwards.
+    pub(super) fn next(&mut self) -> Option<(Key<K>, Class)> {
         for class in [Class::Normal, Class::Suspect] {
             while let Some((key, ticket)) = self.slots(class).pop() {
-                match self.instances.get_mut(&key) {
+                match self.objects.get_mut(&key) {
                     Some(place) if *place == Place::Waiting(class, ticket) => {
                         *place = Place::Running { again: false };
                         return Some((key, class));
@@ -110,38 +110,38 @@ impl WorkQueue {
         None
     }
 
-    /// Ends the reconcile of an instance, which is to be reconciled again at this time. Returns whether it was requested in
+    /// Ends the reconcile of an object, which is to be reconciled again at this time. Returns whether it was requested in
     /// the meantime: then request it again.
     #[must_use]
-    pub(super) fn finished(&mut self, key: &Key, class: Class, again_at: Option<Instant>) -> bool {
+    pub(super) fn finished(&mut self, key: &Key<K>, class: Class, again_at: Option<Instant>) -> bool {
         self.slots(class).give_back(&account(key));
-        if self.instances.remove(key) == Some(Place::Running { again: true }) {
+        if self.objects.remove(key) == Some(Place::Running { again: true }) {
             return true;
         }
         if let Some(at) = again_at {
             self.tickets += 1;
-            self.instances.insert(key.clone(), Place::Later(at, self.tickets));
+            self.objects.insert(key.clone(), Place::Later(at, self.tickets));
             self.timers.insert((at, self.tickets), key.clone());
         }
         false
     }
 
-    /// An instance whose time has come; request it.
-    pub(super) fn due(&mut self, now: Instant) -> Option<Key> {
+    /// An object whose time has come; request it.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Key<K>> {
         if self.next_timer()? > now {
             return None;
         }
         let (_, key) = self.timers.pop_first()?;
-        self.instances.remove(&key);
+        self.objects.remove(&key);
         Some(key)
     }
 
-    /// When the next instance is due.
+    /// When the next object is due.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first_key_value().map(|((at, _), _)| *at)
     }
 
-    fn slots(&mut self, class: Class) -> &mut Slots<(Key, u64)> {
+    fn slots(&mut self, class: Class) -> &mut Slots<(Key<K>, u64)> {
         match class {
             Class::Normal => &mut self.normal,
             Class::Suspect => &mut self.suspects,
@@ -154,6 +154,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::resources::Instance;
+
+    type WorkQueue = super::WorkQueue<Instance>;
+    type Key = super::Key<Instance>;
 
     fn key(namespace: &str, name: &str) -> Key {
         Arc::new(ObjectRef::new(name).within(namespace))
@@ -193,7 +197,7 @@ mod tests {
         queue.request(one.clone(), Class::Normal);
         assert_eq!(started(&mut queue).len(), 1);
         assert!(!queue.finished(&one, Class::Normal, None));
-        assert_eq!((queue.depth(), queue.instances.len()), (0, 0));
+        assert_eq!((queue.depth(), queue.objects.len()), (0, 0));
     }
 
     #[test]
@@ -238,7 +242,7 @@ mod tests {
             assert!(!queue.finished(&key, class, None));
         }
         assert_eq!((order.len(), order.last()), (196, Some(&last)));
-        assert!(queue.instances.is_empty());
+        assert!(queue.objects.is_empty());
     }
 
     /// Generous, because debug builds are slow and machines are shared; quadratic code takes hours here.

@@ -1,40 +1,52 @@
-//! Reconciles the instances of the queue.
+//! Reconciles the objects of a kind: a bounded number at the same time, accounts by turns.
+//!
+//! - `queue`: which objects are reconciled next;
+//! - `slots`: the slots for which accounts wait by turns.
 
-use std::{pin::pin, sync::Arc};
+mod queue;
+mod slots;
+
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream::FuturesUnordered};
 use kube::runtime::reflector::ObjectRef;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    queue::WorkQueue,
-    reconcile::{Reconciler, reconcile},
-};
-use crate::{providers::Provider, resources::Instance, runtime::metrics::KindLabels};
+pub use queue::Class;
+use queue::WorkQueue;
 
-/// Instances whose time has come that are queued before the next event is looked at.
+use super::reconcile_queue::Queued;
+
+/// Objects whose time has come that are queued before the next event is looked at.
 const DUE_AT_ONCE: usize = 64;
 
-/// Reconciles the instances of `triggers` until shutdown, then finishes the running reconciles.
-pub(super) async fn run<P: Provider>(
-    reconciler: &Reconciler<P>,
-    triggers: impl Stream<Item = Arc<Instance>>,
+/// Reconciles objects of a kind.
+pub trait Reconcile<K: Queued>: Sync {
+    /// The class of the slot that an object needs now.
+    fn class(&self, place: &ObjectRef<K>) -> Class;
+
+    /// Reconciles an object once, with a slot of this class. Returns after how long to do so again unless it changes before.
+    fn reconcile(&self, place: &ObjectRef<K>, class: Class) -> impl Future<Output = Option<Duration>> + Send;
+}
+
+/// Reconciles the objects of `triggers` until shutdown, then finishes the running reconciles. `concurrency` are reconciled at
+/// the same time; `depth` shows how many are reconciled or wait for that.
+pub async fn run<K: Queued>(
+    reconciler: &impl Reconcile<K>,
+    triggers: impl Stream<Item = Arc<K>> + Send,
+    concurrency: u16,
+    depth: Gauge,
     shutdown: &CancellationToken,
 ) {
-    let kind = KindLabels { kind: "Instance" };
-    let depth = reconciler
-        .controller
-        .metrics
-        .queue_depth
-        .get_or_create_owned(&kind);
-    let mut queue = WorkQueue::new(reconciler.controller.concurrency);
+    let mut queue = WorkQueue::new(concurrency);
     let mut running = FuturesUnordered::new();
     let mut triggers = pin!(triggers);
     loop {
         while let Some((key, class)) = queue.next() {
             running.push(async move {
-                let again = reconcile(reconciler, &key, class).await;
+                let again = reconciler.reconcile(&key, class).await;
                 (key, class, again)
             });
         }
@@ -49,8 +61,8 @@ pub(super) async fn run<P: Provider>(
                     queue.request(key, class);
                 }
             }
-            Some(instance) = triggers.next() => {
-                let key = Arc::new(ObjectRef::from_obj(&*instance));
+            Some(object) = triggers.next() => {
+                let key = Arc::new(ObjectRef::from_obj(&*object));
                 let class = reconciler.class(&key);
                 queue.request(key, class);
             }

@@ -1,0 +1,15 @@
+//! Backups as pure functions (decisions, section 7).
+//!
+//! - [`schedule`]: when backups are made, and under which names;
+//! - [`retention`]: which are deleted by themselves, and how many there may be;
+//! - [`decide()`]: what to do next with a Backup;
+//! - `summary`: its conditions.
+
+mod decide;
+pub mod retention;
+pub mod schedule;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+pub use decide::{Decision, Effect, Limits, Note, Question, Seen, Situation, Source, decide, question};

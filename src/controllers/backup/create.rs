@@ -1,0 +1,39 @@
+//! Makes scheduled backups.
+
+use jiff::Timestamp;
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
+
+use crate::{
+    backups::schedule::scheduled_name,
+    resources::{Backup, BackupSpec, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER},
+    runtime::client::{CallError, bounded},
+};
+
+/// Makes the Backup of an instance for a time of its schedule, or the second try of it. It is fine if there is one.
+pub async fn create_scheduled(
+    client: &Client,
+    instance: &Instance,
+    scheduled_for: Timestamp,
+    is_retry: bool,
+) -> Result<(), CallError> {
+    let uid = instance.metadata.uid.clone().unwrap_or_default();
+    let spec = BackupSpec {
+        instance: instance.name_any(),
+        instance_uid: Some(uid.clone()),
+        name: None,
+        scheduled_for: Some(scheduled_for),
+        retry: is_retry,
+    };
+    let mut backup = Backup::new(&scheduled_name(&uid, scheduled_for, is_retry), spec);
+    backup.finalizers_mut().push(FINALIZER.to_owned());
+    let params = PostParams {
+        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<Backup> = Api::namespaced(client.clone(), namespace);
+    match bounded(api.create(&params, &backup)).await {
+        Err(error) if error.status().is_some_and(kube::core::Status::is_already_exists) => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}

@@ -1,0 +1,209 @@
+//! The backups, by namespace, name and instance. No I/O: fed by the watch.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    resources::{Backup, Instance},
+    runtime::{
+        ReconcileQueue,
+        watch::{Change, Listener},
+    },
+};
+
+/// The backups as the watch, or a later write of this process, shows them. Cheap to clone.
+#[derive(Clone)]
+pub struct BackupIndex {
+    namespaces: Arc<Mutex<HashMap<String, Namespace>>>,
+    queue: ReconcileQueue<Backup>,
+}
+
+#[derive(Default)]
+struct Namespace {
+    by_name: HashMap<String, Arc<Backup>>,
+    /// Names of backups by the name of their instance.
+    by_instance: HashMap<String, BTreeSet<String>>,
+}
+
+impl Namespace {
+    fn insert(&mut self, backup: &Arc<Backup>) {
+        let name = backup.metadata.name.clone().unwrap_or_default();
+        let of_instance = self.by_instance.entry(backup.spec.instance.clone());
+        of_instance.or_default().insert(name.clone());
+        self.by_name.insert(name, backup.clone());
+    }
+
+    fn remove(&mut self, backup: &Backup) {
+        let name = backup.metadata.name.as_deref().unwrap_or_default();
+        self.by_name.remove(name);
+        if let Some(names) = self.by_instance.get_mut(&backup.spec.instance) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_instance.remove(&backup.spec.instance);
+            }
+        }
+    }
+}
+
+impl BackupIndex {
+    /// An empty index. `queue` knows the writes of this process.
+    pub fn new(queue: ReconcileQueue<Backup>) -> Self {
+        Self {
+            namespaces: Arc::default(),
+            queue,
+        }
+    }
+
+    /// The Backup with this name.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Backup>> {
+        let shown = self.namespaces.lock().get(namespace)?.by_name.get(name).cloned();
+        shown.map(|shown| self.queue.freshest(shown))
+    }
+
+    /// The backups of the Instances of this name: of the one that there is, and of those that there were.
+    pub fn of(&self, namespace: &str, instance: &str) -> Vec<Arc<Backup>> {
+        let shown: Vec<Arc<Backup>> = {
+            let namespaces = self.namespaces.lock();
+            let Some(namespace) = namespaces.get(namespace) else {
+                return Vec::new();
+            };
+            let names = namespace.by_instance.get(instance).into_iter().flatten();
+            names
+                .filter_map(|name| namespace.by_name.get(name).cloned())
+                .collect()
+        };
+        shown
+            .into_iter()
+            .map(|shown| self.queue.freshest(shown))
+            .collect()
+    }
+
+    /// All backups in a namespace.
+    pub fn within(&self, namespace: &str) -> Vec<Arc<Backup>> {
+        let namespaces = self.namespaces.lock();
+        let of_it = namespaces
+            .get(namespace)
+            .into_iter()
+            .flat_map(|namespace| namespace.by_name.values());
+        of_it.cloned().collect()
+    }
+
+    /// All backups.
+    pub fn all(&self) -> Vec<Arc<Backup>> {
+        let namespaces = self.namespaces.lock();
+        let all = namespaces
+            .values()
+            .flat_map(|namespace| namespace.by_name.values());
+        all.cloned().collect()
+    }
+
+    /// Whether a backup of the instance waits or runs.
+    pub fn has_unfinished(&self, instance: &Instance) -> bool {
+        self.any_of(instance, Backup::is_unfinished)
+    }
+
+    /// Whether a scheduled backup of the instance waits or runs.
+    pub fn has_unfinished_scheduled(&self, instance: &Instance) -> bool {
+        self.any_of(instance, |backup| backup.is_unfinished() && backup.is_scheduled())
+    }
+
+    fn any_of(&self, instance: &Instance, is_one: impl Fn(&Backup) -> bool) -> bool {
+        let metadata = &instance.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let of_name = self.of(namespace, metadata.name.as_deref().unwrap_or_default());
+        of_name
+            .iter()
+            .any(|backup| backup.is_of(instance) && is_one(backup))
+    }
+
+    /// The listener for the watch of Backups.
+    pub fn listener(&self) -> Box<dyn Listener<Backup>> {
+        let index = self.clone();
+        Box::new(move |change: &Change<Backup>| index.changed(change))
+    }
+
+    fn changed(&self, change: &Change<Backup>) {
+        let namespace = |backup: &Backup| backup.metadata.namespace.clone().unwrap_or_default();
+        match change {
+            Change::Replaced(all) => {
+                let mut listed: HashMap<String, Namespace> = HashMap::new();
+                for backup in all {
+                    listed.entry(namespace(backup)).or_default().insert(backup);
+                }
+                *self.namespaces.lock() = listed;
+            }
+            Change::Applied(backup) => {
+                let mut namespaces = self.namespaces.lock();
+                let of_namespace = namespaces.entry(namespace(backup)).or_default();
+                // One of the same name may have been of another instance.
+                if let Some(before) = of_namespace
+                    .by_name
+                    .get(backup.metadata.name.as_deref().unwrap_or_default())
+                    .cloned()
+                {
+                    of_namespace.remove(&before);
+                }
+                of_namespace.insert(backup);
+            }
+            Change::Deleted(backup) => {
+                let mut namespaces = self.namespaces.lock();
+                let namespace = namespace(backup);
+                if let Some(of_namespace) = namespaces.get_mut(&namespace) {
+                    of_namespace.remove(backup);
+                    if of_namespace.by_name.is_empty() {
+                        namespaces.remove(&namespace);
+                    }
+                }
+            }
+            Change::Unreadable(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn backup(name: &str, instance: &str, uid: Option<&str>, phase: &str) -> Arc<Backup> {
+        let backup = json!({
+            "metadata": { "name": name, "namespace": "ns", "uid": name, "resourceVersion": "1" },
+            "spec": { "instance": instance, "instanceUID": uid },
+            "status": { "phase": phase },
+        });
+        Arc::new(serde_json::from_value(backup).unwrap())
+    }
+
+    #[test]
+    fn it_finds_the_backups_of_an_instance_and_not_those_of_an_earlier_one_of_its_name() {
+        let index = BackupIndex::new(ReconcileQueue::default());
+        let instance: Instance = serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "ns", "uid": "new" },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap();
+        index.changed(&Change::Replaced(vec![
+            backup("a", "web", Some("old"), "Running"),
+            backup("b", "web", Some("new"), "Completed"),
+            backup("c", "other", None, "Running"),
+        ]));
+        assert_eq!(index.of("ns", "web").len(), 2);
+        assert!(!index.has_unfinished(&instance));
+        index.changed(&Change::Applied(backup("d", "web", None, "Waiting")));
+        assert!(index.has_unfinished(&instance) && !index.has_unfinished_scheduled(&instance));
+        assert!(index.get("ns", "d").is_some() && index.get("other", "d").is_none());
+        // Deleted, and made again for another instance.
+        index.changed(&Change::Applied(backup("d", "other", None, "Waiting")));
+        assert!(!index.has_unfinished(&instance));
+        for name in ["a", "b", "c", "d"] {
+            let backup = index.get("ns", name).unwrap();
+            index.changed(&Change::Deleted(backup));
+        }
+        assert!(index.namespaces.lock().is_empty());
+    }
+}

@@ -1,0 +1,111 @@
+//! The Backup controller: asks the provider, decides ([`crate::backups`]), and writes the status.
+//!
+//! - `reconcile`: one reconcile of one Backup;
+//! - `index`: the backups by instance, also for the Instance controller;
+//! - `create`: makes scheduled backups.
+
+mod create;
+mod index;
+mod reconcile;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Client, runtime::reflector::Store};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+pub use create::create_scheduled;
+pub use index::BackupIndex;
+use reconcile::Reconciler;
+
+use super::account::AccountDirectory;
+use crate::{
+    backups::Limits,
+    events::Outbox,
+    providers::Provider,
+    resources::{Backup, Instance},
+    runtime::{
+        Clock, Metrics, ReconcileQueue,
+        backoff::Backoffs,
+        events::Events,
+        metrics::KindLabels,
+        watch::{Change, Listener},
+        work_queue,
+    },
+};
+
+/// The controller, and what it depends on.
+pub struct BackupController<P> {
+    /// Client of the API server.
+    pub client: Client,
+    /// Makes the backups.
+    pub provider: Arc<P>,
+    /// Which Account owns which namespace.
+    pub directory: AccountDirectory,
+    /// Takes over recorded events.
+    pub outbox: Arc<dyn Outbox>,
+    /// All backups.
+    pub index: BackupIndex,
+    /// The instances, as their watch shows them.
+    pub instances: Store<Instance>,
+    /// The instances as their controller has written them.
+    pub instance_queue: ReconcileQueue<Instance>,
+    /// How many backups there may be.
+    pub limits: Limits,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// Where reconciles and provider calls are counted.
+    pub metrics: Metrics,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
+    /// Backups reconciled at the same time.
+    pub concurrency: u16,
+    /// Writes to the API server at the same time.
+    pub write_concurrency: u16,
+    /// Timeout of a provider call.
+    pub provider_timeout: Duration,
+}
+
+impl<P: Provider> BackupController<P> {
+    /// Reconciles until shutdown, then finishes the running reconciles. Reconciles every Backup in the store once at the start,
+    /// so that no earlier change is missed.
+    pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
+        let (triggers, _) = queue.open(&store);
+        let reconciler = Reconciler {
+            writes: Semaphore::new(usize::from(self.write_concurrency)),
+            backoffs: Backoffs::default(),
+            beginning: Mutex::default(),
+            queue,
+            controller: self,
+        };
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Backup" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+    }
+}
+
+/// The listener for the watch of Instances: queues the backups that depend on one that has changed.
+pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> Box<dyn Listener<Instance>> {
+    Box::new(move |change: &Change<Instance>| {
+        let of = |instance: &Instance| {
+            let metadata = &instance.metadata;
+            index.of(
+                metadata.namespace.as_deref().unwrap_or_default(),
+                metadata.name.as_deref().unwrap_or_default(),
+            )
+        };
+        match change {
+            Change::Applied(instance) => {
+                let mut backups = of(instance);
+                backups.retain(|backup| backup.is_unfinished() || instance.is_deleting());
+                queue.again(backups);
+            }
+            Change::Deleted(instance) => queue.again(of(instance)),
+            // Some may have been deleted.
+            Change::Replaced(_) => queue.again(index.all()),
+            Change::Unreadable(_) => {}
+        }
+    })
+}

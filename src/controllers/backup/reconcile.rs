@@ -1,0 +1,407 @@
+//! One reconcile of one Backup: asks the provider, decides, and writes the status.
+
+use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    runtime::reflector::ObjectRef,
+};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::{BackupController, create_scheduled};
+use crate::{
+    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question},
+    events::OutboxVersion,
+    providers::{BackupObservation, BackupProgress, Provider, ProviderError},
+    resources::{
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER,
+    },
+    runtime::{
+        ReconcileQueue,
+        backoff::Backoffs,
+        client::{CallError, bounded, this_version},
+        metrics::{KindLabels, ProviderLabels, ReconcileLabels},
+        watch::key,
+        work_queue::{Class, Reconcile},
+    },
+};
+
+/// Most status writes of one pass. Even if a backup takes no time, it needs fewer.
+const MAX_STEPS: usize = 4;
+/// When to try again after a write conflict. Usually the watch brings the new version sooner.
+const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+/// When to look again whether a backup may begin, if another one of its instance is just being looked at.
+const AFTER_ANOTHER: Duration = Duration::from_millis(100);
+
+pub(super) struct Reconciler<P> {
+    pub(super) controller: BackupController<P>,
+    pub(super) queue: ReconcileQueue<Backup>,
+    /// Limits concurrent writes.
+    pub(super) writes: Semaphore,
+    pub(super) backoffs: Backoffs,
+    /// Namespaces and names of instances of which a backup may be about to begin: one at a time.
+    pub(super) beginning: Mutex<HashSet<(String, String)>>,
+}
+
+/// Holds the turn of an instance's backups to begin.
+struct Turn<'a> {
+    all: &'a Mutex<HashSet<(String, String)>>,
+    key: (String, String),
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.key);
+    }
+}
+
+/// What the provider has answered.
+enum Asked {
+    Nothing,
+    Observed(BackupObservation),
+    Deleted,
+    Failed(ProviderError),
+}
+
+impl Asked {
+    const fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Nothing => Seen::NotAsked,
+            Self::Observed(observation) => Seen::Observed(observation),
+            Self::Deleted => Seen::Deleted,
+            Self::Failed(error) => Seen::Failed(error),
+        }
+    }
+}
+
+fn uid(backup: &Backup) -> &str {
+    backup.metadata.uid.as_deref().unwrap_or_default()
+}
+
+fn namespace(backup: &Backup) -> &str {
+    backup.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
+    fn class(&self, place: &ObjectRef<Backup>) -> Class {
+        match self.queue.current(place) {
+            Some(backup)
+                if self.backoffs.has_failed(uid(&backup))
+                    && (backup.is_deleting() || backup.phase() == BackupPhase::Running) =>
+            {
+                Class::Suspect
+            }
+            _ => Class::Normal,
+        }
+    }
+
+    async fn reconcile(&self, place: &ObjectRef<Backup>, _: Class) -> Option<Duration> {
+        let Some(backup) = self.queue.current(place) else {
+            // It was deleted while it was queued.
+            self.backoffs
+                .reset(place.extra.uid.as_deref().unwrap_or_default());
+            return None;
+        };
+        let metrics = &self.controller.metrics;
+        let kind = KindLabels { kind: "Backup" };
+        let begun = Instant::now();
+        let result = Box::pin(self.pass(backup.clone())).await;
+        metrics
+            .reconcile_seconds
+            .get_or_create(&kind)
+            .observe(begun.elapsed().as_secs_f64());
+        let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
+        let labels = ReconcileLabels {
+            kind: "Backup",
+            outcome,
+        };
+        metrics.reconciles.get_or_create(&labels).inc();
+        result.unwrap_or_else(|error| self.after(&backup, &error))
+    }
+}
+
+impl<P: Provider> Reconciler<P> {
+    /// When to try again after an error.
+    fn after(&self, backup: &Backup, error: &CallError) -> Option<Duration> {
+        if error.is_not_found() {
+            self.backoffs.reset(uid(backup));
+            return None;
+        }
+        if error.is_conflict() {
+            return Some(AFTER_CONFLICT);
+        }
+        let delay = self.backoffs.next(uid(backup));
+        tracing::warn!(backup = key(backup), %error, retry_in = ?delay, "reconcile failed");
+        Some(delay)
+    }
+
+    async fn pass(&self, mut backup: Arc<Backup>) -> Result<Option<Duration>, CallError> {
+        let mut has_begun_now = false;
+        for _ in 0..MAX_STEPS {
+            if backup.is_deleting() && !backup.has_finalizer() {
+                return Ok(None);
+            }
+            let has_account = self.controller.directory.account_of(namespace(&backup)).is_some();
+            if has_account && !backup.is_deleting() && !backup.has_finalizer() {
+                backup = self.add_finalizer(&backup).await?;
+            }
+            // Two backups of an instance must not find each other waiting, and both begin.
+            let turn = if backup.phase() == BackupPhase::Waiting {
+                let Some(turn) = self.turn(&backup) else {
+                    return Ok(Some(AFTER_ANOTHER));
+                };
+                Some(turn)
+            } else {
+                None
+            };
+            let asked = self.ask(&backup, has_account, has_begun_now).await;
+            let now = self.controller.clock.now();
+            let decision = self.with_situation(&backup, has_account, |situation| {
+                decide(&backup, situation, asked.seen(), now)
+            });
+            if decision.effect == Effect::Finish {
+                self.remove_finalizer(&backup).await?;
+                self.backoffs.reset(uid(&backup));
+                return Ok(None);
+            }
+            if decision.effect == Effect::TryAgain {
+                self.try_again(&backup).await?;
+            }
+            let written = self.store(&backup, &decision).await?;
+            drop(turn);
+            has_begun_now = backup.phase() == BackupPhase::Waiting;
+            let has_changed = written.is_some();
+            backup = written.unwrap_or(backup);
+            if decision.effect == Effect::Delete {
+                self.delete(&backup).await?;
+                return Ok(decision.recheck_after);
+            }
+            if decision.retry {
+                return Ok(Some(self.backoffs.next(uid(&backup))));
+            }
+            self.backoffs.reset(uid(&backup));
+            let goes_on = backup.phase() == BackupPhase::Running && has_begun_now || backup.is_deleting();
+            if !(has_changed && goes_on) {
+                return Ok(decision.recheck_after);
+            }
+        }
+        Ok(Some(Duration::ZERO))
+    }
+
+    fn turn(&self, backup: &Backup) -> Option<Turn<'_>> {
+        let key = (namespace(backup).to_owned(), backup.spec.instance.clone());
+        let is_free = self.beginning.lock().insert(key.clone());
+        is_free.then(|| Turn {
+            all: &self.beginning,
+            key,
+        })
+    }
+
+    /// The Instance with the name in the Backup's spec.
+    fn instance_of(&self, backup: &Backup) -> Option<Arc<Instance>> {
+        let place = ObjectRef::new(&backup.spec.instance).within(namespace(backup));
+        let shown = self.controller.instances.get(&place)?;
+        Some(self.controller.instance_queue.freshest(shown))
+    }
+
+    fn with_situation<T>(
+        &self,
+        backup: &Backup,
+        has_account: bool,
+        with: impl FnOnce(&Situation<'_>) -> T,
+    ) -> T {
+        let instance = self.instance_of(backup);
+        let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
+        let source = Source::of(backup, instance.as_deref());
+        // Of the same instance, or of one that there is not yet: all that are not of another one.
+        let others: Vec<&Backup> = others
+            .iter()
+            .map(|other| &**other)
+            .filter(|other| {
+                let uids = (other.source_uid(), backup.source_uid());
+                !matches!(uids, (Some(one), Some(other)) if one != other)
+            })
+            .collect();
+        with(&Situation {
+            source,
+            others: &others,
+            has_account,
+            is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
+            limits: self.controller.limits,
+        })
+    }
+
+    /// Asks the provider what there is to ask.
+    async fn ask(&self, backup: &Backup, has_account: bool, has_begun_now: bool) -> Asked {
+        let what = self.with_situation(backup, has_account, |situation| question(backup, situation));
+        let provider = &self.controller.provider;
+        let now = self.controller.clock.now();
+        match (what, self.instance_of(backup)) {
+            (Question::Delete, _) => self
+                .timed(backup, provider.delete_backup(backup))
+                .await
+                .map_or_else(Asked::Failed, |()| Asked::Deleted),
+            (Question::Progress, Some(instance)) => {
+                let state = async {
+                    if !has_begun_now {
+                        let seen = provider.backup_state(backup, &instance, now).await?;
+                        if seen.progress != BackupProgress::Unknown {
+                            return Ok(seen);
+                        }
+                    }
+                    provider.create_backup(backup, &instance, now).await
+                };
+                self.timed(backup, state)
+                    .await
+                    .map_or_else(Asked::Failed, Asked::Observed)
+            }
+            _ => Asked::Nothing,
+        }
+    }
+
+    /// Calls the provider within the timeout, and counts the call.
+    async fn timed<T>(
+        &self,
+        backup: &Backup,
+        call: impl Future<Output = Result<T, ProviderError>> + Send,
+    ) -> Result<T, ProviderError> {
+        let limit = self.controller.provider_timeout;
+        let begun = Instant::now();
+        let answer = tokio::time::timeout(limit, call)
+            .await
+            .unwrap_or(Err(ProviderError::Timeout(limit)));
+        let metrics = &self.controller.metrics;
+        metrics.provider_seconds.observe(begun.elapsed().as_secs_f64());
+        let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
+        let provider = self.controller.provider.name();
+        let labels = ProviderLabels { provider, outcome };
+        metrics.provider_calls.get_or_create(&labels).inc();
+        if let Err(error) = &answer {
+            tracing::warn!(backup = key(backup), %error, "provider call failed");
+        }
+        answer
+    }
+
+    /// Stores the status if it differs, tells the outbox and the Events, and has the other backups of the instance looked at when
+    /// one has ended.
+    async fn store(&self, backup: &Backup, decision: &Decision) -> Result<Option<Arc<Backup>>, CallError> {
+        if backup.status.as_ref() == Some(&decision.status) {
+            return Ok(None);
+        }
+        let written = self.write_status(backup, &decision.status).await?;
+        let before = backup.status.as_ref().map_or(0, |status| status.event_sequence);
+        let outbox = OutboxVersion::of(&*written);
+        self.controller.outbox.recorded(&outbox, before);
+        if let Some(note) = &decision.note {
+            let events = &self.controller.events;
+            events.publish(&*written, note.warning, note.reason, "Backup", &note.message);
+        }
+        if backup.is_unfinished() && !written.is_unfinished() {
+            let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
+            let mine = &written.metadata.uid;
+            self.queue
+                .again(others.into_iter().filter(|other| other.metadata.uid != *mine));
+            // Its own retention and second try.
+            self.queue.again([written.clone()]);
+        }
+        Ok(Some(written))
+    }
+
+    /// Makes the second try of a failed scheduled backup.
+    async fn try_again(&self, backup: &Backup) -> Result<(), CallError> {
+        let (Some(instance), Some(scheduled_for)) = (self.instance_of(backup), backup.spec.scheduled_for)
+        else {
+            return Ok(());
+        };
+        let _permit = self.writes.acquire().await;
+        match create_scheduled(&self.controller.client, &instance, scheduled_for, true).await {
+            // A quota or a policy: it would refuse it again.
+            Err(error) if error.status().is_some_and(|status| status.code == 403) => {
+                let note = format!("the backup is not tried once more: {error}");
+                let events = &self.controller.events;
+                events.publish(backup, true, "BackupMissed", "Backup", &note);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Deletes a scheduled backup that newer ones have replaced.
+    async fn delete(&self, backup: &Backup) -> Result<(), CallError> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: backup.metadata.uid.clone(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let _permit = self.writes.acquire().await;
+        match bounded(self.api(backup).delete(&backup.name_any(), &params)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+
+    async fn add_finalizer(&self, backup: &Backup) -> Result<Arc<Backup>, CallError> {
+        let mut list = backup.finalizers().to_vec();
+        list.push(FINALIZER.to_owned());
+        let written = self.patch_finalizers(backup, list).await?;
+        Ok(self.remember(written))
+    }
+
+    /// Removes our finalizer. Other controllers' finalizers are left alone.
+    async fn remove_finalizer(&self, backup: &Backup) -> Result<(), CallError> {
+        let mut list = backup.finalizers().to_vec();
+        list.retain(|finalizer| finalizer != FINALIZER);
+        match self.patch_finalizers(backup, list).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            // Do not remember the written object: the watch may already have reported its deletion.
+            _ => Ok(()),
+        }
+    }
+
+    async fn patch_finalizers(&self, backup: &Backup, list: Vec<String>) -> Result<Backup, CallError> {
+        let metadata = &backup.metadata;
+        let patch = json!({
+            "metadata": { "finalizers": list, "resourceVersion": metadata.resource_version, "uid": metadata.uid },
+        });
+        let params = PatchParams {
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let _permit = self.writes.acquire().await;
+        let name = backup.name_any();
+        bounded(self.api(backup).patch(&name, &params, &Patch::Merge(&patch))).await
+    }
+
+    /// Replaces the status, guarded by the resourceVersion that it was decided on, so that a stale decision is refused.
+    async fn write_status(&self, backup: &Backup, status: &BackupStatus) -> Result<Arc<Backup>, CallError> {
+        let object = Backup {
+            metadata: this_version(&backup.metadata),
+            spec: backup.spec.clone(),
+            status: Some(status.clone()),
+        };
+        let params = PostParams {
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let _permit = self.writes.acquire().await;
+        let name = backup.name_any();
+        let written = bounded(self.api(backup).replace_status(&name, &params, &object)).await?;
+        Ok(self.remember(written))
+    }
+
+    fn remember(&self, mut written: Backup) -> Arc<Backup> {
+        written.metadata.managed_fields = None;
+        let written = Arc::new(written);
+        self.queue.wrote(Arc::clone(&written));
+        written
+    }
+
+    fn api(&self, backup: &Backup) -> Api<Backup> {
+        Api::namespaced(self.controller.client.clone(), namespace(backup))
+    }
+}
