@@ -92,16 +92,16 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     assert!((1.0..40.0).contains(&done["size_gb"].as_f64().unwrap()), "{done}");
     assert!(done["completed_at"].is_string());
 
-    let received = receiver.wait_for(1).await;
-    assert_eq!(types(&received), ["backup.completed"]);
-    let event = body(&received[0]);
+    let requests = receiver.wait_for(1).await;
+    assert_eq!(types(&requests), ["backup.completed"]);
+    let event = body(&requests[0]);
     let mut told = done.clone();
     told.as_object_mut().unwrap().remove("error");
     assert_eq!(event["data"]["backup"], told);
     assert_eq!(event["data"]["instance"]["id"], web.as_str());
     assert_eq!(event["data"].get("error"), None);
     let verifier = Verifier::new(SECRET).unwrap();
-    verifier.verify(&received[0].body, &received[0].headers).unwrap();
+    verifier.verify(&requests[0].body, &requests[0].headers).unwrap();
 
     for path in [
         "/v1/backups".to_owned(),
@@ -189,7 +189,7 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
     eventually("it to wait", look, waits).await;
     tenant
         .apply("web", |instance| {
-            instance.spec.power_state = stellage::resources::PowerState::Stopped
+            instance.spec.power_state = stellage::resources::PowerState::Stopped;
         })
         .await;
     let words = [
@@ -273,12 +273,12 @@ async fn an_instance_deleted_during_a_backup_fails_it_first_and_keeps_its_comple
         (&json!("instance_deleted"), &json!(true))
     );
     tenant.fault(&web, None).await;
-    let received = receiver.wait_for(3).await;
+    let requests = receiver.wait_for(3).await;
     assert_eq!(
-        types(&received),
+        types(&requests),
         ["backup.completed", "backup.failed", "instance.deleted"]
     );
-    let event = body(&received[1]);
+    let event = body(&requests[1]);
     assert_eq!(event["data"]["error"], failed["error"]);
     assert_eq!(event["data"]["backup"]["id"], ended["id"]);
     assert_eq!(event["data"]["instance"]["id"], web.as_str());
