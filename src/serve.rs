@@ -15,6 +15,7 @@ use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    catalogue::{SharedCatalogue, file::CatalogueError, shared::CatalogueFile},
     controllers::{
         account::{self, AccountController, AccountDirectory},
         instance::InstanceController,
@@ -54,6 +55,9 @@ pub enum ServeError {
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
+    /// The file of the catalogue cannot be used.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
     /// The certificate of the REST API cannot be used.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -96,6 +100,11 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     telemetry::init(common.log_json);
     let shutdown = shutdown_on_signals()?;
+    let catalogue_file = common.catalogue.clone().map(CatalogueFile::load).transpose()?;
+    let catalogue = match &catalogue_file {
+        Some(file) => file.catalogue(),
+        None => SharedCatalogue::default(),
+    };
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
@@ -131,6 +140,7 @@ pub async fn serve(
         let service = Arc::new(service(
             &common,
             &settings,
+            catalogue.clone(),
             rules.clone(),
             &watches,
             clock.clone(),
@@ -154,8 +164,11 @@ pub async fn serve(
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock))
+        .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock))
         .transpose()?;
+    if let Some(file) = catalogue_file {
+        reload(file, &watches, controllers.as_ref());
+    }
     let mut deliveries = None;
     let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
@@ -196,6 +209,21 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
+/// Keeps the catalogue up to date with its file. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
+/// when the file cannot be used.
+fn reload(file: CatalogueFile, watches: &Watches, controllers: Option<&Controllers>) {
+    let lease = controllers.map(|controllers| {
+        let events = Events::new(watches.client.clone(), "catalogue", &controllers.identity);
+        (events, lease::named_in(&controllers.settings.namespace))
+    });
+    let complain = move |reason: &str| {
+        if let Some((events, lease)) = &lease {
+            events.publish(lease, true, "InvalidCatalogue", "ReadCatalogue", reason);
+        }
+    };
+    tokio::spawn(file.reload_until(watches.shutdown.clone(), watches.metrics.clone(), complain));
+}
+
 /// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been read.
 fn rules(
     common: &CommonSettings,
@@ -229,13 +257,14 @@ fn rules(
 fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
+    catalogue: SharedCatalogue,
     rules: TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
 ) -> Service {
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
-        catalogue: common.catalogue(),
+        catalogue,
         clock,
         usage: Box::new(SimulatedUsage {
             faults: Faults::new(common.simulator_faults),
@@ -278,6 +307,7 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
 struct Controllers {
     settings: ControllerSettings,
     common: CommonSettings,
+    catalogue: SharedCatalogue,
     identity: String,
     accounts: AccountController,
     directory: AccountDirectory,
@@ -291,6 +321,7 @@ impl Controllers {
     fn new(
         mut settings: ControllerSettings,
         common: &CommonSettings,
+        catalogue: SharedCatalogue,
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
@@ -331,6 +362,7 @@ impl Controllers {
             }),
             settings,
             common: common.clone(),
+            catalogue,
             identity,
             directory,
             queue,
@@ -386,7 +418,7 @@ impl Controllers {
             provider: Arc::new(simulator),
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             outbox: self.webhooks.outbox(),
-            catalogue: self.common.catalogue(),
+            catalogue: self.catalogue,
             timings,
             clock: self.clock,
             metrics,

@@ -25,6 +25,7 @@ mod a_writes;
 use a_webhooks as webhooks;
 
 mod accounts;
+mod catalogue;
 mod clients;
 mod commands;
 mod delivery;

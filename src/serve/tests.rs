@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Controllers, rules};
 use crate::{
+    catalogue::SharedCatalogue,
     controllers::webhook,
     runtime::{Health, Metrics, SystemClock, client::answered_by, watch::Watches},
     settings::{CommonSettings, ControllerSettings},
@@ -61,7 +62,15 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
     let _end = watches.shutdown.clone().drop_guard();
     let Flags { common, controller } = Flags::parse_from(["test"]);
     let (rules, read) = rules(&common, &watches, None);
-    let controllers = Controllers::new(controller, &common, rules, &watches, Arc::new(SystemClock)).unwrap();
+    let controllers = Controllers::new(
+        controller,
+        &common,
+        SharedCatalogue::default(),
+        rules,
+        &watches,
+        Arc::new(SystemClock),
+    )
+    .unwrap();
     let accounts = watches.spawn(Vec::new());
     let stores = webhook::Stores {
         webhooks: watches.spawn(Vec::new()),

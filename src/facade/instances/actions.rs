@@ -118,7 +118,7 @@ async fn act(
 ) -> Result<Response, ApiError> {
     let (image, idempotent) = if action == Action::Rebuild {
         let post = Post::with_body(request).await?;
-        let body = RebuildInstance::read(post.fields, app.service.catalogue())?;
+        let body = RebuildInstance::read(post.fields, &app.service.catalogue())?;
         (Some(body.image), post.idempotent)
     } else {
         let post = Post::with_optional_body(request).await?;

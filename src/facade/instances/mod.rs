@@ -95,7 +95,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_body(request).await?;
-    let body = CreateInstance::read(post.fields, app.service.catalogue())?;
+    let body = CreateInstance::read(post.fields, &app.service.catalogue())?;
     let created = app
         .service
         .create_instance(caller.tenant(), body.into_spec(), post.idempotent.as_ref())
