@@ -100,11 +100,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     telemetry::init(common.log_json);
     let shutdown = shutdown_on_signals()?;
-    let catalogue_file = common.catalogue.clone().map(CatalogueFile::load).transpose()?;
-    let catalogue = match &catalogue_file {
-        Some(file) => file.catalogue(),
-        None => SharedCatalogue::default(),
-    };
+    let (catalogue, catalogue_file) = catalogue(&common)?;
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
@@ -137,14 +133,9 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = Arc::new(service(
-            &common,
-            &settings,
-            catalogue.clone(),
-            rules.clone(),
-            &watches,
-            clock.clone(),
-        ));
+        let catalogue = catalogue.clone();
+        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
+        let service = Arc::new(service);
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -166,9 +157,7 @@ pub async fn serve(
     let controllers = controller
         .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock))
         .transpose()?;
-    if let Some(file) = catalogue_file {
-        reload(file, &watches, controllers.as_ref());
-    }
+    reload(catalogue_file, &watches, controllers.as_ref());
     let mut deliveries = None;
     let instances_by_namespace = ByNamespace::default();
     if let Some(controllers) = &controllers {
@@ -209,9 +198,17 @@ pub async fn serve(
     wait(tasks, &shutdown).await
 }
 
-/// Keeps the catalogue up to date with its file. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
+/// The catalogue, and its file if it has one.
+fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<CatalogueFile>), CatalogueError> {
+    let file = common.catalogue.clone().map(CatalogueFile::load).transpose()?;
+    let catalogue = file.as_ref().map(CatalogueFile::catalogue);
+    Ok((catalogue.unwrap_or_default(), file))
+}
+
+/// Keeps the catalogue up to date with its file, if it has one. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
 /// when the file cannot be used.
-fn reload(file: CatalogueFile, watches: &Watches, controllers: Option<&Controllers>) {
+fn reload(file: Option<CatalogueFile>, watches: &Watches, controllers: Option<&Controllers>) {
+    let Some(file) = file else { return };
     let lease = controllers.map(|controllers| {
         let events = Events::new(watches.client.clone(), "catalogue", &controllers.identity);
         (events, lease::named_in(&controllers.settings.namespace))
@@ -258,10 +255,11 @@ fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
     catalogue: SharedCatalogue,
-    rules: TargetRules,
+    rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
 ) -> Service {
+    let rules = rules.clone();
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
         catalogue,

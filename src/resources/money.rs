@@ -10,10 +10,10 @@ const HOURS_OF_A_MONTH: u64 = 672;
 /// Thousandths of a cent in a cent.
 pub const PER_CENT: u64 = 1000;
 /// Highest price, a million. It keeps every sum far within 64 bits.
-const MAX_PRICE: Cents = Cents(1_000_000_00);
+const MAX_PRICE: Cents = Cents(100_000_000);
 
 /// A rate of 100 %, in hundredths of a percent.
-const MAX_RATE: u32 = 100_00;
+const MAX_RATE: u32 = 10_000;
 
 const PRICE: &str = "a price from 0 to 1000000 with at most two decimals, such as 5 or 4.99";
 
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn amounts_have_two_decimals() {
         assert_eq!(
-            [0, 7, 60_00, 1_000_000_05].map(|cents| Cents(cents).to_string()),
+            [0, 7, 60_00, 100_000_005].map(|cents| Cents(cents).to_string()),
             ["0.00", "0.07", "60.00", "1000000.05"]
         );
     }
@@ -177,7 +177,7 @@ mod tests {
             ("4.99", 4_99),
             ("0.1", 10),
             ("0.29", 29),
-            ("1000000", 1_000_000_00),
+            ("1000000", 100_000_000),
             ("\"19.90\"", 19_90),
         ] {
             assert_eq!(
