@@ -5,13 +5,14 @@
 //! - [`serve`] connects the parts for `stellage run`, `api` and `controller`, configured by the flags in [`settings`];
 //! - [`facade`] serves the REST API, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
 //! - [`service`] is what an account holder can do, without HTTP;
-//! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`delivery`] schedules and sends events to receivers, [`mail`]
-//!   notifies account holders;
+//! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`billing`] what an instance costs,
+//!   [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
 //! - [`events`] has the bodies of events, [`providers`] run the servers, [`catalogue`] lists what can be ordered, [`runtime`] is
 //!   the common infrastructure: watches, leader election, clock, metrics;
 //! - [`resources`] are the kinds.
 
 pub mod backups;
+pub mod billing;
 pub mod catalogue;
 pub mod cli;
 pub mod controllers;

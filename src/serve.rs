@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backups,
+    catalogue::{SharedCatalogue, file::CatalogueError, shared::CatalogueFile},
     controllers::{
         account::{self, AccountController, AccountDirectory},
         backup::{self, BackupController, BackupIndex},
@@ -59,6 +60,9 @@ pub enum ServeError {
     /// The client could not be built.
     #[error("cannot use the kubeconfig: {0}")]
     Client(#[from] kube::Error),
+    /// The file of the catalogue cannot be used.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
     /// The certificate of the REST API cannot be used.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -101,6 +105,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     telemetry::init(common.log_json);
     let shutdown = shutdown_on_signals()?;
+    let (catalogue, catalogue_file) = catalogue(&common)?;
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
@@ -134,7 +139,8 @@ pub async fn serve(
         let listener = bind(settings.listen, "--listen").await?;
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
-        let service = service(&common, &settings, rules.clone(), &watches, clock.clone());
+        let catalogue = catalogue.clone();
+        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -157,8 +163,9 @@ pub async fn serve(
         ));
     }
     let controllers = controller
-        .map(|settings| Controllers::new(settings, &common, rules, &watches, clock, server_time))
+        .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock, server_time))
         .transpose()?;
+    reload(catalogue_file, &watches, controllers.as_ref());
     let mut deliveries = None;
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
@@ -190,6 +197,29 @@ pub async fn serve(
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
     wait(tasks, &shutdown).await
+}
+
+/// The catalogue, and its file if it has one.
+fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<CatalogueFile>), CatalogueError> {
+    let file = common.catalogue.clone().map(CatalogueFile::load).transpose()?;
+    let catalogue = file.as_ref().map(CatalogueFile::catalogue);
+    Ok((catalogue.unwrap_or_default(), file))
+}
+
+/// Keeps the catalogue up to date with its file, if it has one. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
+/// when the file cannot be used.
+fn reload(file: Option<CatalogueFile>, watches: &Watches, controllers: Option<&Controllers>) {
+    let Some(file) = file else { return };
+    let lease = controllers.map(|controllers| {
+        let events = Events::new(watches.client.clone(), "catalogue", &controllers.identity);
+        (events, lease::named_in(&controllers.common.namespace))
+    });
+    let complain = move |reason: &str| {
+        if let Some((events, lease)) = &lease {
+            events.publish(lease, true, "InvalidCatalogue", "ReadCatalogue", reason);
+        }
+    };
+    tokio::spawn(file.reload_until(watches.shutdown.clone(), watches.metrics.clone(), complain));
 }
 
 /// The rules for receivers, which are kept up to date with the cluster's own addresses, and whether these have been read.
@@ -225,13 +255,15 @@ fn rules(
 fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
-    rules: TargetRules,
+    catalogue: SharedCatalogue,
+    rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
 ) -> Arc<Service> {
+    let rules = rules.clone();
     let dependencies = service::Dependencies {
         client: watches.client.clone(),
-        catalogue: common.catalogue(),
+        catalogue,
         clock,
         usage: Box::new(SimulatedUsage {
             faults: Faults::new(common.simulator_faults),
@@ -288,6 +320,7 @@ struct Stores {
 struct Controllers {
     settings: ControllerSettings,
     common: CommonSettings,
+    catalogue: SharedCatalogue,
     identity: String,
     accounts: AccountController,
     directory: AccountDirectory,
@@ -303,6 +336,7 @@ impl Controllers {
     fn new(
         mut settings: ControllerSettings,
         common: &CommonSettings,
+        catalogue: SharedCatalogue,
         rules: TargetRules,
         watches: &Watches,
         clock: Arc<dyn Clock>,
@@ -345,6 +379,7 @@ impl Controllers {
             }),
             settings,
             common: common.clone(),
+            catalogue,
             identity,
             directory,
             queue,
@@ -413,7 +448,7 @@ impl Controllers {
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             backups: self.backups.clone(),
             outbox: self.webhooks.outbox(),
-            catalogue: self.common.catalogue(),
+            catalogue: self.catalogue.clone(),
             timings: self.common.timings(),
             clock: self.clock.clone(),
             metrics: self.watches.metrics.clone(),

@@ -6,7 +6,6 @@ use clap::Args;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
-    catalogue::Catalogue,
     delivery::{DeliveryLog, DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
@@ -14,7 +13,6 @@ use crate::{
         account::DEFAULT_INSTANCE_QUOTA,
         api_key::DEFAULT_KEY_QUOTA,
         backup::{DEFAULT_PER_ACCOUNT, DEFAULT_PER_INSTANCE},
-        validation,
     },
     runtime::{
         http::{
@@ -48,13 +46,9 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_SIMULATOR_FAULTS")]
     pub simulator_faults: bool,
 
-    /// Available region; may be given more than once or as a comma-separated list
-    #[arg(long = "region", env = "STELLAGE_REGIONS", value_delimiter = ',', default_values_t = Catalogue::default().regions, value_parser = region)]
-    pub regions: Vec<String>,
-
-    /// Available image; may be given more than once or as a comma-separated list
-    #[arg(long = "image", env = "STELLAGE_IMAGES", value_delimiter = ',', default_values_t = Catalogue::default().images, value_parser = image)]
-    pub images: Vec<String>,
+    /// YAML file with regions, images and prices; read again when it changes; default: the built-in catalogue
+    #[arg(long, env = "STELLAGE_CATALOGUE", value_name = "FILE")]
+    pub catalogue: Option<PathBuf>,
 
     /// Instances that an account may have, unless its spec.instanceQuota says otherwise
     #[arg(long, env = "STELLAGE_DEFAULT_INSTANCE_QUOTA", default_value_t = DEFAULT_INSTANCE_QUOTA, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
@@ -106,15 +100,6 @@ impl CommonSettings {
     /// How long to wait for running requests, reconciles and deliveries at shutdown.
     pub fn shutdown_grace(&self) -> Duration {
         Duration::from_secs(self.shutdown_grace_seconds)
-    }
-
-    /// The regions and images that can be ordered. Open, because the simulator also serves others.
-    pub fn catalogue(&self) -> Catalogue {
-        Catalogue {
-            regions: self.regions.clone(),
-            images: self.images.clone(),
-            open: true,
-        }
     }
 }
 
@@ -244,12 +229,4 @@ fn seconds(text: &str) -> Result<f64, String> {
         Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
         _ => Err("must be a number of seconds from 0 to 86400".to_owned()),
     }
-}
-
-fn region(text: &str) -> Result<String, &'static str> {
-    validation::region(text).map(|()| text.to_owned())
-}
-
-fn image(text: &str) -> Result<String, &'static str> {
-    validation::image(text).map(|()| text.to_owned())
 }

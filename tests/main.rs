@@ -26,6 +26,7 @@ use a_webhooks as webhooks;
 
 mod accounts;
 mod backups;
+mod catalogue;
 mod clients;
 mod commands;
 mod delivery;

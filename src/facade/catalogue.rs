@@ -25,7 +25,18 @@ pub struct Money {
     value: String,
     /// ISO 4217 code.
     #[schema(pattern = "^[A-Z]{3}$", example = "EUR")]
-    currency: &'static str,
+    currency: String,
+}
+
+/// The price of one unit.
+#[derive(Serialize, ToSchema)]
+pub struct UnitMoney {
+    /// Decimal number with five decimal places.
+    #[schema(pattern = r"^[0-9]+\.[0-9]{5}$", example = "0.00745")]
+    value: String,
+    /// ISO 4217 code.
+    #[schema(pattern = "^[A-Z]{3}$", example = "EUR")]
+    currency: String,
 }
 
 /// A plan that can be ordered.
@@ -44,6 +55,8 @@ pub struct PlanOffer {
     disk_size: i32,
     /// Price per month.
     price_monthly: Money,
+    /// Price per hour: a 672nd of the month's, rounded up to a thousandth of a cent.
+    price_hourly: UnitMoney,
 }
 
 /// A region in which instances can be created.
@@ -81,7 +94,13 @@ pub struct ImageOffer<'a> {
     get, path = "/v1/plans", operation_id = "listPlans", tag = "catalogue",
     responses((status = 200, description = "A page of plans", body = List<PlanOffer>)),
 )]
-pub async fn plans(_: Caller, parameters: Parameters) -> Result<Response, ApiError> {
+pub async fn plans(
+    State(app): State<Arc<App>>,
+    _: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let catalogue = app.service.catalogue();
+    let prices = &catalogue.prices;
     let item = |plan: &Plan| {
         let size = plan.size();
         PlanOffer {
@@ -90,8 +109,12 @@ pub async fn plans(_: Caller, parameters: Parameters) -> Result<Response, ApiErr
             memory: size.memory_gb,
             disk_size: size.disk_gb,
             price_monthly: Money {
-                value: format!("{}.00", size.price_eur),
-                currency: "EUR",
+                value: prices.monthly(*plan).to_string(),
+                currency: prices.currency.to_string(),
+            },
+            price_hourly: UnitMoney {
+                value: prices.hourly(*plan).to_string(),
+                currency: prices.currency.to_string(),
             },
         }
     };

@@ -6,6 +6,7 @@
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
+//! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers;
 //! - [`quota`]: refusals by a quota; [`size`]: how large texts become where they are stored;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
@@ -24,6 +25,8 @@ pub mod event;
 pub mod event_log;
 pub mod ids;
 pub mod instance;
+pub mod metering;
+pub mod money;
 pub mod quota;
 pub mod size;
 mod times;

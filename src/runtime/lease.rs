@@ -424,6 +424,18 @@ fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref()
 }
 
+/// The Lease in `namespace` by its name alone, for Events about it.
+pub fn named_in(namespace: &str) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(LEASE_NAME.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: None,
+    }
+}
+
 /// The name of this replica: `configured`, else the host's name, with a random suffix, so that a restarted process is not
 /// taken for its predecessor, whose last writes may still arrive.
 pub fn identity(configured: Option<&str>) -> String {

@@ -107,6 +107,8 @@ pub struct Metrics {
     pub webhook_lock_seconds: Histogram,
     /// E-mails to account holders.
     pub mails: Family<OutcomeLabels, Counter>,
+    /// Changes of the catalogue's file: `ok`, or `invalid` if it could not be used.
+    pub catalogue_reloads: Family<OutcomeLabels, Counter>,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
 }
@@ -147,6 +149,7 @@ impl Metrics {
             webhooks_disabled: Gauge::default(),
             webhook_lock_seconds: short_seconds(),
             mails: Family::default(),
+            catalogue_reloads: Family::default(),
             leader: Gauge::default(),
         };
         registry.register(
@@ -188,6 +191,11 @@ impl Metrics {
             "mails",
             "E-mails to account holders about their webhooks",
             metrics.mails.clone(),
+        );
+        registry.register(
+            "catalogue_reloads",
+            "Changes of the catalogue's file",
+            metrics.catalogue_reloads.clone(),
         );
         registry.register(
             "leader",

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Controllers, Stores, rules};
 use crate::{
+    catalogue::SharedCatalogue,
     runtime::{Health, Metrics, ServerTime, SystemClock, client::answered_by, watch::Watches},
     settings::{CommonSettings, ControllerSettings},
 };
@@ -63,6 +64,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
     let controllers = Controllers::new(
         controller,
         &common,
+        SharedCatalogue::default(),
         rules,
         &watches,
         Arc::new(SystemClock),

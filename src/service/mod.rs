@@ -33,7 +33,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 
 use crate::{
-    catalogue::Catalogue,
+    catalogue::{Catalogue, SharedCatalogue},
     providers::{ProviderError, Usage, UsageSource},
     resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup},
     runtime::{Clock, watch::Listener},
@@ -55,7 +55,7 @@ pub struct Dependencies {
     /// Clock for expiry times and nonces.
     pub clock: Arc<dyn Clock>,
     /// What can be ordered.
-    pub catalogue: Catalogue,
+    pub catalogue: SharedCatalogue,
     /// Where the usage of an instance comes from.
     pub usage: Box<dyn AnyUsageSource>,
     /// Validates the URLs of receivers.
@@ -106,7 +106,7 @@ pub struct Service {
     has_event_log: bool,
     /// How long logged events are shown.
     log_retention: SignedDuration,
-    catalogue: Catalogue,
+    catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
     usage: Box<dyn AnyUsageSource>,
     receiver_check: ReceiverCheck,
@@ -134,7 +134,7 @@ impl Service {
         Self::new(Dependencies {
             client: Client::try_from(nowhere).unwrap(),
             clock: Arc::new(crate::runtime::SystemClock),
-            catalogue: Catalogue::default(),
+            catalogue: SharedCatalogue::default(),
             usage: Box::new(crate::providers::simulator::SimulatedUsage::default()),
             receiver_check: Arc::new(|_| Ok(())),
         })
@@ -252,9 +252,9 @@ impl Service {
         &self.credentials
     }
 
-    /// What can be ordered.
-    pub fn catalogue(&self) -> &Catalogue {
-        &self.catalogue
+    /// What can be ordered, and what it costs, as of now.
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        self.catalogue.current()
     }
 
     /// The current time.

@@ -202,7 +202,7 @@ async fn the_catalogue_is_listed_in_pages() {
         .json();
     assert_eq!(
         plans["data"][3],
-        json!({ "id": "enterprise", "vcpu": 8, "memory": 16, "disk_size": 320, "price_monthly": { "value": "60.00", "currency": "EUR" } })
+        json!({ "id": "enterprise", "vcpu": 8, "memory": 16, "disk_size": 320, "price_monthly": { "value": "60.00", "currency": "EUR" }, "price_hourly": { "value": "0.08929", "currency": "EUR" } })
     );
     let regions = expect(&tenant, 200, Method::GET, "/v1/regions?limit=1&page=2", None, &[])
         .await

@@ -237,6 +237,9 @@ fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<
     if let Some(file) = &settings.receiver_ca {
         arguments.extend(["--receiver-ca".into(), file.into()]);
     }
+    if let Some(file) = &settings.catalogue {
+        arguments.extend(["--catalogue".into(), file.into()]);
+    }
     arguments
 }
 

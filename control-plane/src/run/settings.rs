@@ -16,6 +16,9 @@ pub(crate) struct Settings {
     /// PEM file with certificate authorities to trust for webhook receivers, in addition to the system's
     #[arg(long, env = "RECEIVER_CA", value_name = "FILE", value_parser = receiver_ca)]
     pub(super) receiver_ca: Option<PathBuf>,
+    /// YAML file with regions, images and prices, such as examples/catalogue.yaml; default: the built-in catalogue
+    #[arg(long, env = "CATALOGUE", value_name = "FILE", value_parser = catalogue)]
+    pub(super) catalogue: Option<PathBuf>,
     /// Mail server for notifications, such as smtp://127.0.0.1:2525; default: .eml files in .run/mail/
     // Not checked by clap, because its errors show the value, which may contain a password.
     #[arg(long, env = "SMTP_URL", value_name = "URL", hide_env_values = true)]
@@ -116,6 +119,17 @@ fn receiver_ca(text: &str) -> Result<PathBuf, String> {
     Err(wrong("this one has no -----BEGIN CERTIFICATE-----"))
 }
 
+/// The absolute path of the file; `stellage` checks what is in it.
+fn catalogue(text: &str) -> Result<PathBuf, String> {
+    let readable = || fs::File::open(text).and_then(|_| fs::canonicalize(text));
+    readable().map_err(|error: io::Error| {
+        format!(
+            "CATALOGUE must be a YAML file such as examples/catalogue.yaml, and this one cannot be read ({error}); by default, the \
+             built-in catalogue is used"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +219,17 @@ mod tests {
         );
         fs::write(&file, "-----BEGIN CERTIFICATE-----\n").unwrap();
         assert!(receiver_ca(text).unwrap().is_absolute());
+    }
+
+    #[test]
+    fn the_catalogue_is_a_file() {
+        for missing in ["", "nowhere/catalogue.yaml"] {
+            let error = catalogue(missing).unwrap_err();
+            assert!(error.starts_with("CATALOGUE must be a YAML file"), "{error}");
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(catalogue(file.path().to_str().unwrap()).unwrap().is_absolute());
+        assert_eq!(parse(&[]).catalogue, None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use reconcile::Reconciler;
 
 use super::backup::BackupIndex;
 use crate::{
-    catalogue::Catalogue,
+    catalogue::SharedCatalogue,
     events::{Outbox, payload::User},
     providers::{Provider, Timings},
     resources::Instance,
@@ -41,7 +41,7 @@ pub struct InstanceController<P> {
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.
-    pub catalogue: Catalogue,
+    pub catalogue: SharedCatalogue,
     /// Durations and deadlines of operations.
     pub timings: Timings,
     /// Source of the time.

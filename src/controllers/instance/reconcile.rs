@@ -292,7 +292,7 @@ impl<P: Provider> Reconciler<P> {
     /// Checks what admission cannot. Keys and region are immutable, so they are checked only until the instance is accepted.
     fn complaint(&self, instance: &Instance, accepted: bool) -> Option<String> {
         let spec = &instance.spec;
-        let catalogue = &self.controller.catalogue;
+        let catalogue = self.controller.catalogue.current();
         if !accepted {
             for (index, ssh_key) in spec.ssh_keys.iter().enumerate() {
                 if let Err(complaint) = validation::ssh_key(ssh_key) {

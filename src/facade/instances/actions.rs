@@ -118,7 +118,7 @@ async fn act(
 ) -> Result<Response, ApiError> {
     let (installation, idempotent) = if action == Action::Rebuild {
         let post = Post::with_body(request).await?;
-        let body = RebuildInstance::read(post.fields, app.service.catalogue())?;
+        let body = RebuildInstance::read(post.fields, &app.service.catalogue())?;
         let installation = installation::of(&app, caller.namespace(), body.image, body.backup).await?;
         (Some(installation), post.idempotent)
     } else {

@@ -96,7 +96,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let post = Post::with_body(request).await?;
-    let body = CreateInstance::read(post.fields, app.service.catalogue())?;
+    let body = CreateInstance::read(post.fields, &app.service.catalogue())?;
     let (image, backup) = (body.image.clone(), body.backup.clone());
     let installation = installation::of(&app, caller.namespace(), image, backup).await?;
     let created = app

@@ -238,6 +238,7 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
+            "price_hourly": { "value": "0.00745", "currency": "EUR" },
         }])),
         "listRegions" => list(json!([{ "id": "fr-par-1", "country": "fr", "city": "par" }])),
         "listImages" => list(json!([{ "id": "debian-13", "distribution": "debian", "version": "13" }])),

@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        catalogue::Catalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
+        catalogue::SharedCatalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
         runtime::client::answered_by, service::Dependencies,
     };
 
@@ -325,7 +325,7 @@ mod tests {
         Service::new(Dependencies {
             client,
             clock: Arc::new(SystemClock),
-            catalogue: Catalogue::default(),
+            catalogue: SharedCatalogue::default(),
             usage: Box::new(SimulatedUsage::default()),
             receiver_check: Arc::new(|_| Ok(())),
         })

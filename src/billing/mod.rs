@@ -1,0 +1,22 @@
+//! Billing as pure functions (decisions, section 7).
+//!
+//! - [`metering`]: keeps in the status of an instance which plans it had in which hours;
+//! - [`period`]: periods of invoices;
+//! - [`prices`]: which prices were in effect when;
+//! - [`line`](mod@line): hours and amount of one instance in one period;
+//! - [`total`](mod@total): net amount, tax and total of an invoice.
+//!
+//! All of it is in integers: amounts in cents, unit prices in thousandths of a cent.
+
+pub mod line;
+pub mod metering;
+pub mod period;
+pub mod prices;
+#[cfg(test)]
+mod tests;
+pub mod total;
+
+pub use line::{Billed, Line, PlanHours, line};
+pub use period::Period;
+pub use prices::PriceHistory;
+pub use total::{Total, total};

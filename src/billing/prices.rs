@@ -1,0 +1,93 @@
+//! Which prices were in effect when.
+
+use jiff::Timestamp;
+
+use crate::catalogue::Prices;
+
+/// The prices of the past and the present. An hour costs what was in effect when it began, so a change of prices holds from
+/// each instance's next hour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PriceHistory {
+    /// The earliest known prices, which hold for all hours before the first change.
+    first: Prices,
+    /// Changes, in the order of their times.
+    changes: Vec<(Timestamp, Prices)>,
+}
+
+impl PriceHistory {
+    /// Prices that have never changed.
+    pub const fn new(prices: Prices) -> Self {
+        Self {
+            first: prices,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Takes over the prices in effect from now on. Returns whether they are new.
+    pub fn record(&mut self, prices: &Prices, now: Timestamp) -> bool {
+        let (changed_at, current) = match self.changes.last() {
+            Some((at, prices)) => (*at, prices),
+            None => (Timestamp::MIN, &self.first),
+        };
+        if current == prices {
+            return false;
+        }
+        self.changes.push((now.max(changed_at), prices.clone()));
+        true
+    }
+
+    /// Forgets prices that were no longer in effect at this time.
+    pub fn forget(&mut self, before: Timestamp) {
+        let past = self.changes.iter().take_while(|(at, _)| *at <= before).count();
+        if let Some((_, prices)) = self.changes.drain(..past).next_back() {
+            self.first = prices;
+        }
+    }
+
+    /// Each prices with the time from which they hold and the time at which they were replaced.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (Timestamp, Timestamp, &Prices)> {
+        let starts = [(Timestamp::MIN, &self.first)].into_iter();
+        let starts = starts.chain(self.changes.iter().map(|(at, prices)| (*at, prices)));
+        let ends = self.changes.iter().map(|(at, _)| *at).chain([Timestamp::MAX]);
+        starts.zip(ends).map(|((from, prices), to)| (from, to, prices))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::{Plan, money::Cents};
+
+    #[test]
+    fn only_a_change_is_recorded_and_what_nobody_needs_is_forgotten() {
+        let cheap = Prices::default();
+        let mut by_plan = cheap.by_plan();
+        by_plan.insert(Plan::Enterprise, Cents(70_00));
+        let dear = Prices::of(&cheap.currency, &by_plan);
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut history = PriceHistory::new(cheap.clone());
+        assert!(!history.record(&cheap, at(1)));
+        assert!(history.record(&dear, at(10)));
+        // The clock was set back.
+        assert!(history.record(&cheap, at(5)));
+        let spans = |history: &PriceHistory| -> Vec<_> {
+            history
+                .spans()
+                .map(|(from, to, prices)| (from, to, prices.monthly(Plan::Enterprise).to_string()))
+                .collect()
+        };
+        assert_eq!(
+            spans(&history),
+            [
+                (Timestamp::MIN, at(10), "60.00".to_owned()),
+                (at(10), at(10), "70.00".to_owned()),
+                (at(10), Timestamp::MAX, "60.00".to_owned()),
+            ]
+        );
+        history.forget(at(9));
+        assert_eq!(spans(&history).len(), 3);
+        history.forget(at(10));
+        assert_eq!(spans(&history).len(), 1);
+        assert_eq!(history, PriceHistory::new(cheap));
+    }
+}

@@ -1,0 +1,9 @@
+//! Any history of an instance, against a reference that goes through it hour by hour.
+//!
+//! - `reference`: the rules of the decisions, section 7, as slowly and obviously as possible;
+//! - `histories`: random histories, billed period by period;
+//! - `examples`: invoices that can be checked by hand.
+
+mod examples;
+mod histories;
+mod reference;

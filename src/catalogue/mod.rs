@@ -1,0 +1,160 @@
+//! What can be ordered, and what it costs.
+//!
+//! - [`file`](mod@file): the catalogue as a YAML file, with what is wrong with it;
+//! - [`shared`]: the catalogue in use, replaced when its file changes.
+
+pub mod file;
+pub mod shared;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::resources::{
+    Plan,
+    money::{Cents, Currency, UnitPrice},
+};
+
+pub use self::shared::SharedCatalogue;
+
+/// The size of a [`Plan`] (specification, section 2.3; disks from the decisions, section 3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PlanSize {
+    /// Virtual CPUs.
+    pub vcpu: i32,
+    /// Memory in GB.
+    pub memory_gb: i32,
+    /// Disk in GB.
+    pub disk_gb: i32,
+}
+
+impl Plan {
+    /// Every plan, smallest first.
+    pub const ALL: [Self; 4] = [Self::Starter, Self::Business, Self::Performance, Self::Enterprise];
+
+    /// The plan as REST and `spec.plan` spell it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starter => "starter",
+            Self::Business => "business",
+            Self::Performance => "performance",
+            Self::Enterprise => "enterprise",
+        }
+    }
+
+    /// The size of the plan.
+    pub const fn size(self) -> PlanSize {
+        let (vcpu, memory_gb, disk_gb) = match self {
+            Self::Starter => (1, 2, 40),
+            Self::Business => (2, 4, 80),
+            Self::Performance => (4, 8, 160),
+            Self::Enterprise => (8, 16, 320),
+        };
+        PlanSize {
+            vcpu,
+            memory_gb,
+            disk_gb,
+        }
+    }
+}
+
+impl std::str::FromStr for Plan {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|plan| plan.as_str() == text).ok_or(())
+    }
+}
+
+/// The regions and images that are available, whether others are served too, and the prices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Catalogue {
+    /// Available region codes, listed by `GET /v1/regions`.
+    pub regions: Vec<String>,
+    /// Available image identifiers, listed by `GET /v1/images`.
+    pub images: Vec<String>,
+    /// Whether the provider also serves other well-formed regions and images. The simulator does; a real provider serves
+    /// only those that are mapped for it (decisions, section 3).
+    pub open: bool,
+    /// What the plans cost.
+    pub prices: Prices,
+}
+
+/// What the plans cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// The currency of all amounts.
+    pub currency: Currency,
+    /// Prices a month, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
+    /// also the dearer one.
+    monthly: [Cents; 4],
+}
+
+impl Prices {
+    /// Prices a month. A plan that is missing, or cheaper than the one before it, costs what that one does.
+    pub fn of(currency: &Currency, by_plan: &BTreeMap<Plan, Cents>) -> Self {
+        let mut price = Cents(0);
+        Self {
+            currency: currency.clone(),
+            monthly: Plan::ALL.map(|plan| {
+                price = by_plan.get(&plan).copied().unwrap_or(price).max(price);
+                price
+            }),
+        }
+    }
+
+    /// The prices of all plans a month.
+    pub fn by_plan(&self) -> BTreeMap<Plan, Cents> {
+        Plan::ALL.into_iter().zip(self.monthly).collect()
+    }
+
+    /// The price of a plan a month.
+    pub const fn monthly(&self, plan: Plan) -> Cents {
+        self.monthly[plan as usize]
+    }
+
+    /// The price of a plan an hour.
+    pub const fn hourly(&self, plan: Plan) -> UnitPrice {
+        UnitPrice::hourly(self.monthly(plan))
+    }
+}
+
+impl Default for Prices {
+    /// The prices of the specification, section 2.3.
+    fn default() -> Self {
+        Self {
+            currency: Currency::default(),
+            monthly: [5_00, 15_00, 30_00, 60_00].map(Cents),
+        }
+    }
+}
+
+impl Default for Catalogue {
+    fn default() -> Self {
+        let owned = |list: &[&str]| list.iter().copied().map(String::from).collect();
+        Self {
+            regions: owned(&["fr-par-1", "de-fra-1", "nl-ams-1"]),
+            images: owned(&[
+                "debian-12",
+                "debian-13",
+                "ubuntu-22.04",
+                "ubuntu-24.04",
+                "fedora-42",
+            ]),
+            open: true,
+            prices: Prices::default(),
+        }
+    }
+}
+
+impl Catalogue {
+    /// Whether instances can be created in `region`, which must be well-formed.
+    pub fn serves_region(&self, region: &str) -> bool {
+        self.open || self.regions.iter().any(|r| r == region)
+    }
+
+    /// Whether `image`, which must be well-formed, can be installed.
+    pub fn serves_image(&self, image: &str) -> bool {
+        self.open || self.images.iter().any(|i| i == image)
+    }
+}

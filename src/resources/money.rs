@@ -1,0 +1,204 @@
+//! Amounts and prices, in integers.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+/// Hours for which an hourly price is charged until it has reached the month's: those of the shortest month, 28 days
+/// (decisions, section 7).
+const HOURS_OF_A_MONTH: u64 = 672;
+/// Thousandths of a cent in a cent.
+pub const PER_CENT: u64 = 1000;
+/// Highest price, a million. It keeps every sum far within 64 bits.
+const MAX_PRICE: Cents = Cents(100_000_000);
+
+/// A rate of 100 %, in hundredths of a percent.
+const MAX_RATE: u32 = 10_000;
+
+const PRICE: &str = "a price from 0 to 1000000 with at most two decimals, such as 5 or 4.99";
+
+/// An amount of money in cents, that is, hundredths of a [`Currency`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cents(pub u64);
+
+/// A price in thousandths of a cent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnitPrice(pub u64);
+
+impl UnitPrice {
+    /// The hour's price: the month's divided by 672, rounded up to a thousandth of a cent.
+    pub const fn hourly(monthly: Cents) -> Self {
+        Self((monthly.0 * PER_CENT).div_ceil(HOURS_OF_A_MONTH))
+    }
+}
+
+impl fmt::Display for Cents {
+    /// With two decimals.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:02}", self.0 / 100, self.0 % 100)
+    }
+}
+
+impl fmt::Display for UnitPrice {
+    /// With five decimals.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = 100 * PER_CENT;
+        write!(f, "{}.{:05}", self.0 / unit, self.0 % unit)
+    }
+}
+
+/// A decimal number with at most two decimals, in hundredths. Without sign, exponent or space.
+fn hundredths(text: &str) -> Option<u64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !is_number(whole) || !is_number(decimals) || decimals.len() > 2 {
+        return None;
+    }
+    let decimals: u64 = format!("{decimals:0<2}").parse().ok()?;
+    whole.parse::<u64>().ok()?.checked_mul(100)?.checked_add(decimals)
+}
+
+/// A price in a file: a number, or a text with one.
+impl<'de> Deserialize<'de> for Cents {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Price;
+        impl de::Visitor<'_> for Price {
+            type Value = Cents;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(PRICE)
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Cents, E> {
+                self.visit_str(&number.to_string())
+            }
+
+            // The shortest text that stands for this number, so 4.99 is 4.99.
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Cents, E> {
+                self.visit_str(&number.to_string())
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Cents, E> {
+                let price = hundredths(text).map(Cents);
+                price
+                    .filter(|price| *price <= MAX_PRICE)
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+            }
+        }
+        deserializer.deserialize_any(Price)
+    }
+}
+
+/// A rate of tax, in hundredths of a percent. None by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaxRate(u32);
+
+impl TaxRate {
+    /// A rate up to 100 %.
+    pub const fn from_hundredths(hundredths: u32) -> Option<Self> {
+        if hundredths <= MAX_RATE {
+            Some(Self(hundredths))
+        } else {
+            None
+        }
+    }
+
+    /// The tax on an amount, rounded half up.
+    pub const fn of(self, net: Cents) -> Cents {
+        // Lossless, as `From` is, which cannot be called here.
+        let (rate, all) = (self.0 as u64, MAX_RATE as u64);
+        Cents((net.0 * rate + all / 2) / all)
+    }
+}
+
+/// An ISO 4217 code, such as `EUR`, of a currency with hundredths.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(try_from = "String")]
+pub struct Currency(String);
+
+impl Currency {
+    /// The code.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Currency {
+    fn default() -> Self {
+        Self("EUR".to_owned())
+    }
+}
+
+impl fmt::Display for Currency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for Currency {
+    type Error = &'static str;
+
+    fn try_from(code: String) -> Result<Self, Self::Error> {
+        if code.len() == 3 && code.bytes().all(|b| b.is_ascii_uppercase()) {
+            Ok(Self(code))
+        } else {
+            Err("must be an ISO 4217 code of three capital letters, such as EUR")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_hour_costs_a_672th_of_the_month_rounded_up_to_a_thousandth_of_a_cent() {
+        let hourly = |cents| UnitPrice::hourly(Cents(cents)).to_string();
+        assert_eq!(
+            [5_00, 15_00, 30_00, 60_00].map(hourly),
+            ["0.00745", "0.02233", "0.04465", "0.08929"]
+        );
+        assert_eq!([0, 6_72].map(hourly), ["0.00000", "0.01000"]);
+        assert_eq!(hourly(MAX_PRICE.0), "1488.09524");
+    }
+
+    #[test]
+    fn amounts_have_two_decimals() {
+        assert_eq!(
+            [0, 7, 60_00, 100_000_005].map(|cents| Cents(cents).to_string()),
+            ["0.00", "0.07", "60.00", "1000000.05"]
+        );
+    }
+
+    #[test]
+    fn a_price_is_read_exactly() {
+        for (text, cents) in [
+            ("5", 5_00),
+            ("4.99", 4_99),
+            ("0.1", 10),
+            ("0.29", 29),
+            ("1000000", 100_000_000),
+            ("\"19.90\"", 19_90),
+        ] {
+            assert_eq!(
+                serde_json::from_str::<Cents>(text).unwrap(),
+                Cents(cents),
+                "{text}"
+            );
+        }
+        for text in [
+            "-1",
+            "4.999",
+            "1e9",
+            "1000000.01",
+            "\"\"",
+            "\"5 EUR\"",
+            "\"1.\"",
+            "\".5\"",
+            "true",
+        ] {
+            let error = serde_json::from_str::<Cents>(text).unwrap_err().to_string();
+            assert!(error.contains(PRICE), "{text}: {error}");
+        }
+    }
+}
