@@ -6,7 +6,7 @@ use clap::Args;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
-    delivery::{DeliveryLog, DeliverySettings, ReceiverSettings},
+    delivery::{DEFAULT_RETENTION_HOURS, DeliveryLog, DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
     resources::{
@@ -71,7 +71,7 @@ pub struct CommonSettings {
     pub delivery_log: DeliveryLog,
 
     /// Hours to keep logged events and finished deliveries
-    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=8760))]
+    #[arg(long, env = "STELLAGE_DELIVERY_RETENTION_HOURS", default_value_t = DEFAULT_RETENTION_HOURS, value_parser = clap::value_parser!(u32).range(1..=8760))]
     pub delivery_retention_hours: u32,
 
     /// Which receivers webhooks may call, and how

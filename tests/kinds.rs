@@ -200,14 +200,14 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
         "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
-        "spec": { "sha256": "0".repeat(64), "digestOf": "AccountAndKey", "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd" },
+        "spec": { "sha256": "0".repeat(64), "digestOf": "AccountAndKey", "scope": "read", "expiresAt": "2027-01-31T00:00:00Z", "lastCharacters": "abcd", "isCopy": true },
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },
         "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100 },
     });
     let account_status = json!({
-        "id": "usr_a", "namespace": "x", "ownerSince": "2026-11-21T10:00:00Z", "observedGeneration": 3, "conditions": [condition()],
+        "id": "usr_a", "namespace": "x", "ownerSince": "2026-11-21T10:00:00Z", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
     });
     let whole = [
         (

@@ -49,5 +49,5 @@ pub use own_ranges::OwnRanges;
 pub use proxy::ProxyUrl;
 pub use rules::{Forbidden, TargetRules};
 pub use schedule::RetrySchedule;
-pub use settings::{DeliverySettings, ReceiverSettings};
+pub use settings::{DEFAULT_RETENTION_HOURS, DeliverySettings, ReceiverSettings};
 pub use target::{ReceiverUrl, UrlError};

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::resources::delivery::MAX_RESPONSE_BYTES;
 
+/// Hours for which logged events and finished deliveries are kept unless the settings say otherwise (decisions, section 5).
+pub const DEFAULT_RETENTION_HOURS: u32 = 24;
+
 /// How events are delivered and recorded.
 #[derive(Args, Clone, Debug)]
 pub struct DeliverySettings {
@@ -73,7 +76,7 @@ pub struct DeliverySettings {
 
     /// Hours to keep logged events and finished deliveries. Set from the common settings, because the REST API shows nothing
     /// older.
-    #[arg(skip)]
+    #[arg(skip = DEFAULT_RETENTION_HOURS)]
     pub delivery_retention_hours: u32,
 
     /// Finished deliveries to keep per webhook

@@ -134,7 +134,7 @@ func (t tour) instances() error {
 
 func (t tour) create() (stellage.InstanceId, error) {
 	params := stellage.CreateInstanceParams{IdempotencyKey: new(rand.Text())}
-	order := stellage.CreateInstance{Name: "tour", Plan: stellage.PlanStarter, Region: "fr-par-1", Image: "debian-13"}
+	order := stellage.CreateInstance{Name: "tour", Plan: stellage.PlanStarter, Region: "fr-par-1", Image: new("debian-13")}
 	created, err := t.client.CreateInstanceWithResponse(t.ctx, &params, order)
 	if err != nil {
 		return "", err

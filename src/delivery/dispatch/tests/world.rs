@@ -1038,9 +1038,11 @@ impl World {
             self.show_object(&uid);
         }
         self.run();
-        // The next list corrects what an outdated one left out.
-        self.relist();
-        self.relist();
+        // The next list corrects what an outdated one left out, and may show a delivery that is to be sent again.
+        for _ in 0..2 {
+            self.relist();
+            self.run();
+        }
     }
 
     // Questions.
