@@ -22,6 +22,8 @@ const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
+/// Longest code of an error, in characters, as the schema has it.
+const MAX_CODE: usize = 64;
 
 /// The instance of a Backup.
 #[derive(Clone, Copy, Debug)]
@@ -420,7 +422,7 @@ impl Machine<'_> {
             self.decision.status.source = Some(BackupSource::of(instance));
         }
         self.decision.status.error = Some(BackupError {
-            code: code.to_owned(),
+            code: code.chars().take(MAX_CODE).collect(),
             message: message.clone(),
         });
         self.end(BackupPhase::Failed);

@@ -136,14 +136,15 @@ pub fn decide(
     }
 }
 
-/// Keeps `status.nextBackupAt`. Returns the time of the schedule for which a backup is to be made now, once the status is stored.
+/// Keeps `status.nextBackupAt`, also while the spec asks for what cannot be done. Returns the time of the schedule for which a
+/// backup is to be made now, before the status is stored.
 fn schedule_backup(
     instance: &Instance,
     gate: &Gate,
     status: &mut InstanceStatus,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    if *gate != Gate::Open && !instance.is_deleting() {
+    if matches!(gate, Gate::NoAccount(_)) && !instance.is_deleting() {
         return None;
     }
     let is_wanted =

@@ -274,6 +274,11 @@ impl Backup {
         self.finalizers().iter().any(|f| f == FINALIZER)
     }
 
+    /// Whether it is being deleted and does not wait for the operator, so that nobody ends it.
+    pub fn is_abandoned(&self) -> bool {
+        self.is_deleting() && !self.has_finalizer()
+    }
+
     /// Whether the schedule made it.
     pub const fn is_scheduled(&self) -> bool {
         self.spec.scheduled_for.is_some()

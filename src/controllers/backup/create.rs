@@ -1,11 +1,11 @@
 //! Makes scheduled backups.
 
 use jiff::Timestamp;
-use kube::{Api, Client, ResourceExt as _, api::PostParams};
+use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};
 
 use crate::{
     backups::schedule::scheduled_name,
-    resources::{Backup, BackupSpec, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER},
+    resources::{Backup, BackupSpec, Instance, backup::FINALIZER, quota, tracking::CONTROLLER_MANAGER},
     runtime::client::{CallError, bounded},
 };
 
@@ -33,7 +33,13 @@ pub async fn create_scheduled(
     let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Backup> = Api::namespaced(client.clone(), namespace);
     match bounded(api.create(&params, &backup)).await {
-        Err(error) if error.status().is_some_and(kube::core::Status::is_already_exists) => Ok(()),
+        Err(error) if error.status().is_some_and(Status::is_already_exists) => Ok(()),
         outcome => outcome.map(drop),
     }
+}
+
+/// Whether the API server would refuse to make a backup again: because of a quota that has been counted, or of a policy.
+pub fn is_final_refusal(status: &Status) -> bool {
+    let may_pass = [404, 408, 409, 429].contains(&status.code);
+    (400..500).contains(&status.code) && !may_pass && !quota::is_pending(status)
 }

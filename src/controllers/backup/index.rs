@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::{
@@ -106,9 +107,12 @@ impl BackupIndex {
         self.any_of(instance, Backup::is_unfinished)
     }
 
-    /// Whether a scheduled backup of the instance waits or runs.
-    pub fn has_unfinished_scheduled(&self, instance: &Instance) -> bool {
-        self.any_of(instance, |backup| backup.is_unfinished() && backup.is_scheduled())
+    /// Whether a scheduled backup of the instance waits or runs that is not the one for `due`.
+    pub fn has_other_unfinished_scheduled(&self, instance: &Instance, due: Timestamp) -> bool {
+        let is_other = |at: Timestamp| at.as_second() != due.as_second();
+        self.any_of(instance, |backup| {
+            backup.is_unfinished() && backup.spec.scheduled_for.is_some_and(is_other)
+        })
     }
 
     fn any_of(&self, instance: &Instance, is_one: impl Fn(&Backup) -> bool) -> bool {
@@ -117,7 +121,7 @@ impl BackupIndex {
         let of_name = self.of(namespace, metadata.name.as_deref().unwrap_or_default());
         of_name
             .iter()
-            .any(|backup| backup.is_of(instance) && is_one(backup))
+            .any(|backup| backup.is_of(instance) && !backup.is_abandoned() && is_one(backup))
     }
 
     /// The listener for the watch of Backups.
@@ -166,6 +170,8 @@ impl BackupIndex {
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::json;
 
     use super::*;
@@ -195,12 +201,24 @@ mod tests {
         assert_eq!(index.of("ns", "web").len(), 2);
         assert!(!index.has_unfinished(&instance));
         index.changed(&Change::Applied(backup("d", "web", None, "Waiting")));
-        assert!(index.has_unfinished(&instance) && !index.has_unfinished_scheduled(&instance));
+        let due: Timestamp = "2026-11-21T10:00:00Z".parse().unwrap();
+        assert!(index.has_unfinished(&instance) && !index.has_other_unfinished_scheduled(&instance, due));
+        let mut scheduled = (*backup("e", "web", Some("new"), "Running")).clone();
+        scheduled.spec.scheduled_for = Some(due);
+        scheduled.metadata.finalizers = Some(vec!["example.com/theirs".to_owned()]);
+        index.changed(&Change::Applied(Arc::new(scheduled.clone())));
+        assert!(!index.has_other_unfinished_scheduled(&instance, due), "its own");
+        let tomorrow = due + SignedDuration::from_hours(24);
+        assert!(index.has_other_unfinished_scheduled(&instance, tomorrow));
+        // Somebody took the operator's finalizer away and deleted it: nobody will ever end it.
+        scheduled.metadata.deletion_timestamp = Some(Time(due));
+        index.changed(&Change::Applied(Arc::new(scheduled)));
+        assert!(!index.has_other_unfinished_scheduled(&instance, tomorrow));
         assert!(index.get("ns", "d").is_some() && index.get("other", "d").is_none());
         // Deleted, and made again for another instance.
         index.changed(&Change::Applied(backup("d", "other", None, "Waiting")));
         assert!(!index.has_unfinished(&instance));
-        for name in ["a", "b", "c", "d"] {
+        for name in ["a", "b", "c", "d", "e"] {
             let backup = index.get("ns", name).unwrap();
             index.changed(&Change::Deleted(backup));
         }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-pub use create::create_scheduled;
+pub use create::{create_scheduled, is_final_refusal};
 pub use index::BackupIndex;
 use reconcile::Reconciler;
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::Instant};
 
-use super::{BackupController, create_scheduled};
+use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
     backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question},
     events::OutboxVersion,
@@ -222,7 +222,7 @@ impl<P: Provider> Reconciler<P> {
             .map(|other| &**other)
             .filter(|other| {
                 let uids = (other.source_uid(), backup.source_uid());
-                !matches!(uids, (Some(one), Some(other)) if one != other)
+                !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
             })
             .collect();
         with(&Situation {
@@ -302,8 +302,12 @@ impl<P: Provider> Reconciler<P> {
         if backup.is_unfinished() && !written.is_unfinished() {
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
             let mine = &written.metadata.uid;
-            self.queue
-                .again(others.into_iter().filter(|other| other.metadata.uid != *mine));
+            // Those that wait for it, and those that a newer scheduled one may replace.
+            let is_concerned = |other: &Arc<Backup>| {
+                other.metadata.uid != *mine
+                    && (other.is_unfinished() || written.is_scheduled() && other.is_scheduled())
+            };
+            self.queue.again(others.into_iter().filter(is_concerned));
             // Its own retention and second try.
             self.queue.again([written.clone()]);
         }
@@ -318,8 +322,7 @@ impl<P: Provider> Reconciler<P> {
         };
         let _permit = self.writes.acquire().await;
         match create_scheduled(&self.controller.client, &instance, scheduled_for, true).await {
-            // A quota or a policy: it would refuse it again.
-            Err(error) if error.status().is_some_and(|status| status.code == 403) => {
+            Err(error) if error.status().is_some_and(is_final_refusal) => {
                 let note = format!("the backup is not tried once more: {error}");
                 let events = &self.controller.events;
                 events.publish(backup, true, "BackupMissed", "Backup", &note);

@@ -23,7 +23,6 @@ use crate::{
         BackupPhase, Instance, InstanceStatus,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
-        quota,
         tracking::CONTROLLER_MANAGER,
         validation,
     },
@@ -172,7 +171,9 @@ impl<P: Provider> Reconciler<P> {
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
-                is_backed_up_now: draft.instance.is_deleting()
+                // Without an Account nobody ends its backups.
+                is_backed_up_now: holder.is_some()
+                    && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
             };
             let timings = &self.controller.timings;
@@ -237,26 +238,26 @@ impl<P: Provider> Reconciler<P> {
         Ok(())
     }
 
-    /// Makes the scheduled backup of an instance for a time of its schedule, unless the last one is still under way.
+    /// Makes the scheduled backup of an instance for a time of its schedule, unless the last one is still under way. It is made
+    /// before the status says so: made twice it is the same, and one that the status had already left behind would be missed.
     async fn make_backup(&self, instance: &Instance, due: Timestamp) -> Result<(), ReconcileError> {
         let missed = |why: &str| {
             let note = format!("the backup for {} was not made: {why}", whole_seconds(due));
             let events = &self.controller.events;
             events.publish(instance, true, "BackupMissed", "Backup", &note);
         };
-        if self.controller.backups.has_unfinished_scheduled(instance) {
+        if self
+            .controller
+            .backups
+            .has_other_unfinished_scheduled(instance, due)
+        {
             missed("the scheduled one before it is still under way");
             return Ok(());
         }
         let _permit = self.writes.acquire().await;
         match backup::create_scheduled(&self.controller.client, instance, due, false).await {
             Ok(()) => Ok(()),
-            // A quota or a policy: it would refuse it again.
-            Err(error)
-                if error
-                    .status()
-                    .is_some_and(|status| status.code == 403 && !quota::is_pending(status)) =>
-            {
+            Err(error) if error.status().is_some_and(backup::is_final_refusal) => {
                 missed(&error.to_string());
                 Ok(())
             }
@@ -315,7 +316,10 @@ impl<P: Provider> Reconciler<P> {
         {
             return Some(complaint);
         }
-        if !catalogue.serves_image(&spec.image) {
+        // What is installed, or comes with a backup, need not be on offer.
+        let installed = instance.status.as_ref().and_then(|status| status.image.as_ref());
+        let is_installed = accepted && installed == Some(&spec.image);
+        if !is_installed && spec.restore_from.is_none() && !catalogue.serves_image(&spec.image) {
             return Some(format!(
                 "spec.image {} is not available; choose one of {}",
                 spec.image,
