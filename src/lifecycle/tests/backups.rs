@@ -85,3 +85,11 @@ fn a_deletion_is_told_once_no_backup_is_under_way() {
     assert!(world.gone);
     assert_eq!(world.new_events(&mut since), ["deleted"]);
 }
+
+#[test]
+fn backups_go_on_while_the_spec_asks_for_what_cannot_be_done() {
+    let mut world = backed_up();
+    world.set_gate(Gate::InvalidSpec("spec.image x is not available".into()));
+    world.wait(5 * DAY);
+    assert_eq!(world.backups.len(), 5);
+}
