@@ -1,6 +1,6 @@
 //! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -124,6 +124,24 @@ fn short_seconds() -> Histogram {
 }
 
 impl Metrics {
+    /// Counts a reconcile of an object of this kind, and how long it took. `outcome` is `ok` or the label of an error.
+    pub fn reconciled(&self, kind: &'static str, took: Duration, outcome: &'static str) {
+        self.reconcile_seconds
+            .get_or_create_owned(&KindLabels { kind })
+            .observe(took.as_secs_f64());
+        self.reconciles
+            .get_or_create_owned(&ReconcileLabels { kind, outcome })
+            .inc();
+    }
+
+    /// Counts a call of a provider, and how long it took. `outcome` is `ok` or the reason of an error.
+    pub fn provider_called(&self, provider: &'static str, took: Duration, outcome: &'static str) {
+        self.provider_seconds.observe(took.as_secs_f64());
+        self.provider_calls
+            .get_or_create_owned(&ProviderLabels { provider, outcome })
+            .inc();
+    }
+
     /// All metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("stellage");

@@ -46,7 +46,7 @@ use crate::{
         Backoffs, Clock, Metrics,
         client::CallError,
         events::Events,
-        metrics::{KindLabels, ReconcileLabels},
+        metrics::KindLabels,
         reconcile_queue::Queued,
         watch::{Change, Listener, Watches},
     },
@@ -293,18 +293,8 @@ async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action,
     let begun = Instant::now();
     let outcome = apply::reconcile(&shared, &account).await;
     depth.dec();
-    metrics
-        .reconcile_seconds
-        .get_or_create_owned(&labels)
-        .observe(begun.elapsed().as_secs_f64());
     let label = outcome.as_ref().map_or_else(AccountError::label, |_| "ok");
-    metrics
-        .reconciles
-        .get_or_create_owned(&ReconcileLabels {
-            kind: "Account",
-            outcome: label,
-        })
-        .inc();
+    metrics.reconciled("Account", begun.elapsed(), label);
     match &outcome {
         Ok(_) => shared.backoffs.reset(&uid(&account)),
         Err(error) if error.is_stale() => {

@@ -23,7 +23,6 @@ use crate::{
         ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
-        metrics::{KindLabels, ProviderLabels, ReconcileLabels},
         watch::key,
         work_queue::{Class, Reconcile},
     },
@@ -105,20 +104,11 @@ impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
                 .reset(place.extra.uid.as_deref().unwrap_or_default());
             return None;
         };
-        let metrics = &self.controller.metrics;
-        let kind = KindLabels { kind: "Backup" };
         let begun = Instant::now();
         let result = Box::pin(self.pass(backup.clone())).await;
-        metrics
-            .reconcile_seconds
-            .get_or_create(&kind)
-            .observe(begun.elapsed().as_secs_f64());
         let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
-        let labels = ReconcileLabels {
-            kind: "Backup",
-            outcome,
-        };
-        metrics.reconciles.get_or_create(&labels).inc();
+        let metrics = &self.controller.metrics;
+        metrics.reconciled("Backup", begun.elapsed(), outcome);
         result.unwrap_or_else(|error| self.after(&backup, &error))
     }
 }
@@ -273,12 +263,10 @@ impl<P: Provider> Reconciler<P> {
         let answer = tokio::time::timeout(limit, call)
             .await
             .unwrap_or(Err(ProviderError::Timeout(limit)));
-        let metrics = &self.controller.metrics;
-        metrics.provider_seconds.observe(begun.elapsed().as_secs_f64());
         let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
         let provider = self.controller.provider.name();
-        let labels = ProviderLabels { provider, outcome };
-        metrics.provider_calls.get_or_create(&labels).inc();
+        let metrics = &self.controller.metrics;
+        metrics.provider_called(provider, begun.elapsed(), outcome);
         if let Err(error) = &answer {
             tracing::warn!(backup = key(backup), %error, "provider call failed");
         }

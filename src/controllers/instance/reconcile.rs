@@ -30,7 +30,6 @@ use crate::{
         ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
-        metrics::{KindLabels, ProviderLabels, ReconcileLabels},
         watch::key,
         work_queue::{Class, Reconcile},
     },
@@ -99,22 +98,11 @@ impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
                 .reset(place.extra.uid.as_deref().unwrap_or_default());
             return None;
         };
-        let metrics = &self.controller.metrics;
-        let kind = KindLabels { kind: "Instance" };
         let begun = Instant::now();
         let result = Box::pin(self.pass(instance.clone(), class)).await;
-        metrics
-            .reconcile_seconds
-            .get_or_create(&kind)
-            .observe(begun.elapsed().as_secs_f64());
         let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
-        metrics
-            .reconciles
-            .get_or_create(&ReconcileLabels {
-                kind: "Instance",
-                outcome,
-            })
-            .inc();
+        let metrics = &self.controller.metrics;
+        metrics.reconciled("Instance", begun.elapsed(), outcome);
         result.unwrap_or_else(|error| self.after(&instance, &error))
     }
 }
@@ -417,14 +405,10 @@ impl<P: Provider> Reconciler<P> {
         let answer = tokio::time::timeout(limit, step)
             .await
             .unwrap_or(Err(ProviderError::Timeout(limit)));
-        let metrics = &self.controller.metrics;
-        metrics.provider_seconds.observe(begun.elapsed().as_secs_f64());
         let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
         let provider = self.controller.provider.name();
-        metrics
-            .provider_calls
-            .get_or_create(&ProviderLabels { provider, outcome })
-            .inc();
+        let metrics = &self.controller.metrics;
+        metrics.provider_called(provider, begun.elapsed(), outcome);
         match answer {
             Ok(observation) => Asked::Answer(observation),
             Err(error) => {
