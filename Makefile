@@ -8,7 +8,7 @@ TARGET = $${CARGO_TARGET_DIR:-target}
 TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 ))}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench crds tools cargo-deny
+.PHONY: help run test lint bench crds chart tools cargo-deny
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,7 @@ run: tools ## Run everything on this machine until Ctrl-C (variables: docs/setti
 test: tools ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
+	@"$(TARGET)/debug/control-plane" helm >/dev/null
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
 
 lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
@@ -40,6 +41,9 @@ bench: tools ## Measure the facade, the controllers and webhooks (ARGS: docs/ben
 
 crds: tools ## Generate crds/ from the Rust types
 	@cargo run --quiet --locked -- crds --output-dir crds
+
+chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
+	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- a_chart::files
 
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }

@@ -97,7 +97,7 @@ pub enum ServeError {
 }
 
 /// Serves the parts that have settings: the facade, the controllers, or both. On SIGTERM or SIGINT it accepts no more
-/// requests, finishes running work within the grace period, releases the Lease, and returns.
+/// requests (after `--shutdown-delay-seconds`), finishes running work within the grace period, releases the Lease, and returns.
 pub async fn serve(
     common: CommonSettings,
     api: Option<ApiSettings>,
@@ -151,7 +151,8 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
-        let (shutdown, grace) = (shutdown.clone(), common.shutdown_grace());
+        let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health);
+        let grace = common.shutdown_grace();
         let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
@@ -365,6 +366,7 @@ impl Controllers {
                 client: watches.client.clone(),
                 namespace: common.namespace.clone(),
                 service_account: settings.service_account.clone(),
+                api_service_account: settings.api_service_account.clone(),
                 quotas: account::DefaultQuotas {
                     instances: common.default_instance_quota,
                     api_keys: common.api_keys_per_account,
@@ -567,6 +569,23 @@ impl Controllers {
         leadership.release().await;
         Ok(())
     }
+}
+
+/// A token that is cancelled `delay` after `shutdown`. Meanwhile `/readyz` fails, so that load balancers send no more requests, and
+/// those that they have still sent are answered.
+fn after_load_balancers(shutdown: &CancellationToken, delay: Duration, health: &Health) -> CancellationToken {
+    if delay.is_zero() {
+        return shutdown.clone();
+    }
+    let delayed = CancellationToken::new();
+    let (shutdown, health, cancel) = (shutdown.clone(), health.clone(), delayed.clone());
+    tokio::spawn(async move {
+        shutdown.cancelled().await;
+        health.expect("shutdown", "load balancers to stop sending requests");
+        tokio::time::sleep(delay).await;
+        cancel.cancel();
+    });
+    delayed
 }
 
 async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ServeError> {

@@ -118,6 +118,11 @@ pub struct ApiSettings {
     #[arg(long, env = "STELLAGE_MAX_CONNECTIONS_PER_PEER", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections_per_peer: u32,
 
+    /// Seconds for which requests are still accepted after SIGTERM, while /readyz already fails, so that load balancers have time to
+    /// stop sending any; --shutdown-grace-seconds begins after that
+    #[arg(long, env = "STELLAGE_SHUTDOWN_DELAY_SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=300))]
+    pub shutdown_delay_seconds: u16,
+
     /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them, and
     /// their connections are the last to be closed
     #[arg(
@@ -151,6 +156,11 @@ impl ApiSettings {
             .transpose()
     }
 
+    /// For how long requests are still accepted after SIGTERM.
+    pub fn shutdown_delay(&self) -> Duration {
+        Duration::from_secs(self.shutdown_delay_seconds.into())
+    }
+
     /// What the clients of the API are granted.
     pub fn limits(&self) -> Limits {
         let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
@@ -170,6 +180,11 @@ pub struct ControllerSettings {
     /// Service account of the operator in its namespace; it gets a RoleBinding in each account's namespace
     #[arg(long, env = "STELLAGE_SERVICE_ACCOUNT", default_value = "stellage")]
     pub service_account: String,
+
+    /// Service account of `stellage api` in the operator's namespace, if it has one of its own; it gets another RoleBinding, with
+    /// fewer rights
+    #[arg(long, env = "STELLAGE_API_SERVICE_ACCOUNT")]
+    pub api_service_account: Option<String>,
 
     /// Name of this replica in the Lease; default: the host's name and a random suffix
     #[arg(long, env = "STELLAGE_IDENTITY")]

@@ -1,6 +1,5 @@
 //! Backups through REST and kubectl, with the real program and the real API server.
 
-use control_plane::Identity;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -494,7 +493,7 @@ async fn make_due(operator: &Api<Instance>, name: &str, at: &str) {
 #[tokio::test]
 async fn the_schedule_makes_one_backup_for_each_due_time_keeps_seven_and_tells_of_a_failure() {
     let tenant = Tenant::new("bkp-daily").await;
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     let operator: Api<Instance> = Api::namespaced(operator, "bkp-daily");
     let web = tenant.running("web").await;
     let path = format!("/v1/instances/{web}");

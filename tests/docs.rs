@@ -32,10 +32,11 @@ fn pages() -> Vec<String> {
 
 /// A setting: its variable, its default, and the commands that have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Setting {
-    variable: String,
-    default: String,
-    commands: String,
+pub struct Setting {
+    pub variable: String,
+    pub default: String,
+    /// `api`, `controller`, or `all` for both.
+    pub commands: String,
 }
 
 /// The flags that `stellage <command> --help` lists, with variable and default.
@@ -74,7 +75,7 @@ fn flags_of(command: &str) -> BTreeMap<String, (String, String)> {
 }
 
 /// The settings of the serving commands.
-fn settings_of_the_program() -> BTreeMap<String, Setting> {
+pub fn settings_of_the_program() -> BTreeMap<String, Setting> {
     let [run, api, controller] = ["run", "api", "controller"].map(flags_of);
     for flag in api.keys().chain(controller.keys()) {
         assert!(run.contains_key(flag), "stellage run has no {flag}");

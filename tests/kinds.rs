@@ -195,7 +195,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     let plane = support::shared().await.plane;
     let client = plane.client(Identity::Admin).await.unwrap();
     // Only the operator writes statuses, Deliveries and scheduled Backups.
-    let operator = plane.client(Identity::Operator).await.unwrap();
+    let operator = support::as_operator(plane).await;
     // No Account has this namespace, so the operator ignores the objects, except for one condition.
     support::kubectl(plane, &["create", "namespace", "kinds-round-trip"], None).unwrap();
     let key = json!({
@@ -541,7 +541,7 @@ async fn an_outbox_is_bounded_even_for_the_operator() {
     support::kubectl(plane, &["create", "namespace", "kinds-outbox"], None).unwrap();
     let mut manifest = whole_instance();
     manifest["metadata"]["name"] = json!("full");
-    let operator = plane.client(Identity::Operator).await.unwrap();
+    let operator = support::as_operator(plane).await;
     let instances: Api<Instance> = Api::namespaced(operator, "kinds-outbox");
     let admin: Api<Instance> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "kinds-outbox");
     admin
@@ -581,7 +581,7 @@ async fn what_a_delivery_sends_never_changes() {
     support::kubectl(plane, &["create", "namespace", "kinds-delivery"], None).unwrap();
     let mut manifest = whole_delivery();
     manifest["metadata"]["namespace"] = json!("kinds-delivery");
-    let operator = plane.client(Identity::Operator).await.unwrap();
+    let operator = support::as_operator(plane).await;
     let delivery: Delivery = serde_json::from_value(manifest).unwrap();
     Api::<Delivery>::namespaced(operator, "kinds-delivery")
         .create(&PostParams::default(), &delivery)

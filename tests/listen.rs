@@ -39,7 +39,7 @@ async fn account(name: &str) -> (OwnPlane, Api<Instance>) {
     let mut operator = Operator::start(&plane, &["run"]).await;
     let tenant = Tenant::on(&plane, &operator, name).await;
     operator.stop().await;
-    let client = plane.client(Identity::Operator).await.unwrap();
+    let client = crate::support::as_operator(&plane).await;
     (plane, Api::namespaced(client, &tenant.namespace))
 }
 

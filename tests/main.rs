@@ -11,6 +11,8 @@
 
 // Tests begin in the order of their names. Those that start control planes of their own take longest and wait for each other,
 // so their modules have names that come first.
+#[path = "chart/mod.rs"]
+mod a_chart;
 #[path = "listen.rs"]
 mod a_listen;
 #[path = "local_run.rs"]

@@ -113,7 +113,7 @@ async fn a_key_made_by_hand_from_its_own_digest_works_and_is_listed_as_outdated(
 async fn what_a_former_account_has_left_is_dead_for_the_next_one_which_says_so() {
     let plane = support::shared().await.plane;
     let admin = plane.client(Identity::Admin).await.unwrap();
-    let operator = plane.client(Identity::Operator).await.unwrap();
+    let operator = support::as_operator(plane).await;
     let namespace = Namespace {
         metadata: ObjectMeta {
             name: Some("left-by-others".to_owned()),

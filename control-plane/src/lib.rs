@@ -36,7 +36,7 @@ mod ports;
 mod random;
 mod servers;
 
-pub use assets::{Assets, KUBEBUILDER_ASSETS, cache_folder};
+pub use assets::{Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, cache_folder, helm};
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;
 pub use error::Error;

@@ -24,6 +24,8 @@ struct Arguments {
 enum Command {
     /// Find or build the binaries, and print their folder
     Build,
+    /// Find or build Helm, which the tests of the chart need, and print its path
+    Helm,
     /// Start a control plane, run a command against it, stop it, and exit with the command's code
     Exec(exec::Arguments),
     /// Start the local run: a control plane with Stellage, with its files in .run/, until Ctrl-C
@@ -51,6 +53,10 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Build => assets().map(|assets| {
             println!("{}", assets.folder().display());
+            ExitCode::SUCCESS
+        }),
+        Command::Helm => control_plane::helm(say).map_err(Failure::from).map(|helm| {
+            println!("{}", helm.display());
             ExitCode::SUCCESS
         }),
         Command::Exec(arguments) => exec::exec(&arguments),

@@ -77,7 +77,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 /// The admission policies, as YAML documents: one file each in `crds/`, under these names.
-pub const POLICIES: [(&str, &str); 2] = [
+pub const POLICIES: [(&str, &str); 3] = [
     // `spec.deletionProtection` holds for every client.
     (
         "deletion-protection.yaml",
@@ -87,6 +87,11 @@ pub const POLICIES: [(&str, &str); 2] = [
     (
         "operator-only.yaml",
         include_str!("../../crds/operator-only.yaml"),
+    ),
+    // The operator itself binds no other role, and touches no other namespace, than those that are its own.
+    (
+        "operator-rights.yaml",
+        include_str!("../../crds/operator-rights.yaml"),
     ),
 ];
 

@@ -1,6 +1,5 @@
 //! Deliveries through REST: the log of a webhook, redelivery, test events.
 
-use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -78,7 +77,7 @@ async fn record(tenant: &Tenant, webhook: &Webhook, entry: &Entry) -> String {
     let mut object: Delivery = serde_json::from_value(object).unwrap();
     let (at, sequence) = (object.spec.event_created_at, object.spec.sequence);
     set_event_order(&mut object.metadata, at, sequence);
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     Api::<Delivery>::namespaced(operator, &tenant.namespace)
         .create(&PostParams::default(), &object)
         .await

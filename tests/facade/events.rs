@@ -1,7 +1,6 @@
 //! The event log through REST: the account's events, and the deliveries that succeeded at the first attempt. The pages of the log
 //! are written here, as the operator writes them.
 
-use control_plane::Identity;
 use jiff::{SignedDuration, Timestamp, ToSpan as _};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -99,7 +98,7 @@ pub async fn account_uid(tenant: &Tenant) -> String {
 
 async fn pages_of(tenant: &Tenant) -> Api<EventLog> {
     // Nobody else may write them.
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     Api::namespaced(operator, &tenant.namespace)
 }
 
@@ -285,7 +284,7 @@ async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: D
     delivery.metadata.owner_references = owner.owner_ref(&()).map(|owner| vec![owner]);
     let next = (phase == DeliveryPhase::Pending).then(|| "2036-11-22T10:00:00Z".parse().unwrap());
     delivery.set_status(DeliveryStatus::new(phase, next), Timestamp::now());
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     Api::<Delivery>::namespaced(operator, &tenant.namespace)
         .create(&PostParams::default(), &delivery)
         .await

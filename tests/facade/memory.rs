@@ -1,6 +1,5 @@
 //! What one account can make the facade keep in memory.
 
-use control_plane::Identity;
 use futures::StreamExt as _;
 use kube::{Api, api::PostParams};
 use reqwest::Method;
@@ -23,7 +22,7 @@ const GROWTH_KB: u64 = 48 * 1024;
 /// Writes exhausted Deliveries into the log of a webhook. Without its owner, the controller ignores them.
 async fn fill(tenant: &Tenant, webhook: &str) {
     // Nobody else may create Deliveries.
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     let deliveries: Api<Delivery> = Api::namespaced(operator, &tenant.namespace);
     let creates = (0..DELIVERIES).map(|number| {
         let delivery = json!({

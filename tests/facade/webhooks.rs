@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -469,7 +468,7 @@ async fn active_enables_a_webhook_that_was_disabled() {
         "delivery": "dlv-abcdefgh01234567", "eventId": "evt_1", "eventType": "instance.created", "attempts": 6,
         "error": "no", "generation": object.metadata.generation,
     }}});
-    let operator = shared().await.plane.client(Identity::Operator).await.unwrap();
+    let operator = crate::support::as_operator(shared().await.plane).await;
     Api::<Webhook>::namespaced(operator, &tenant.namespace)
         .patch_status(&name, &PatchParams::default(), &Patch::Merge(disabled))
         .await

@@ -88,11 +88,25 @@ impl Operator {
 
     /// As [`Self::start`], with another kubeconfig.
     pub async fn start_with(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Self {
+        Self::serving(spawn_operator(plane, arguments, kubeconfig)).await
+    }
+
+    /// Starts `stellage <arguments>` with exactly this environment, but on free ports, and waits until it serves.
+    pub async fn start_in(
+        plane: &ControlPlane,
+        arguments: &[&str],
+        environment: &[(String, String)],
+        kubeconfig: &Path,
+    ) -> Self {
+        Self::serving(spawn(plane, arguments, environment, kubeconfig)).await
+    }
+
+    async fn serving(spawned: Spawned) -> Self {
         let Spawned {
             mut daemon,
             log,
             ready_file,
-        } = spawn_operator(plane, arguments, kubeconfig);
+        } = spawned;
         let ready = eventually(
             "stellage to serve",
             async || {
@@ -248,8 +262,28 @@ struct Spawned {
     ready_file: PathBuf,
 }
 
-/// Starts `stellage <arguments>`.
+/// Starts `stellage <arguments>` with the settings that most tests need.
 fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -> Spawned {
+    let environment = [
+        (
+            "STELLAGE_LEASE_DURATION_SECONDS",
+            LEASE_SECONDS.to_string().as_str(),
+        ),
+        ("STELLAGE_SIMULATOR_FAULTS", "true"),
+        // Some tests create thousands.
+        ("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    spawn(plane, arguments, &environment, kubeconfig)
+}
+
+/// Starts `stellage <arguments>` on free ports.
+fn spawn(
+    plane: &ControlPlane,
+    arguments: &[&str],
+    environment: &[(String, String)],
+    kubeconfig: &Path,
+) -> Spawned {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let ready_file = plane.folder().join(format!("{name}.json"));
@@ -262,12 +296,9 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
         command.args(["--listen", "127.0.0.1:0"]);
     }
     command
-        .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
-        .env("STELLAGE_SIMULATOR_FAULTS", "true")
-        // Some tests create thousands.
-        .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")
-        .env("KUBECONFIG", kubeconfig)
-        .env("RUST_LOG", "info");
+        .env("RUST_LOG", "info")
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .env("KUBECONFIG", kubeconfig);
     let log = plane.folder().join(format!("{name}.log"));
     let daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
     Spawned {
@@ -365,6 +396,15 @@ pub async fn wait_until_webhooks_are_counted(quotas: &Api<ResourceQuota>) {
     .await;
 }
 
+/// The operator with an administrator's rights: for tests that write what the policies let only the operator write, although it has
+/// no use for it itself.
+pub async fn as_operator(plane: &ControlPlane) -> Client {
+    let mut config = plane.config(Identity::Admin).await.unwrap();
+    config.auth_info.impersonate = Some(Identity::Operator.user().to_owned());
+    config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
+    Client::try_from(config).unwrap()
+}
+
 /// Runs kubectl as the administrator; returns its stdout, or its stderr if it fails.
 pub fn kubectl(plane: &ControlPlane, arguments: &[&str], input: Option<&str>) -> Result<String, String> {
     run(
@@ -385,7 +425,8 @@ pub fn stellage(plane: &ControlPlane, arguments: &[&str]) -> Result<String, Stri
     )
 }
 
-fn run(command: &mut Command, input: Option<&str>) -> Result<String, String> {
+/// Runs a command; returns its stdout, or both outputs if it fails.
+pub fn run(command: &mut Command, input: Option<&str>) -> Result<String, String> {
     use std::io::Write as _;
     let mut child = command
         .stdin(Stdio::piped())
@@ -479,9 +520,17 @@ pub async fn own_plane() -> OwnPlane {
 
 /// As [`own_plane`], with other options.
 pub async fn plane_with(options: control_plane::Options) -> OwnPlane {
+    let plane = bare_plane(options).await;
+    install(&plane);
+    plane
+}
+
+/// As [`plane_with`], without anything installed.
+pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
+    // Every reqwest client needs a default provider, even without TLS. The call fails if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let permit = plane_permit().await;
     let plane = options.start().await.unwrap();
-    install(&plane);
     OwnPlane {
         plane,
         _permit: permit,

@@ -1,6 +1,6 @@
 //! Builds the binaries from the pinned Go modules, once.
 
-use super::{in_path, pins};
+use super::{in_path, pins::Bundle};
 use crate::{Error, ProcessGroup, daemon::tail};
 use std::{
     env,
@@ -16,17 +16,16 @@ use std::{
 const DISK_SPACE_GB: u64 = 6;
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
-/// Builds all binaries into `target`, which is created only when they are complete. The caller holds the lock.
-pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
+/// Builds all programs of a bundle into `target`, which is created only when they are complete. The caller holds the lock.
+pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
     let parent = target.parent().unwrap_or(Path::new("."));
-    check_go()?;
+    check_go(bundle)?;
     check_space(parent)?;
     say(&format!(
-        "Building etcd {} and Kubernetes {} from their Go modules into {}: a real control plane for the local run and \
-         the tests. This happens once, and takes about ten minutes on two cores.",
-        pins::version_of("go.etcd.io/etcd/server/v3"),
-        pins::version_of("k8s.io/kubernetes"),
+        "Building {} from pinned Go modules into {}. This happens once, and takes {} on two cores.",
+        bundle.purpose,
         target.display(),
+        bundle.takes,
     ));
     let work = tempfile::Builder::new()
         .prefix(".building-")
@@ -42,12 +41,12 @@ pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
     for folder in [&modules, &temporary, &binaries] {
         fs::create_dir(folder).map_err(Error::file("create", folder))?;
     }
-    for (name, text) in [("go.mod", pins::GO_MOD), ("go.sum", pins::GO_SUM)] {
+    for (name, text) in [("go.mod", bundle.go_mod), ("go.sum", bundle.go_sum)] {
         let path = modules.join(name);
         fs::write(&path, text).map_err(Error::file("write", path))?;
     }
     let started = Instant::now();
-    for (position, (binary, package)) in (1..).zip(pins::BINARIES) {
+    for (position, (binary, package)) in (1..).zip(bundle.binaries) {
         let mut command = Command::new("go");
         command
             .args([
@@ -55,7 +54,7 @@ pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
                 "-trimpath",
                 "-buildvcs=false",
                 "-ldflags",
-                &pins::linker_flags(),
+                &bundle.linker_flags(),
                 "-o",
             ])
             .arg(binaries.join(binary))
@@ -64,16 +63,13 @@ pub(super) fn into(target: &Path, say: &impl Fn(&str)) -> Result<(), Error> {
             // Ignore the user's settings for other projects.
             .envs([("CGO_ENABLED", "0"), ("GOFLAGS", ""), ("GOWORK", "off")])
             .env("GOTMPDIR", &temporary);
-        let name = format!("[{position}/{}] {binary}", pins::BINARIES.len());
+        let name = format!("[{position}/{}] {binary}", bundle.binaries.len());
         build(binary, command, &group, &work.path().join("log"), |note| {
             say(&format!("{name}{note} ({} s)", started.elapsed().as_secs()));
         })?;
     }
     fs::rename(&binaries, target).map_err(Error::file("create", target))?;
-    say(&format!(
-        "The control plane's binaries are in {}.",
-        target.display()
-    ));
+    say(&format!("They are in {}.", target.display()));
     Ok(())
 }
 
@@ -122,19 +118,20 @@ fn build(
     }
 }
 
-fn check_go() -> Result<(), Error> {
-    let wanted = pins::go_version();
-    let how = "install it from https://go.dev/dl/, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and \
-               kube-controller-manager";
+fn check_go(bundle: &Bundle) -> Result<(), Error> {
+    let wanted = bundle.go_version();
+    let how = format!("install it from https://go.dev/dl/, or set {}", bundle.instead);
     if in_path("go", env::var_os("PATH").as_deref()).is_none() {
         return Err(Error::Missing(format!(
-            "building the control plane once needs Go {wanted} or newer, but `go` is not in PATH: {how}"
+            "building {} once needs Go {wanted} or newer, but `go` is not in PATH: {how}",
+            bundle.purpose
         )));
     }
     let found = go_env("GOVERSION")?;
     if version(&found) < version(wanted) {
         return Err(Error::Missing(format!(
-            "building the control plane once needs Go {wanted} or newer, but this is {found}: {how}"
+            "building {} once needs Go {wanted} or newer, but this is {found}: {how}",
+            bundle.purpose
         )));
     }
     Ok(())
@@ -193,7 +190,7 @@ fn check_space(cache: &Path) -> Result<(), Error> {
         };
         if free < DISK_SPACE_GB * 1024 * 1024 {
             return Err(Error::Missing(format!(
-                "building the control plane needs {DISK_SPACE_GB} GB of disk space, but {} has {:.1} GB: free some, or \
+                "building them needs {DISK_SPACE_GB} GB of disk space, but {} has {:.1} GB: free some, or \
                  set {variable} to a folder on another disk",
                 folder.display(),
                 // One decimal is precise enough.

@@ -2,10 +2,13 @@
 //!
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
+//!
+//! Helm, which only the tests of the chart need, is built in the same way: [`helm`].
 
 mod compile;
 mod pins;
 
+use self::pins::Bundle;
 use crate::Error;
 use std::{
     env,
@@ -33,26 +36,7 @@ impl Assets {
         if let Some(folder) = env::var_os(KUBEBUILDER_ASSETS).filter(|folder| !folder.is_empty()) {
             return Self::in_named_folder(Path::new(&folder), env::var_os("PATH").as_deref());
         }
-        let cache = cache_folder()?;
-        let folder = cache.join(format!("control-plane-{}", pins::key()));
-        // If the folder exists, it is complete, because it is renamed into place.
-        if !folder.is_dir() {
-            fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
-            // Another checkout may be building the same binaries.
-            let path = cache.join(format!("control-plane-{}.lock", pins::key()));
-            let lock = File::create(&path).map_err(Error::file("create", &path))?;
-            if lock.try_lock().is_err() {
-                say(&format!(
-                    "Another process is building the control plane ({}); waiting for it.",
-                    path.display()
-                ));
-                lock.lock().map_err(Error::file("lock", &path))?;
-            }
-            if !folder.is_dir() {
-                compile::into(&folder, &say)?;
-            }
-        }
-        Ok(Self::all_in(&folder))
+        Ok(Self::all_in(&cached(&pins::CONTROL_PLANE, &say)?))
     }
 
     /// The folder with `kubectl`, for `PATH`.
@@ -108,6 +92,48 @@ impl Assets {
         }
         Ok(assets)
     }
+}
+
+/// The environment variable for a program of Helm 4 to use instead of building one.
+pub const STELLAGE_HELM: &str = "STELLAGE_HELM";
+
+/// Finds Helm, or builds it, which takes about four minutes on two cores and calls `say` with lines of progress. Blocks.
+pub fn helm(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    let Some(path) = env::var_os(STELLAGE_HELM).filter(|path| !path.is_empty()) else {
+        return Ok(cached(&pins::HELM, &say)?.join("helm"));
+    };
+    let path = PathBuf::from(path);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::Missing(format!(
+        "{STELLAGE_HELM}={} is not a file: name the program, or unset the variable to build it once",
+        path.display()
+    )))
+}
+
+/// The folder in the cache with the programs of a bundle, which are built if they are not there.
+fn cached(bundle: &Bundle, say: &impl Fn(&str)) -> Result<PathBuf, Error> {
+    let cache = cache_folder()?;
+    let folder = cache.join(format!("{}-{}", bundle.name, bundle.key()));
+    // If the folder exists, it is complete, because it is renamed into place.
+    if !folder.is_dir() {
+        fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
+        // Another checkout may be building the same binaries.
+        let path = cache.join(format!("{}-{}.lock", bundle.name, bundle.key()));
+        let lock = File::create(&path).map_err(Error::file("create", &path))?;
+        if lock.try_lock().is_err() {
+            say(&format!(
+                "Another process is building the same ({}); waiting for it.",
+                path.display()
+            ));
+            lock.lock().map_err(Error::file("lock", &path))?;
+        }
+        if !folder.is_dir() {
+            compile::into(bundle, &folder, say)?;
+        }
+    }
+    Ok(folder)
 }
 
 /// The first executable file called `name` in `path`.

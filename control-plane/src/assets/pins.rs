@@ -1,55 +1,106 @@
-//! The versions to build, from `control-plane/modules/go.mod` and `go.sum`, which are compiled in, and the linker flags.
+//! What to build: programs of pinned Go modules, whose `go.mod` and `go.sum` are compiled in, and the linker flags.
 
 use crate::random::digits;
 use sha2::{Digest as _, Sha256};
 use std::env::consts::{ARCH, OS};
 
-pub(super) const GO_MOD: &str = include_str!("../../modules/go.mod");
-pub(super) const GO_SUM: &str = include_str!("../../modules/go.sum");
-
-/// Each binary and its package. etcd is first, because it takes seconds, so that a broken toolchain shows at once.
-pub(super) const BINARIES: [(&str, &str); 4] = [
-    ("etcd", "go.etcd.io/etcd/server/v3"),
-    ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    (
-        "kube-controller-manager",
-        "k8s.io/kubernetes/cmd/kube-controller-manager",
-    ),
-    ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
-];
-
-/// The version of a required module, with its `v`.
-pub(super) fn version_of(module: &str) -> &'static str {
-    GO_MOD
-        .lines()
-        .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
-        .find(|(name, _)| *name == module)
-        .and_then(|(_, version)| version.split_whitespace().next())
-        .unwrap_or_default()
+/// Programs that are built together from one `go.mod`.
+pub(super) struct Bundle {
+    /// Beginning of the name of its folder in the cache.
+    pub(super) name: &'static str,
+    /// What is being built and what for, as in "Building …".
+    pub(super) purpose: &'static str,
+    /// Observed time to build it on two cores.
+    pub(super) takes: &'static str,
+    /// The environment variable for those who have the programs already.
+    pub(super) instead: &'static str,
+    pub(super) go_mod: &'static str,
+    pub(super) go_sum: &'static str,
+    /// Each program and its package.
+    pub(super) binaries: &'static [(&'static str, &'static str)],
+    /// The module whose version the programs report.
+    versioned: Option<&'static str>,
 }
 
-/// The minimum Go version.
-pub(super) fn go_version() -> &'static str {
-    GO_MOD
-        .lines()
-        .find_map(|line| line.strip_prefix("go "))
-        .unwrap_or_default()
-        .trim()
-}
+/// The servers and kubectl. etcd is first, because it takes seconds, so that a broken toolchain shows at once.
+pub(super) const CONTROL_PLANE: Bundle = Bundle {
+    name: "control-plane",
+    purpose: "etcd and Kubernetes, a real control plane for the local run and the tests",
+    takes: "about ten minutes",
+    instead: "KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kube-controller-manager",
+    go_mod: include_str!("../../modules/go.mod"),
+    go_sum: include_str!("../../modules/go.sum"),
+    binaries: &[
+        ("etcd", "go.etcd.io/etcd/server/v3"),
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        (
+            "kube-controller-manager",
+            "k8s.io/kubernetes/cmd/kube-controller-manager",
+        ),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ],
+    versioned: Some("k8s.io/kubernetes"),
+};
 
-/// Sets the version; otherwise the server reports v0.0.0, and clients warn.
-pub(super) fn linker_flags() -> String {
-    format!(
-        "-s -w -X k8s.io/component-base/version.gitVersion={}",
-        version_of("k8s.io/kubernetes")
-    )
-}
+/// Helm, which needs newer libraries of Kubernetes than the servers.
+pub(super) const HELM: Bundle = Bundle {
+    name: "helm",
+    purpose: "Helm, for the tests of the chart",
+    takes: "about four minutes",
+    instead: "STELLAGE_HELM to a program of Helm 4",
+    go_mod: include_str!("../../helm/go.mod"),
+    go_sum: include_str!("../../helm/go.sum"),
+    binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    versioned: None,
+};
 
-/// Name of the cache folder, which depends on versions, flags and the platform.
-pub(super) fn key() -> String {
-    let packages = BINARIES.map(|(_, package)| package).join(" ");
-    let digest = Sha256::digest([GO_MOD, GO_SUM, &linker_flags(), &packages, OS, ARCH].join("\n"));
-    digits(&digest[..6])
+impl Bundle {
+    /// The version of a required module, with its `v`.
+    pub(super) fn version_of(&self, module: &str) -> &'static str {
+        self.go_mod
+            .lines()
+            .filter_map(|line| line.trim().trim_start_matches("require ").split_once(' '))
+            .find(|(name, _)| *name == module)
+            .and_then(|(_, version)| version.split_whitespace().next())
+            .unwrap_or_default()
+    }
+
+    /// The minimum Go version.
+    pub(super) fn go_version(&self) -> &'static str {
+        self.go_mod
+            .lines()
+            .find_map(|line| line.strip_prefix("go "))
+            .unwrap_or_default()
+            .trim()
+    }
+
+    /// Sets the version; otherwise the server reports v0.0.0, and clients warn.
+    pub(super) fn linker_flags(&self) -> String {
+        let version = self.versioned.map(|module| {
+            format!(
+                " -X k8s.io/component-base/version.gitVersion={}",
+                self.version_of(module)
+            )
+        });
+        format!("-s -w{}", version.unwrap_or_default())
+    }
+
+    /// The key in the name of the cache folder, which depends on versions, flags and the platform.
+    pub(super) fn key(&self) -> String {
+        let packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
+        let digest = Sha256::digest(
+            [
+                self.go_mod,
+                self.go_sum,
+                &self.linker_flags(),
+                &packages.join(" "),
+                OS,
+                ARCH,
+            ]
+            .join("\n"),
+        );
+        digits(&digest[..6])
+    }
 }
 
 #[cfg(test)]
@@ -58,10 +109,22 @@ mod tests {
 
     #[test]
     fn the_pins_are_read_from_go_mod() {
-        assert!(version_of("k8s.io/kubernetes").starts_with("v1."));
-        assert!(version_of("go.etcd.io/etcd/server/v3").starts_with("v3."));
-        assert!(linker_flags().ends_with(version_of("k8s.io/kubernetes")));
-        assert!(go_version().starts_with("1."));
-        assert_eq!(key().len(), 12);
+        assert!(CONTROL_PLANE.version_of("k8s.io/kubernetes").starts_with("v1."));
+        assert!(
+            CONTROL_PLANE
+                .version_of("go.etcd.io/etcd/server/v3")
+                .starts_with("v3.")
+        );
+        assert!(
+            CONTROL_PLANE
+                .linker_flags()
+                .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
+        );
+        assert_eq!(HELM.linker_flags(), "-s -w");
+        for bundle in [CONTROL_PLANE, HELM] {
+            assert!(bundle.go_version().starts_with("1."));
+            assert_eq!(bundle.key().len(), 12);
+        }
+        assert_ne!(CONTROL_PLANE.key(), HELM.key());
     }
 }

@@ -19,7 +19,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use super::{
-    AccountError, CONTROLLER, Shared, children,
+    AccountError, CONTROLLER, Shared,
+    children::{self, Grant},
     decide::{self, Claim, Contents, NamespaceView, Outcome, Removal},
     resync,
 };
@@ -316,10 +317,25 @@ impl Work<'_> {
 
     async fn ensure_children(&self, account: &Account) -> Result<Quota, AccountError> {
         let deps = &self.shared.deps;
+        self.ensure_binding(account, children::OPERATOR, &deps.service_account)
+            .await?;
+        if let Some(service_account) = &deps.api_service_account {
+            self.ensure_binding(account, children::API, service_account)
+                .await?;
+        }
+        self.ensure_quota(account).await
+    }
+
+    async fn ensure_binding(
+        &self,
+        account: &Account,
+        grant: Grant,
+        service_account: &str,
+    ) -> Result<(), AccountError> {
         let bindings = self.inside::<RoleBinding>();
-        let wanted = children::role_binding(account, &deps.namespace, &deps.service_account);
+        let wanted = children::role_binding(account, grant, &self.shared.deps.namespace, service_account);
         let is = bindings
-            .get_opt(children::BINDING_NAME)
+            .get_opt(grant.binding)
             .doing("read the RoleBinding")
             .await?;
         if let Some(is) = &is
@@ -328,7 +344,7 @@ impl Work<'_> {
             // The role of a binding is immutable.
             self.delete(
                 &bindings,
-                children::BINDING_NAME,
+                grant.binding,
                 "delete the RoleBinding that grants something else",
             )
             .await?;
@@ -336,8 +352,7 @@ impl Work<'_> {
         if !is.is_some_and(|is| children::binding_matches(&is, &wanted)) {
             self.apply(bindings, &wanted, "apply the RoleBinding").await?;
         }
-
-        self.ensure_quota(account).await
+        Ok(())
     }
 
     async fn ensure_quota(&self, account: &Account) -> Result<Quota, AccountError> {
@@ -571,7 +586,7 @@ impl Work<'_> {
         self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
             .await?;
         let bindings = self.inside::<RoleBinding>();
-        let binding = bindings.get_opt(children::BINDING_NAME);
+        let binding = bindings.get_opt(children::OPERATOR.binding);
         // Without it this has been done by an earlier try, and Secrets can no longer be listed.
         if binding.doing("read the RoleBinding").await?.is_some() {
             // Receivers would take what the next account signs with these for events of this one.
@@ -582,8 +597,11 @@ impl Work<'_> {
         let quotas = self.inside::<ResourceQuota>();
         self.delete(&quotas, children::QUOTA_NAME, "delete the ResourceQuota")
             .await?;
-        self.delete(&bindings, children::BINDING_NAME, "delete the RoleBinding")
-            .await?;
+        // The facade's first: without the other one, what comes before counts as done.
+        for grant in [children::API, children::OPERATOR] {
+            self.delete(&bindings, grant.binding, "delete the RoleBinding")
+                .await?;
+        }
         let unlabel = json!({ "metadata": {
             "resourceVersion": namespace.metadata.resource_version,
             "labels": { ACCOUNT_LABEL: null },

@@ -28,10 +28,26 @@ pub(super) const MADE_FOR_ANNOTATION: &str = "stellage.dev/made-for-account";
 pub(super) const QUOTA_NAME: &str = "stellage";
 /// Name of the probe quota, which exists until Kubernetes can count all kinds.
 const PROBE_NAME: &str = "stellage-probe";
-/// Name of the RoleBinding.
-pub(super) const BINDING_NAME: &str = "stellage-operator";
-/// The ClusterRole that the RoleBinding grants: access to Secrets, in this namespace only.
-pub(super) const CLUSTER_ROLE: &str = "stellage-account";
+/// What a service account of the operator may do in an account's namespace beyond its rights in the whole cluster. The admission
+/// policy `operator-rolebindings.stellage.dev` lets the operator grant nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grant {
+    /// Name of the RoleBinding.
+    pub(super) binding: &'static str,
+    /// The ClusterRole that it grants: access to Secrets, in this namespace only.
+    cluster_role: &'static str,
+}
+
+/// The rights of the controllers, or of the whole operator if it has one service account.
+pub(super) const OPERATOR: Grant = Grant {
+    binding: "stellage-operator",
+    cluster_role: "stellage-account",
+};
+/// The rights of the facade, if it has a service account of its own.
+pub(super) const API: Grant = Grant {
+    binding: "stellage-operator-api",
+    cluster_role: "stellage-account-api",
+};
 
 /// What every account is limited to, unless its spec says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,18 +169,19 @@ pub(super) fn counts_all(quota: &ResourceQuota) -> bool {
     used.is_some_and(|used| ALL.iter().all(|what| used.contains_key(*what)))
 }
 
-/// The RoleBinding that lets the operator access Secrets in this namespace.
+/// The RoleBinding that lets a service account of the operator access Secrets in this namespace.
 pub(super) fn role_binding(
     account: &Account,
+    grant: Grant,
     operator_namespace: &str,
     service_account: &str,
 ) -> RoleBinding {
     RoleBinding {
-        metadata: metadata(account, BINDING_NAME),
+        metadata: metadata(account, grant.binding),
         role_ref: RoleRef {
             api_group: "rbac.authorization.k8s.io".to_owned(),
             kind: "ClusterRole".to_owned(),
-            name: CLUSTER_ROLE.to_owned(),
+            name: grant.cluster_role.to_owned(),
         },
         subjects: Some(vec![Subject {
             kind: "ServiceAccount".to_owned(),
@@ -400,8 +417,10 @@ pub(super) mod tests {
     #[test]
     fn the_binding_names_the_operators_service_account() {
         let ada = account("ada", "shop", 1);
-        let wanted = role_binding(&ada, "sys", "stellage");
+        let wanted = role_binding(&ada, OPERATOR, "sys", "stellage");
         assert_eq!(wanted.metadata.namespace.as_deref(), Some("shop"));
+        let of_the_api = role_binding(&ada, API, "sys", "stellage-api");
+        assert!(!binding_matches(&of_the_api, &wanted));
         let mut widened = wanted.clone();
         widened.subjects.as_mut().unwrap().push(Subject::default());
         assert!(binding_matches(&wanted, &wanted) && !binding_matches(&widened, &wanted));

@@ -69,8 +69,10 @@ pub struct Deps {
     pub client: Client,
     /// The operator's namespace, which holds its service account; no Account may use it.
     pub namespace: String,
-    /// Name of the operator's service account.
+    /// Name of the service account that the controllers run with, or the whole operator.
     pub service_account: String,
+    /// Name of the facade's service account, if it has one of its own.
+    pub api_service_account: Option<String>,
     /// The limits of accounts that set none.
     pub quotas: DefaultQuotas,
     /// Name of this replica in Kubernetes Events.

@@ -1,0 +1,239 @@
+{{/*
+Settings as environment variables: `retrySchedule` becomes STELLAGE_RETRY_SCHEDULE. Those that are null are left out.
+*/}}
+{{- define "stellage.settings" -}}
+{{- range $name, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+- name: STELLAGE_{{ regexReplaceAll "([A-Z])" $name "_${1}" | upper }}
+{{- if kindIs "slice" $value }}
+  value: {{ join "," $value | quote }}
+{{- else if kindIs "float64" $value }}
+  value: {{ eq (floor $value) $value | ternary (printf "%.0f" $value) (printf "%v" $value) | quote }}
+{{- else }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+A Deployment of `component` (api, controller or all), which runs `command` with the values `pods`. `.root` is the chart's scope.
+*/}}
+{{- define "stellage.deployment" -}}
+{{- $root := .root }}
+{{- $values := .root.Values }}
+{{- $pods := .pods }}
+{{- $servesApi := ne .component "controller" }}
+{{- $controls := ne .component "api" }}
+{{- $labels := dict "app.kubernetes.io/component" .component }}
+{{- $delay := $servesApi | ternary (int $values.api.settings.shutdownDelaySeconds) 0 }}
+{{- $grace := kindIs "invalid" $values.settings.shutdownGraceSeconds | ternary 20 (int $values.settings.shutdownGraceSeconds) }}
+{{- $catalogue := include "stellage.catalogue" $root }}
+{{- $smtp := include "stellage.smtpSecret" $root }}
+{{- /* Whole folders: Kubernetes never updates a file that is mounted alone, and the catalogue and certificates are read again. */}}
+{{- $volumes := list }}
+{{- if $catalogue }}{{ $volumes = append $volumes (dict "name" "catalogue" "configMap" $catalogue) }}{{ end }}
+{{- if $values.receivers.caSecret }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
+{{- if and $controls $values.smtp.caSecret }}{{ $volumes = append $volumes (dict "name" "smtp-ca" "secret" $values.smtp.caSecret) }}{{ end }}
+{{- if and $servesApi $values.tls.existingSecret }}{{ $volumes = append $volumes (dict "name" "tls" "secret" $values.tls.existingSecret) }}{{ end }}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ .name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "stellage.labels" $root | nindent 4 }}
+    {{- toYaml $labels | nindent 4 }}
+spec:
+  {{- if not (and $servesApi $values.api.autoscaling.enabled) }}
+  replicas: {{ $pods.replicas }}
+  {{- end }}
+  selector:
+    matchLabels:
+      {{- include "stellage.selector" $root | nindent 6 }}
+      {{- toYaml $labels | nindent 6 }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+  template:
+    metadata:
+      labels:
+        {{- with $pods.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- include "stellage.labels" $root | nindent 8 }}
+        {{- toYaml $labels | nindent 8 }}
+      annotations:
+        kubectl.kubernetes.io/default-container: stellage
+        {{- with $pods.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      serviceAccountName: {{ .serviceAccount }}
+      automountServiceAccountToken: true
+      enableServiceLinks: false
+      # Longer than what the program takes to end: it accepts requests for {{ $delay }} s more, and then finishes what is in progress.
+      terminationGracePeriodSeconds: {{ add $delay $grace 10 }}
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 65532
+        runAsGroup: 65532
+        fsGroup: 65532
+        seccompProfile: {type: RuntimeDefault}
+      containers:
+        - name: stellage
+          image: {{ include "stellage.image" $root | quote }}
+          imagePullPolicy: {{ $values.image.pullPolicy }}
+          args: [{{ .command }}]
+          env:
+            - name: STELLAGE_NAMESPACE
+              value: {{ $root.Release.Namespace }}
+            # Receivers must not have the addresses of this pod and its node.
+            - name: POD_IPS
+              valueFrom: {fieldRef: {fieldPath: status.podIPs}}
+            - name: HOST_IPS
+              valueFrom: {fieldRef: {fieldPath: status.hostIPs}}
+            - name: STELLAGE_OWN_ADDRESSES
+              value: $(POD_IPS),$(HOST_IPS)
+            {{- if $servesApi }}
+            - name: STELLAGE_LISTEN
+              value: {{ printf "%s:8080" $values.listenAddress | quote }}
+            {{- end }}
+            - name: STELLAGE_METRICS_LISTEN
+              value: {{ printf "%s:9090" $values.listenAddress | quote }}
+            {{- if $catalogue }}
+            - name: STELLAGE_CATALOGUE
+              value: /etc/stellage/catalogue/catalogue.yaml
+            {{- end }}
+            {{- if $values.receivers.caSecret }}
+            - name: STELLAGE_RECEIVER_CA
+              value: /etc/stellage/receiver-ca/ca.crt
+            {{- end }}
+            {{- if and $servesApi $values.tls.existingSecret }}
+            - name: STELLAGE_TLS_CERT
+              value: /etc/stellage/tls/tls.crt
+            - name: STELLAGE_TLS_KEY
+              value: /etc/stellage/tls/tls.key
+            {{- end }}
+            {{- if $controls }}
+            - name: STELLAGE_SERVICE_ACCOUNT
+              value: {{ .serviceAccount }}
+            {{- if eq $values.mode "split" }}
+            - name: STELLAGE_API_SERVICE_ACCOUNT
+              value: {{ include "stellage.api.serviceAccount" $root }}
+            {{- end }}
+            {{- if $smtp }}
+            - name: STELLAGE_SMTP_URL
+              valueFrom: {secretKeyRef: {name: {{ $smtp }}, key: {{ include "stellage.smtpSecretKey" $root }}}}
+            {{- end }}
+            {{- if $values.smtp.caSecret }}
+            - name: STELLAGE_SMTP_CA
+              value: /etc/stellage/smtp-ca/ca.crt
+            {{- end }}
+            {{- end }}
+            {{- $settings := merge dict $values.settings ($servesApi | ternary $values.api.settings dict) ($controls | ternary $values.controller.settings dict) }}
+            {{- with include "stellage.settings" $settings | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
+            {{- with $pods.extraEnv }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          ports:
+            {{- if $servesApi }}
+            - {name: rest, containerPort: 8080}
+            {{- end }}
+            - {name: metrics, containerPort: 9090}
+          livenessProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 3
+          readinessProbe:
+            httpGet: {path: /readyz, port: metrics}
+            periodSeconds: 2
+            timeoutSeconds: 2
+            failureThreshold: 1
+          resources:
+            {{- toYaml $pods.resources | nindent 12 }}
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {drop: [ALL]}
+          {{- if $volumes }}
+          volumeMounts:
+            {{- range $volumes }}
+            - {name: {{ .name }}, mountPath: /etc/stellage/{{ .name }}, readOnly: true}
+            {{- end }}
+          {{- end }}
+      {{- if $volumes }}
+      volumes:
+        {{- range $volumes }}
+        - name: {{ .name }}
+          {{- if .secret }}
+          # Mode 0440.
+          secret: {secretName: {{ .secret }}, defaultMode: 288}
+          {{- else }}
+          configMap: {name: {{ .configMap }}}
+          {{- end }}
+        {{- end }}
+      {{- end }}
+      topologySpreadConstraints:
+        {{- $constraints := $pods.topologySpreadConstraints }}
+        {{- if kindIs "invalid" $constraints }}
+        {{- $constraints = list }}
+        {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+        {{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $key "whenUnsatisfiable" "ScheduleAnyway") }}
+        {{- end }}
+        {{- end }}
+        {{- range $constraints }}
+        - {{- toYaml . | nindent 10 }}
+          {{- if not .labelSelector }}
+          labelSelector:
+            matchLabels:
+              {{- include "stellage.selector" $root | nindent 14 }}
+              {{- toYaml $labels | nindent 14 }}
+          {{- end }}
+        {{- end }}
+      {{- with $values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $pods.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- with $pods.nodeSelector }}
+      nodeSelector:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $pods.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $pods.affinity }}
+      affinity:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+{{- end -}}
+
+{{/* A PodDisruptionBudget for the pods of `component`, of which there are at least `replicas`. */}}
+{{- define "stellage.podDisruptionBudget" -}}
+{{- if and .pods.podDisruptionBudget.enabled (gt (int .replicas) 1) }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "stellage.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+spec:
+  maxUnavailable: 1
+  # A pod that is not ready serves nobody, so it may go.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "stellage.selector" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- end -}}

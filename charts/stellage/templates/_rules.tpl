@@ -1,0 +1,222 @@
+{{/*
+What the processes may do, each rule with its reason and exactly the verbs that the code uses. With `mode: all` one service account
+has both lists.
+*/}}
+
+{{- define "stellage.rules.api" -}}
+# The facade creates, changes and deletes instances and webhooks for account holders. It never writes a status.
+- apiGroups: ["stellage.dev"]
+  resources: ["instances", "webhooks"]
+  verbs: ["get", "list", "watch", "create", "patch", "delete"]
+# The facade creates and deletes backups for account holders.
+- apiGroups: ["stellage.dev"]
+  resources: ["backups"]
+  verbs: ["get", "list", "watch", "create", "delete"]
+# The facade lists what is owed, creates test events, and asks for redelivery with an annotation.
+- apiGroups: ["stellage.dev"]
+  resources: ["deliveries"]
+  verbs: ["get", "list", "create", "patch"]
+# The facade reads the log of events.
+- apiGroups: ["stellage.dev"]
+  resources: ["eventlogs"]
+  verbs: ["get", "list"]
+# The facade looks up which account a key belongs to.
+- apiGroups: ["stellage.dev"]
+  resources: ["accounts"]
+  verbs: ["list", "watch"]
+# The facade watches the digests of keys, and revokes keys for account holders. It creates them in accounts' namespaces only: see
+# stellage-account.
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys"]
+  verbs: ["get", "list", "watch", "delete"]
+{{- end -}}
+
+{{- define "stellage.rules.controller" -}}
+# Administrators create accounts; the controller reads them and sets its finalizer (a patch of metadata).
+- apiGroups: ["stellage.dev"]
+  resources: ["accounts"]
+  verbs: ["list", "watch", "patch"]
+# The controller reads instances and sets its finalizer (a patch of metadata).
+- apiGroups: ["stellage.dev"]
+  resources: ["instances"]
+  verbs: ["get", "list", "watch", "patch"]
+# The controller makes scheduled backups, deletes those that newer ones have replaced, and sets its finalizer (a patch of metadata).
+- apiGroups: ["stellage.dev"]
+  resources: ["backups"]
+  verbs: ["list", "watch", "create", "patch", "delete"]
+# The controller reads webhooks; it deletes those of a deleted account.
+- apiGroups: ["stellage.dev"]
+  resources: ["webhooks"]
+  verbs: ["get", "list", "watch", "delete"]
+# The controller writes what it has observed. Backups and webhooks are only ever written whole.
+- apiGroups: ["stellage.dev"]
+  resources: ["accounts/status", "instances/status"]
+  verbs: ["update", "patch"]
+- apiGroups: ["stellage.dev"]
+  resources: ["backups/status", "webhooks/status"]
+  verbs: ["update"]
+# The controller records what is owed and what was sent, and deletes old records.
+- apiGroups: ["stellage.dev"]
+  resources: ["deliveries"]
+  verbs: ["get", "list", "watch", "create", "update", "delete"]
+# The controller logs events in pages, which it never changes, and deletes old ones.
+- apiGroups: ["stellage.dev"]
+  resources: ["eventlogs"]
+  verbs: ["get", "list", "create", "delete"]
+# The controller deletes the keys of a deleted account, and marks copies of other accounts' digests.
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys"]
+  verbs: ["list", "patch", "delete"]
+# The controller creates and labels the namespace of an account, and deletes it if it created it. RBAC cannot be limited by label; the
+# admission policy operator-namespaces.stellage.dev keeps it to those, and away from kube-* and its own.
+- apiGroups: [""]
+  resources: ["namespaces"]
+  verbs: ["get", "list", "watch", "create", "patch", "delete"]
+# The ResourceQuota that makes an account's limits hold for kubectl as well, and the one that shows when Kubernetes can count all
+# kinds.
+- apiGroups: [""]
+  resources: ["resourcequotas"]
+  verbs: ["list", "watch"]
+- apiGroups: [""]
+  resources: ["resourcequotas"]
+  resourceNames: ["stellage", "stellage-probe"]
+  verbs: ["get", "create", "patch", "delete"]
+# The RoleBindings that let the operator use Secrets in an account's namespace, and nowhere else; see also the admission policy
+# operator-rolebindings.stellage.dev.
+- apiGroups: ["rbac.authorization.k8s.io"]
+  resources: ["rolebindings"]
+  verbs: ["list", "watch"]
+- apiGroups: ["rbac.authorization.k8s.io"]
+  resources: ["rolebindings"]
+  resourceNames: ["stellage-operator", "stellage-operator-api"]
+  verbs: ["get", "create", "patch", "delete"]
+# Whoever creates a RoleBinding must hold the rights in it or be allowed to bind the role: these and no other.
+- apiGroups: ["rbac.authorization.k8s.io"]
+  resources: ["clusterroles"]
+  resourceNames: ["stellage-account", "stellage-account-api"]
+  verbs: ["bind"]
+# Events for `kubectl describe`. Repeated ones are not published, so none is ever patched.
+- apiGroups: ["events.k8s.io"]
+  resources: ["events"]
+  verbs: ["create"]
+{{- end -}}
+
+{{- define "stellage.rules.both" -}}
+# Receivers of webhooks must not have addresses of the cluster itself; these objects name them.
+- apiGroups: ["networking.k8s.io"]
+  resources: ["servicecidrs"]
+  verbs: ["list"]
+- apiGroups: [""]
+  resources: ["nodes"]
+  verbs: ["list"]
+{{- end -}}
+
+{{- define "stellage.rules.account.api" -}}
+# A webhook's signing secret is in a Secret in the same namespace, which the facade creates, rotates, and shows once.
+- apiGroups: [""]
+  resources: ["secrets"]
+  verbs: ["get", "create", "patch", "delete"]
+# The facade creates keys for account holders (POST /v1/keys).
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys"]
+  verbs: ["create"]
+{{- end -}}
+
+{{- define "stellage.rules.account.controller" -}}
+# The controller signs with the secrets of webhooks and removes those that have expired. Those labelled for webhooks, which it lists by
+# that label, go with their account.
+- apiGroups: [""]
+  resources: ["secrets"]
+  verbs: ["get", "list", "patch", "delete"]
+{{- end -}}
+
+{{- define "stellage.rules.lease" -}}
+# Leader election uses this one Lease.
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  resourceNames: ["stellage-controller"]
+  verbs: ["get", "update"]
+# A create cannot be limited to a name: the name is not known when it is authorized.
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  verbs: ["create"]
+{{- end -}}
+
+{{- define "stellage.rules.rateLimits" -}}
+# The facade keeps what is spent of rate limits across restarts, in this one ConfigMap.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-rate-limits"]
+  verbs: ["get", "update"]
+# A create cannot be limited to a name: the name is not known when it is authorized.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  verbs: ["create"]
+{{- end -}}
+
+{{/*
+A role (a ClusterRole, or a Role if `.namespaced`) with `rules`, the names of templates, which is bound to `serviceAccount`, unless that
+is empty.
+*/}}
+{{- define "stellage.role" -}}
+{{- $kind := empty .namespaced | ternary "ClusterRole" "Role" }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+metadata:
+  name: {{ .name }}
+  {{- if .namespaced }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- end }}
+  labels:
+    {{- include "stellage.labels" .root | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+rules:
+  {{- $root := .root }}
+  {{- range .rules }}
+  {{- include . $root | nindent 2 }}
+  {{- end }}
+{{- if .serviceAccount }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- if .namespaced }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- end }}
+  labels:
+    {{- include "stellage.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .serviceAccount }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
+{{- end -}}
+
+{{- define "stellage.rules.tenant.view" -}}
+# What is in an account's namespace, but for its keys and Secrets.
+- apiGroups: ["stellage.dev"]
+  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs"]
+  verbs: ["get", "list", "watch"]
+{{- end -}}
+
+{{- define "stellage.rules.tenant.edit" -}}
+# No status, which the operator writes alone. What was delivered can only be read.
+- apiGroups: ["stellage.dev"]
+  resources: ["instances", "backups", "webhooks"]
+  verbs: ["create", "update", "patch", "delete", "deletecollection"]
+{{- end -}}
+
+{{- define "stellage.rules.tenant.admin" -}}
+# Keys for the REST API are rights that are passed on, so they are the business of whoever also binds roles.
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys"]
+  verbs: ["get", "list", "watch", "create", "delete", "deletecollection"]
+{{- end -}}

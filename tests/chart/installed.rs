@@ -1,0 +1,648 @@
+//! The chart, installed by real Helm into a control plane of its own. There are no pods, so what their containers run is started as
+//! local processes, with the tokens of their service accounts, their arguments, their environment and their files.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use control_plane::{ControlPlane, Identity, audit::Request};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, EnvVar, Namespace, Secret, Volume},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, PostParams},
+};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use stellage::resources::{Account, Instance};
+
+use super::{Helm, chart, kubeconfig_of, objects};
+use crate::support::{
+    Operator, Tenant, bare_plane, eventually, kubectl,
+    receivers::{Answer, Receiver},
+    run, wait_until_webhooks_are_counted,
+};
+
+const NAMESPACE: &str = "stellage-system";
+/// Where the containers find their files.
+const MOUNTS: &str = "/etc/stellage/";
+
+/// The values of the test: receivers on loopback, mails into a folder, everything within seconds.
+fn values() -> Value {
+    json!({
+        "catalogue": { "regions": ["fr-par-1", "de-fra-1"] },
+        "smtp": { "existingSecret": "mail" },
+        "receivers": { "caSecret": "receiver-ca" },
+        "settings": { "provisioningSeconds": 0.5, "receiverAllow": ["127.0.0.0/8", "::1/128"] },
+        "controller": { "settings": { "retrySchedule": "200ms,200ms", "leaseDurationSeconds": 90 } },
+    })
+}
+
+/// What a pod of a Deployment would run.
+struct Container {
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    service_account: String,
+}
+
+/// Writes a volume's files as kubelet does: they are links into a folder whose link is replaced as a whole.
+fn mount(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
+    fs::create_dir_all(folder).unwrap();
+    let version = format!("..{}", fs::read_dir(folder).unwrap().count());
+    fs::create_dir(folder.join(&version)).unwrap();
+    for (name, bytes) in files {
+        fs::write(folder.join(&version).join(name), bytes).unwrap();
+    }
+    symlink(&version, folder.join("..data_tmp")).unwrap();
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+    for name in files.keys().filter(|name| !folder.join(name).is_symlink()) {
+        symlink(Path::new("..data").join(name), folder.join(name)).unwrap();
+    }
+}
+
+struct Cluster<'a> {
+    plane: &'a ControlPlane,
+    client: Client,
+    /// Instead of [`MOUNTS`].
+    mounts: tempfile::TempDir,
+}
+
+impl Cluster<'_> {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn mount(&self, volume: &Volume) {
+        let files = match (&volume.config_map, &volume.secret) {
+            (Some(config_map), _) => {
+                let config_map: ConfigMap = self.api().get(&config_map.name).await.unwrap();
+                let files = config_map.data.unwrap().into_iter();
+                files.map(|(name, text)| (name, text.into_bytes())).collect()
+            }
+            (_, Some(secret)) => {
+                let secret: Secret = self
+                    .api()
+                    .get(secret.secret_name.as_deref().unwrap())
+                    .await
+                    .unwrap();
+                let files = secret.data.unwrap().into_iter();
+                files.map(|(name, bytes)| (name, bytes.0)).collect()
+            }
+            other => panic!("{other:?}"),
+        };
+        mount(&self.mounts.path().join(&volume.name), &files);
+    }
+
+    async fn value_of(&self, variable: &EnvVar, before: &[(String, String)]) -> String {
+        let Some(from) = &variable.value_from else {
+            let value = variable.value.clone().unwrap_or_default();
+            return before.iter().fold(value, |value, (name, text)| {
+                value.replace(&format!("$({name})"), text)
+            });
+        };
+        if let Some(field) = &from.field_ref {
+            return match field.field_path.as_str() {
+                "status.podIPs" => "198.51.100.7".to_owned(),
+                "status.hostIPs" => "198.51.100.8,2001:db8::8".to_owned(),
+                other => panic!("{other}"),
+            };
+        }
+        let reference = from.secret_key_ref.as_ref().unwrap();
+        let secret: Secret = self.api().get(&reference.name).await.unwrap();
+        String::from_utf8(secret.data.unwrap()[&reference.key].0.clone()).unwrap()
+    }
+
+    /// What a pod of this Deployment would run now, with its files in place.
+    async fn container(&self, deployment: &str) -> Container {
+        let deployment: Deployment = self.api().get(deployment).await.unwrap();
+        let pod = deployment.spec.unwrap().template.spec.unwrap();
+        for volume in pod.volumes.iter().flatten() {
+            self.mount(volume).await;
+        }
+        let container = &pod.containers[0];
+        assert!(
+            container.command.is_none(),
+            "the image's entry point is the program"
+        );
+        let mounts = format!("{}/", self.mounts.path().display());
+        let mut environment = Vec::new();
+        for variable in container.env.iter().flatten() {
+            let value = self.value_of(variable, &environment).await;
+            environment.push((variable.name.clone(), value.replace(MOUNTS, &mounts)));
+        }
+        Container {
+            arguments: container.args.clone().unwrap(),
+            environment,
+            service_account: pod.service_account_name.unwrap(),
+        }
+    }
+
+    async fn start(&self, deployment: &str) -> Operator {
+        let container = self.container(deployment).await;
+        let arguments: Vec<&str> = container.arguments.iter().map(String::as_str).collect();
+        let kubeconfig = kubeconfig_of(self.plane, NAMESPACE, &container.service_account);
+        Operator::start_in(self.plane, &arguments, &container.environment, &kubeconfig).await
+    }
+
+    /// The requests of the operator's service accounts.
+    fn requests(&self) -> Vec<Request> {
+        let prefix = format!("system:serviceaccount:{NAMESPACE}:");
+        let all = self.plane.requests().unwrap().into_iter();
+        all.filter(|request| request.user.starts_with(&prefix)).collect()
+    }
+}
+
+fn printer_columns(plane: &ControlPlane) -> String {
+    let query = "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}";
+    kubectl(
+        plane,
+        &["get", "crd", "instances.stellage.dev", "-o", query],
+        None,
+    )
+    .unwrap()
+}
+
+/// A copy of the chart whose CRD of instances has another column, as a later version may.
+fn later_chart(folder: &Path) -> PathBuf {
+    let later = folder.join("stellage");
+    run(Command::new("cp").arg("-r").arg(chart()).arg(&later), None).unwrap();
+    let crd = later.join("files/crds/instances.yaml");
+    let column =
+        "additionalPrinterColumns:\n    - jsonPath: .metadata.uid\n      name: Later\n      type: string\n";
+    let text = fs::read_to_string(&crd).unwrap();
+    fs::write(&crd, text.replacen("additionalPrinterColumns:\n", column, 1)).unwrap();
+    later
+}
+
+/// A request that must succeed.
+async fn call(tenant: &Tenant, method: Method, path: &str, body: Value) -> Value {
+    let body = Some(body).filter(|body| !body.is_null());
+    let answer = tenant.call(method.clone(), path, body.as_ref()).await;
+    assert!(answer.status.is_success(), "{method} {path}: {answer:?}");
+    if answer.text.is_empty() {
+        Value::Null
+    } else {
+        answer.json()["data"].clone()
+    }
+}
+
+async fn wait_for_status(tenant: &Tenant, path: &str, status: &str) {
+    let get = async || call(tenant, Method::GET, path, Value::Null).await["status"].clone();
+    eventually(&format!("{path} to be {status}"), get, |now| now == status).await;
+}
+
+/// Everything that an account holder does, through REST.
+async fn tour(tenant: &Tenant, receiver: &Receiver) {
+    let events = [
+        "instance.created",
+        "instance.started",
+        "instance.stopped",
+        "instance.deleted",
+        "backup.completed",
+    ];
+    let hook = json!({ "url": receiver.url("/"), "events": events });
+    let hook = call(tenant, Method::POST, "/v1/webhooks", hook).await;
+    let hook = format!("/v1/webhooks/{}", hook["id"].as_str().unwrap());
+    let spec = json!({ "name": "web", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let web = call(tenant, Method::POST, "/v1/instances", spec).await;
+    let web = format!("/v1/instances/{}", web["id"].as_str().unwrap());
+    wait_for_status(tenant, &web, "running").await;
+    let first = receiver.wait_for(2).await;
+    assert!(!first[0].header("webhook-signature").is_empty());
+
+    call(tenant, Method::PATCH, &web, json!({ "tags": ["a"] })).await;
+    call(tenant, Method::POST, &format!("{web}/stop"), Value::Null).await;
+    wait_for_status(tenant, &web, "stopped").await;
+    let backup = call(tenant, Method::POST, &format!("{web}/backups"), json!({})).await;
+    let backup = format!("/v1/backups/{}", backup["id"].as_str().unwrap());
+    wait_for_status(tenant, &backup, "completed").await;
+    call(tenant, Method::DELETE, &backup, Value::Null).await;
+
+    call(tenant, Method::POST, &format!("{hook}/rotate-secret"), json!({})).await;
+    call(tenant, Method::PATCH, &hook, json!({ "secret": "another" })).await;
+    let test = call(tenant, Method::POST, &format!("{hook}/test"), json!({})).await;
+    let test = format!("{hook}/deliveries/{}", test["id"].as_str().unwrap());
+    wait_for_status(tenant, &test, "delivered").await;
+    call(tenant, Method::POST, &format!("{test}/redeliver"), json!({})).await;
+    wait_for_status(tenant, &test, "delivered").await;
+    let is_logged = async || call(tenant, Method::GET, "/v1/events", Value::Null).await;
+    let logged = eventually("the events to be logged", is_logged, |events| {
+        !events.as_array().unwrap().is_empty()
+    })
+    .await;
+    let event = format!("/v1/events/{}", logged[0]["id"].as_str().unwrap());
+    call(tenant, Method::GET, &event, Value::Null).await;
+
+    let key = call(tenant, Method::POST, "/v1/keys", json!({ "scope": "read" })).await;
+    let key = format!("/v1/keys/{}", key["id"].as_str().unwrap());
+    call(tenant, Method::GET, &key, Value::Null).await;
+    call(tenant, Method::DELETE, &key, Value::Null).await;
+    call(tenant, Method::DELETE, &web, Value::Null).await;
+    let gone = async || tenant.call(Method::GET, &web, None).await.status;
+    eventually("the instance to be gone", gone, |status| {
+        *status == StatusCode::NOT_FOUND
+    })
+    .await;
+    call(tenant, Method::DELETE, &hook, Value::Null).await;
+}
+
+/// A webhook whose receiver is down: deliveries are written, retried and given up, and the account holder is told.
+async fn misfortune(tenant: &Tenant, mails: &Path) {
+    let down = Receiver::start(|_| Answer::status(500)).await;
+    let hook = json!({ "url": down.url("/"), "events": ["instance.created"] });
+    let hook = call(tenant, Method::POST, "/v1/webhooks", hook).await;
+    let hook = format!("/v1/webhooks/{}", hook["id"].as_str().unwrap());
+    let spec = json!({ "name": "stays", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    call(tenant, Method::POST, "/v1/instances", spec).await;
+    let is_active = async || call(tenant, Method::GET, &hook, Value::Null).await["active"].clone();
+    eventually("the webhook to be disabled", is_active, |active| {
+        *active == json!(false)
+    })
+    .await;
+    let told = async || fs::read_dir(mails).map(Iterator::count).unwrap_or_default();
+    eventually("the e-mail", told, |count| *count > 0).await;
+}
+
+/// An account in a namespace that was there before, with a webhook and its Secret; then the Account is deleted.
+async fn adopted(cluster: &Cluster<'_>, api: &Operator, receiver: &Receiver) {
+    let namespace =
+        json!({ "metadata": { "name": "adopted", "labels": { "stellage.dev/account": "adopted" } } });
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    let namespace: Namespace = serde_json::from_value(namespace).unwrap();
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
+    let tenant = Tenant::on(cluster.plane, api, "adopted").await;
+    tenant
+        .webhook("hook", &receiver.url("/adopted"), &["instance.created"])
+        .await;
+    delete(cluster, "adopted").await;
+    let left = namespaces.get("adopted").await.unwrap();
+    assert!(
+        !left.labels().contains_key("stellage.dev/account"),
+        "it is given back: {left:?}"
+    );
+    let webhooks = tenant
+        .webhooks()
+        .list(&kube::api::ListParams::default())
+        .await
+        .unwrap();
+    assert!(webhooks.items.is_empty());
+}
+
+async fn delete(cluster: &Cluster<'_>, account: &str) {
+    let accounts: Api<Account> = Api::all(cluster.client.clone());
+    accounts.delete(account, &DeleteParams::default()).await.unwrap();
+    let found = async || {
+        accounts
+            .get_opt(account)
+            .await
+            .unwrap()
+            .map(|account| account.status)
+    };
+    eventually("the Account to be gone", found, Option::is_none).await;
+}
+
+/// Verbs that the test does not use, and why they are needed.
+const UNUSED: &[(&str, &str, &str, &str)] = &[
+    (
+        "stellage-api",
+        "instances",
+        "get",
+        "an object that the index does not have, and after a conflict",
+    ),
+    (
+        "stellage-api",
+        "webhooks",
+        "get",
+        "an object that the index does not have, and after a conflict",
+    ),
+    (
+        "stellage-api",
+        "secrets",
+        "delete",
+        "a Secret that a deleted webhook of the same name has left",
+    ),
+    (
+        "stellage-api",
+        "configmaps",
+        "update",
+        "rate limits that were stored before",
+    ),
+    (
+        "stellage-controller",
+        "instances",
+        "get",
+        "an object that does not match its schema",
+    ),
+    (
+        "stellage-controller",
+        "instances",
+        "patch",
+        "the finalizer of an instance that kubectl made",
+    ),
+    (
+        "stellage-controller",
+        "instances/status",
+        "patch",
+        "an object that does not match its schema",
+    ),
+    (
+        "stellage-controller",
+        "accounts/status",
+        "patch",
+        "the time of an e-mail about webhooks that are gone",
+    ),
+    ("stellage-controller", "webhooks", "get", "after a conflict"),
+    (
+        "stellage-controller",
+        "backups",
+        "create",
+        "scheduled backups, which are made once a day",
+    ),
+    ("stellage-controller", "deliveries", "get", "after a conflict"),
+    (
+        "stellage-controller",
+        "deliveries",
+        "delete",
+        "deliveries beyond the retention, which is a day",
+    ),
+    (
+        "stellage-controller",
+        "eventlogs",
+        "get",
+        "pages that the last leader wrote just before it died",
+    ),
+    (
+        "stellage-controller",
+        "apikeys",
+        "patch",
+        "copies of outdated keys",
+    ),
+    (
+        "stellage-controller",
+        "secrets",
+        "patch",
+        "previous secrets whose overlap is over, after a day",
+    ),
+    (
+        "stellage-controller",
+        "clusterroles",
+        "bind",
+        "checked when a RoleBinding is written; it is no request of its own",
+    ),
+];
+
+/// What the roles that are bound to a service account allow, as (`resource`, verb).
+fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> BTreeSet<(String, String)> {
+    let bound: BTreeSet<&str> = rendered
+        .iter()
+        .filter(|object| {
+            object["kind"]
+                .as_str()
+                .is_some_and(|kind| kind.ends_with("RoleBinding"))
+        })
+        .filter(|object| object["subjects"][0]["name"] == service_account)
+        .map(|object| object["roleRef"]["name"].as_str().unwrap())
+        .chain([in_accounts])
+        .collect();
+    let roles = rendered.iter().filter(|object| {
+        let is_role = object["kind"] == "ClusterRole" || object["kind"] == "Role";
+        is_role && bound.contains(object["metadata"]["name"].as_str().unwrap())
+    });
+    let rules = roles.flat_map(|role| role["rules"].as_array().unwrap());
+    let words = |list: &Value| serde_json::from_value::<Vec<String>>(list.clone()).unwrap();
+    rules
+        .flat_map(|rule| {
+            let verbs = words(&rule["verbs"]);
+            let each = move |resource: String| {
+                let verbs = verbs.clone().into_iter();
+                verbs
+                    .map(move |verb| (resource.clone(), verb))
+                    .collect::<Vec<_>>()
+            };
+            words(&rule["resources"])
+                .into_iter()
+                .flat_map(each)
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_uninstalled_with_exactly_its_rights()
+ {
+    let plane = bare_plane(ControlPlane::options().audit_log()).await;
+    let cluster = &Cluster {
+        plane: &plane,
+        client: plane.client(Identity::Admin).await.unwrap(),
+        mounts: tempfile::tempdir().unwrap(),
+    };
+    let mails = plane.folder().join("mail");
+    kubectl(&plane, &["create", "namespace", NAMESPACE], None).unwrap();
+    for (name, key, value) in [
+        ("mail", "url", format!("file://{}", mails.display())),
+        ("receiver-ca", "ca.crt", Receiver::ca_pem()),
+    ] {
+        let literal = format!("--from-literal={key}={value}");
+        kubectl(
+            &plane,
+            &["-n", NAMESPACE, "create", "secret", "generic", name, &literal],
+            None,
+        )
+        .unwrap();
+    }
+    let helm = Helm::on(&plane).await;
+    let chart = chart();
+    let release = ["stellage", chart.to_str().unwrap(), "--namespace", NAMESPACE];
+    helm.with(&[&["install"], &release[..]].concat(), &values())
+        .unwrap();
+    let established = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    kubectl(&plane, &established, None).unwrap();
+
+    let mut controller = cluster.start("stellage-controller").await;
+    let mut api = cluster.start("stellage-api").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let tenant = Tenant::on(&plane, &api, "tour").await;
+    wait_until_webhooks_are_counted(&Api::namespaced(cluster.client.clone(), "tour")).await;
+    tour(&tenant, &receiver).await;
+    adopted(cluster, &api, &receiver).await;
+    let mut stays = Tenant::on(&plane, &api, "stays").await;
+    misfortune(&stays, &mails).await;
+    delete(cluster, "tour").await;
+
+    // An upgrade: another CRD, other settings, another catalogue.
+    assert!(!printer_columns(&plane).contains("Later"));
+    let folder = tempfile::tempdir().unwrap();
+    let later = later_chart(folder.path());
+    let mut changed = values();
+    changed["catalogue"]["regions"] = json!(["nl-ams-1"]);
+    changed["controller"]["settings"]["retrySchedule"] = json!("1s");
+    let upgrade = [
+        "upgrade",
+        "stellage",
+        later.to_str().unwrap(),
+        "--namespace",
+        NAMESPACE,
+    ];
+    helm.with(&upgrade, &changed).unwrap();
+    assert!(printer_columns(&plane).contains("Later"), "the CRDs are upgraded");
+    // Kubelet replaces the files of a running pod.
+    cluster.container("stellage-api").await;
+    let regions = async || call(&stays, Method::GET, "/v1/regions", Value::Null).await[0]["id"].clone();
+    eventually("the new catalogue, without a restart", regions, |region| {
+        region == "nl-ams-1"
+    })
+    .await;
+    // The rolling update: each new pod is ready before the old one is told to end.
+    let schedule = |container: &Container| {
+        let mut all = container.environment.iter();
+        all.find(|(name, _)| name == "STELLAGE_RETRY_SCHEDULE")
+            .unwrap()
+            .1
+            .clone()
+    };
+    assert_eq!(schedule(&cluster.container("stellage-controller").await), "1s");
+    let next = cluster.start("stellage-controller").await;
+    controller.stop().await;
+    controller = next;
+    let leads = async || controller.metric("stellage_leader", "").await;
+    eventually("the new controller to lead", leads, |leads| *leads > 0.5).await;
+    let next = cluster.start("stellage-api").await;
+    run(Command::new("kill").args(["-TERM", &api.pid().to_string()]), None).unwrap();
+    let ready = format!("{}/readyz", api.metrics_url);
+    let readiness = async || reqwest::get(&ready).await.unwrap().status();
+    eventually("the old pod to be taken out of service", readiness, |status| {
+        *status == StatusCode::SERVICE_UNAVAILABLE
+    })
+    .await;
+    // Load balancers take a moment to notice.
+    let late = call(&stays, Method::GET, "/v1/instances", Value::Null).await;
+    assert_eq!(late.as_array().unwrap().len(), 1);
+    let ended = async || api.ended();
+    let status = eventually("the old pod to end", ended, Option::is_some)
+        .await
+        .unwrap();
+    assert!(status.success(), "{status}");
+    api = next;
+    stays.url.clone_from(&api.url);
+    call(&stays, Method::GET, "/v1/instances", Value::Null).await;
+
+    helm.run(&["rollback", "stellage", "1", "--namespace", NAMESPACE])
+        .unwrap();
+    assert!(
+        !printer_columns(&plane).contains("Later"),
+        "the CRDs are rolled back"
+    );
+    assert_eq!(
+        schedule(&cluster.container("stellage-controller").await),
+        "200ms,200ms"
+    );
+    api.stop().await;
+    controller.stop().await;
+
+    // What users have made outlives an uninstall, and is there after the next install.
+    let rendered = helm.template(NAMESPACE, &values()).unwrap();
+    helm.run(&["uninstall", "stellage", "--namespace", NAMESPACE])
+        .unwrap();
+    let deployments: Api<Deployment> = cluster.api();
+    assert!(
+        deployments
+            .list(&kube::api::ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+    let roles = kubectl(
+        &plane,
+        &[
+            "get",
+            "clusterrole,clusterrolebinding,validatingadmissionpolicy",
+            "-o",
+            "name",
+        ],
+        None,
+    );
+    let left: Vec<String> = roles
+        .unwrap()
+        .lines()
+        .filter(|name| name.contains("stellage"))
+        .map(ToOwned::to_owned)
+        .collect();
+    assert_eq!(left, Vec::<String>::new());
+    let instances: Api<Instance> = Api::namespaced(cluster.client.clone(), "stays");
+    let accounts: Api<Account> = Api::all(cluster.client.clone());
+    let counts = async || {
+        let instances = instances.list(&kube::api::ListParams::default()).await.unwrap();
+        (
+            accounts.get_opt("stays").await.unwrap().is_some(),
+            instances.items.len(),
+        )
+    };
+    assert_eq!(counts().await, (true, 1));
+    helm.with(&[&["install"], &release[..]].concat(), &values())
+        .unwrap();
+    let mut all = [
+        cluster.start("stellage-controller").await,
+        cluster.start("stellage-api").await,
+    ];
+    stays.url.clone_from(&all[1].url);
+    call(&stays, Method::GET, "/v1/instances", Value::Null).await;
+    for one in &mut all {
+        one.stop().await;
+    }
+    assert_eq!(counts().await, (true, 1));
+
+    // Nothing was forbidden, and nothing is allowed that nobody needs.
+    let requests = cluster.requests();
+    let forbidden: Vec<_> = requests.iter().filter(|request| request.code == 403).collect();
+    assert!(forbidden.is_empty(), "{forbidden:#?}");
+    let rendered = objects(&rendered);
+    let mut superfluous = Vec::new();
+    for (service_account, in_accounts) in [
+        ("stellage-api", "stellage-account-api"),
+        ("stellage-controller", "stellage-account"),
+    ] {
+        let user = format!("system:serviceaccount:{NAMESPACE}:{service_account}");
+        let used: BTreeSet<(String, String)> = requests
+            .iter()
+            .filter(|request| request.user == user)
+            .map(|request| match request.subresource.as_str() {
+                "" => (request.resource.clone(), request.verb.clone()),
+                subresource => (
+                    format!("{}/{subresource}", request.resource),
+                    request.verb.clone(),
+                ),
+            })
+            .collect();
+        let granted = granted(&rendered, service_account, in_accounts);
+        assert!(granted.len() > 15, "{granted:?}");
+        for (resource, verb) in granted {
+            let is_used = used.contains(&(resource.clone(), verb.clone()));
+            let is_this = |known: &(&str, &str, &str, &str)| {
+                (known.0, known.1, known.2) == (service_account, resource.as_str(), verb.as_str())
+            };
+            if !is_used && !UNUSED.iter().any(is_this) {
+                superfluous.push(format!("{service_account}: {verb} {resource}"));
+            }
+        }
+    }
+    assert!(superfluous.is_empty(), "granted, but not used: {superfluous:#?}");
+}

@@ -1,0 +1,344 @@
+//! The objects of the chart, for several sets of values.
+
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{
+    Api,
+    api::{ObjectMeta, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{Helm, chart, objects};
+use crate::support::{self, bare_plane, kubectl};
+
+/// Everything that can be switched on, with one process for both.
+fn everything() -> Value {
+    let peers = json!([{ "namespaceSelector": { "matchLabels": { "team": "web" } } }]);
+    let constraint = json!([{ "maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule" }]);
+    let pods = json!({
+        "replicas": 3, "podAnnotations": { "a": "b" }, "podLabels": { "team": "cloud" },
+        "nodeSelector": { "disk": "ssd" }, "tolerations": [{ "key": "dedicated", "operator": "Exists" }],
+        "affinity": { "nodeAffinity": {} }, "topologySpreadConstraints": constraint, "priorityClassName": "high",
+        "extraEnv": [{ "name": "RUST_LOG", "value": "info,stellage=debug" }],
+    });
+    let mut api = pods.clone();
+    api["autoscaling"] = json!({ "enabled": true });
+    api["settings"] =
+        json!({ "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000 });
+    let mut controller = pods;
+    controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5 });
+    json!({
+        "image": { "digest": format!("sha256:{}", "a".repeat(64)) },
+        "imagePullSecrets": [{ "name": "pull" }],
+        "policies": { "addFinalizer": true },
+        "serviceAccounts": { "annotations": { "a": "b" }, "api": "web", "controller": "brain" },
+        "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
+        "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
+        "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
+        "settings": { "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
+        "api": api, "controller": controller,
+        "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
+        "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
+        "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }], "hostnames": ["api.example.com"] },
+        "serviceMonitor": { "enabled": true, "labels": { "release": "prometheus" } },
+        "prometheusRule": { "enabled": true, "labels": { "release": "prometheus" } },
+        "networkPolicy": {
+            "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
+            "mailRanges": ["10.1.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
+        },
+    })
+}
+
+/// The sets of values to try.
+fn sets() -> Vec<(&'static str, Value)> {
+    let mut in_one = everything();
+    in_one["mode"] = json!("all");
+    vec![
+        ("the defaults", json!({})),
+        ("one process", json!({ "mode": "all" })),
+        ("everything", everything()),
+        ("everything in one process", in_one),
+        (
+            "hardly anything",
+            json!({
+                "crds": { "install": false }, "policies": { "install": false }, "rbac": { "install": false, "aggregate": false },
+                "serviceAccounts": { "create": false }, "existingCatalogue": "catalogue",
+                "smtp": { "existingSecret": "mail", "existingSecretKey": "smtp-url" },
+                "api": { "replicas": 1, "topologySpreadConstraints": [] }, "controller": { "replicas": 1 },
+            }),
+        ),
+    ]
+}
+
+/// Kinds of others that the chart can make. Their own schemas are megabytes, so only their metadata is checked.
+fn foreign_kinds() -> String {
+    let kinds = [
+        ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors"),
+        ("monitoring.coreos.com", "PrometheusRule", "prometheusrules"),
+        ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
+    ];
+    let crds = kinds.map(|(group, kind, plural)| {
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {
+                "name": format!("{plural}.{group}"),
+                "annotations": { "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api/pull/2466" },
+            },
+            "spec": {
+                "group": group, "scope": "Namespaced", "names": { "kind": kind, "plural": plural },
+                "versions": [{
+                    "name": "v1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+                }],
+            },
+        })
+        .to_string()
+    });
+    crds.join("\n---\n")
+}
+
+/// What the API server says to these objects, without storing any.
+fn dry_run(plane: &ControlPlane, text: &str) {
+    let arguments = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+    ];
+    kubectl(plane, &arguments, Some(text)).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_restricted() {
+    const NAMESPACE: &str = "stellage-elsewhere";
+    let plane = bare_plane(ControlPlane::options()).await;
+    let client = plane.client(Identity::Admin).await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let restricted = [(
+        "pod-security.kubernetes.io/enforce".to_owned(),
+        "restricted".to_owned(),
+    )];
+    let namespace = Namespace {
+        metadata: ObjectMeta {
+            name: Some(NAMESPACE.to_owned()),
+            labels: Some(restricted.into()),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
+    };
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
+    kubectl(
+        &plane,
+        &["apply", "--server-side", "-f", "-"],
+        Some(&foreign_kinds()),
+    )
+    .unwrap();
+    kubectl(
+        &plane,
+        &[
+            "wait",
+            "--for=condition=Established",
+            "crd",
+            "--all",
+            "--timeout=60s",
+        ],
+        None,
+    )
+    .unwrap();
+    let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+    let helm = Helm::alone().await;
+    let parameters = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    for (set, values) in sets() {
+        let text = helm
+            .template(NAMESPACE, &values)
+            .unwrap_or_else(|error| panic!("{set}: {error}"));
+        dry_run(&plane, &text);
+        let all = objects(&text);
+        let deployments: Vec<&Value> = all
+            .iter()
+            .filter(|object| object["kind"] == "Deployment")
+            .collect();
+        assert_eq!(
+            deployments.len(),
+            if values["mode"] == "all" { 1 } else { 2 },
+            "{set}"
+        );
+        for deployment in deployments {
+            let mut pod = deployment["spec"]["template"].clone();
+            pod["metadata"]["name"] = json!("tried");
+            // Nobody makes service accounts' tokens, or priorities, in a dry run.
+            pod["spec"]["priorityClassName"] = Value::Null;
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            pods.create(&parameters, &pod)
+                .await
+                .unwrap_or_else(|error| panic!("{set}: {error}"));
+        }
+        // Whatever belongs to a namespace belongs to that of the release.
+        for object in &all {
+            let namespace = &object["metadata"]["namespace"];
+            assert!(namespace.is_null() || namespace == NAMESPACE, "{set}: {object}");
+        }
+        let expressions = text.lines().filter(|line| line.contains("expression:"));
+        let fixed: Vec<&str> = expressions
+            .filter(|line| line.contains("stellage-system"))
+            .collect();
+        assert!(fixed.is_empty(), "{set}: {fixed:#?}");
+        let has_names = |name: &str| text.contains(&format!("system:serviceaccount:{NAMESPACE}:{name}"));
+        let names = match (set, values["mode"] == "all") {
+            ("everything", _) => vec!["web", "brain"],
+            ("everything in one process", _) => vec!["web"],
+            ("hardly anything", _) => vec![],
+            (_, true) => vec!["stellage"],
+            (_, false) => vec!["stellage-api", "stellage-controller"],
+        };
+        for name in names {
+            assert!(
+                has_names(&format!("{name}'")),
+                "{set}: the policies do not name {name}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_their_place() {
+    let helm = Helm::alone().await;
+    let chart = chart();
+    let chart = chart.to_str().unwrap();
+    for (set, values) in sets() {
+        let said = helm.with(&["lint", "--strict", chart], &values);
+        said.unwrap_or_else(|error| panic!("{set}: {error}"));
+    }
+    for (wrong, place) in [
+        (
+            json!({ "replicas": 3 }),
+            "additional properties 'replicas' not allowed",
+        ),
+        (
+            json!({ "api": { "settings": { "retrySchedule": "5m" } } }),
+            "at '/api/settings'",
+        ),
+        (
+            json!({ "controller": { "settings": { "retrySchedule": "5 minutes" } } }),
+            "at '/controller/settings/retrySchedule'",
+        ),
+        (
+            json!({ "controller": { "settings": { "leaseDurationSeconds": 4 } } }),
+            "minimum: got 4, want 5",
+        ),
+        (
+            json!({ "mode": "both" }),
+            "at '/mode': value must be one of 'split', 'all'",
+        ),
+        (json!({ "ingress": { "enabled": true } }), "at '/ingress/hosts'"),
+        (
+            json!({ "httpRoute": { "enabled": true } }),
+            "at '/httpRoute/parentRefs'",
+        ),
+        (json!({ "smtp": { "url": "mail.example.com" } }), "at '/smtp/url'"),
+        (json!({ "image": { "digest": "latest" } }), "at '/image/digest'"),
+        (
+            json!({ "networkPolicy": { "apiServerRanges": ["10.0.0.1"] } }),
+            "at '/networkPolicy/apiServerRanges/0'",
+        ),
+    ] {
+        let refused = helm.template("stellage-system", &wrong).unwrap_err();
+        assert!(refused.contains(place), "{wrong}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end() {
+    let text = Helm::alone()
+        .await
+        .template("stellage-system", &everything())
+        .unwrap();
+    let all = objects(&text);
+    let environment = |name: &str| {
+        let deployment = all
+            .iter()
+            .find(|object| object["kind"] == "Deployment" && object["metadata"]["name"] == name);
+        let pod = &deployment.unwrap()["spec"]["template"]["spec"];
+        let variables = pod["containers"][0]["env"].as_array().unwrap().clone();
+        let value = move |variable: &str| {
+            let found = variables.iter().find(|one| one["name"] == variable)?;
+            Some(
+                found["value"]
+                    .as_str()
+                    .map_or_else(|| found["valueFrom"].to_string(), ToOwned::to_owned),
+            )
+        };
+        (value, pod["terminationGracePeriodSeconds"].clone())
+    };
+    let (api, time_of_api) = environment("stellage-api");
+    let (controller, time_of_controller) = environment("stellage-controller");
+    for (variable, of_api, of_controller) in [
+        ("STELLAGE_PROVISIONING_SECONDS", Some("0.5"), Some("0.5")),
+        ("STELLAGE_SIMULATOR_FAULTS", Some("true"), Some("true")),
+        ("STELLAGE_LOG_JSON", Some("true"), Some("true")),
+        ("STELLAGE_RECEIVER_ALLOW_PORT", Some("22,25"), Some("22,25")),
+        (
+            "STELLAGE_TRUSTED_PROXIES",
+            Some("10.20.0.0/16,10.21.0.0/16"),
+            None,
+        ),
+        ("STELLAGE_MAX_CONNECTIONS", Some("1000000"), None),
+        ("STELLAGE_SHUTDOWN_DELAY_SECONDS", Some("5"), None),
+        ("STELLAGE_RETRY_SCHEDULE", None, Some("1s,5m")),
+        ("STELLAGE_MAIL_FROM", None, Some("Stellage <it@example.com>")),
+        ("STELLAGE_SERVICE_ACCOUNT", None, Some("brain")),
+        ("STELLAGE_API_SERVICE_ACCOUNT", None, Some("web")),
+        (
+            "STELLAGE_SMTP_URL",
+            None,
+            Some(r#"{"secretKeyRef":{"key":"url","name":"stellage-smtp"}}"#),
+        ),
+        ("STELLAGE_TLS_KEY", Some("/etc/stellage/tls/tls.key"), None),
+        (
+            "STELLAGE_OWN_ADDRESSES",
+            Some("$(POD_IPS),$(HOST_IPS)"),
+            Some("$(POD_IPS),$(HOST_IPS)"),
+        ),
+        ("STELLAGE_CLUSTER_DOMAIN", None, None),
+    ] {
+        assert_eq!(api(variable).as_deref(), of_api, "{variable}");
+        assert_eq!(controller(variable).as_deref(), of_controller, "{variable}");
+    }
+    // The grace of 20 s, the delay of 5 s, and some more.
+    assert_eq!((time_of_api, time_of_controller), (json!(35), json!(30)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_notes_say_that_nobody_is_told_by_mail_unless_there_is_a_mail_server() {
+    let plane = support::shared().await.plane;
+    let helm = Helm::on(plane).await;
+    let chart = chart();
+    // A dry run against the cluster of the other tests, which is left alone.
+    let arguments = [
+        "install",
+        "notes",
+        chart.to_str().unwrap(),
+        "--namespace",
+        "default",
+        "--dry-run=client",
+        "--hide-secret",
+    ];
+    let without = helm.with(&arguments, &json!({})).unwrap();
+    assert!(without.contains("account holders will NOT be told"), "{without}");
+    assert!(without.contains("stellage key create --account ada"), "{without}");
+    let with = helm
+        .with(&arguments, &json!({ "smtp": { "existingSecret": "mail" } }))
+        .unwrap();
+    assert!(
+        with.contains("NOTES:") && !with.contains("will NOT be told"),
+        "{with}"
+    );
+}

@@ -1,0 +1,374 @@
+//! What the tokens of the two service accounts are good for in the wrong hands: what RBAC and the admission policies of the chart
+//! leave of it.
+
+use std::{path::Path, process::Command};
+
+use control_plane::ControlPlane;
+use serde_json::{Value, json};
+
+use super::{Helm, chart, kubeconfig_of};
+use crate::support::{self, bare_plane, kubectl};
+
+const NAMESPACE: &str = "stellage-system";
+
+/// Whoever has one of the tokens.
+struct Thief<'a> {
+    plane: &'a ControlPlane,
+    kubeconfig: std::path::PathBuf,
+}
+
+impl<'a> Thief<'a> {
+    fn of(plane: &'a ControlPlane, service_account: &str) -> Self {
+        let kubeconfig = kubeconfig_of(plane, NAMESPACE, service_account);
+        Self { plane, kubeconfig }
+    }
+
+    fn kubectl(&self, line: &str, input: Option<&str>) -> Result<String, String> {
+        let kubeconfig: &Path = &self.kubeconfig;
+        let mut command = Command::new(self.plane.assets().kubectl());
+        command.args(line.split(' ')).env("KUBECONFIG", kubeconfig);
+        support::run(&mut command, input)
+    }
+
+    fn may(&self, line: &str) {
+        self.kubectl(line, None)
+            .unwrap_or_else(|error| panic!("{line}: {error}"));
+    }
+
+    fn may_apply(&self, object: &Value) {
+        let applied = self.apply(object);
+        applied.unwrap_or_else(|error| panic!("{object}: {error}"));
+    }
+
+    fn may_not(&self, line: &str, why: &str) {
+        match self.kubectl(line, None) {
+            Ok(done) => panic!("{line}: {done}"),
+            Err(refused) => assert!(refused.contains(why), "{line}: {refused}"),
+        }
+    }
+
+    fn may_not_apply(&self, object: &Value, why: &str) {
+        match self.apply(object) {
+            Ok(done) => panic!("{object}: {done}"),
+            Err(refused) => assert!(refused.contains(why), "{object}: {refused}"),
+        }
+    }
+
+    fn apply(&self, object: &Value) -> Result<String, String> {
+        let line = "apply --server-side --force-conflicts --validate=false -f -";
+        self.kubectl(line, Some(&object.to_string()))
+    }
+}
+
+fn binding(namespace: &str, name: &str, role: &str, service_accounts: &[&str]) -> Value {
+    let subjects: Vec<Value> = service_accounts
+        .iter()
+        .map(|name| json!({ "kind": "ServiceAccount", "name": name, "namespace": NAMESPACE }))
+        .collect();
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": { "name": name, "namespace": namespace },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+        "subjects": subjects,
+    })
+}
+
+fn quota(namespace: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": name, "namespace": namespace },
+        "spec": { "hard": { "count/instances.stellage.dev": "1" } },
+    })
+}
+
+fn namespace(name: &str, labels: Value, annotations: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": name, "labels": labels, "annotations": annotations },
+    })
+}
+
+/// A control plane with the chart, and namespaces: `owned` was made for an account, `adopted` was not, `foreign` belongs to none.
+async fn installed() -> support::OwnPlane {
+    let plane = bare_plane(ControlPlane::options()).await;
+    let helm = Helm::on(&plane).await;
+    let chart = chart();
+    let arguments = [
+        "install",
+        "stellage",
+        chart.to_str().unwrap(),
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+    ];
+    helm.run(&arguments).unwrap();
+    let label = json!({ "stellage.dev/account": "ada" });
+    let mark = json!({ "stellage.dev/made-for-account": "uid" });
+    for namespace in [
+        namespace("owned", label.clone(), mark),
+        namespace("adopted", label, json!({ "team": "web" })),
+        namespace("foreign", json!({ "team": "web" }), json!({})),
+    ] {
+        kubectl(&plane, &["create", "-f", "-"], Some(&namespace.to_string())).unwrap();
+        let name = namespace["metadata"]["name"].as_str().unwrap();
+        kubectl(
+            &plane,
+            &[
+                "-n",
+                name,
+                "create",
+                "secret",
+                "generic",
+                "password",
+                "--from-literal=a=b",
+            ],
+            None,
+        )
+        .unwrap();
+    }
+    plane
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_but_those_of_accounts() {
+    let plane = installed().await;
+    let thief = Thief::of(&plane, "stellage-controller");
+    let own = ["stellage-controller"];
+
+    // Policies take a moment to be in effect.
+    let probe = async || {
+        thief
+            .apply(&namespace("probe", json!({}), json!({})))
+            .unwrap_or_else(|refused| refused)
+    };
+    support::eventually("the policies", probe, |said| {
+        said.contains("operator-namespaces.stellage.dev")
+    })
+    .await;
+
+    // What it is for.
+    thief.may_apply(&binding("owned", "stellage-operator", "stellage-account", &own));
+    thief.may_apply(&binding(
+        "adopted",
+        "stellage-operator-api",
+        "stellage-account-api",
+        &["stellage-api"],
+    ));
+    thief.may_apply(&quota("owned", "stellage"));
+    thief.may_apply(&quota(NAMESPACE, "stellage-probe"));
+    thief.may("-n stellage-system delete resourcequota stellage-probe");
+    thief.may("-n owned get secret password");
+    let mark = json!({ "stellage.dev/made-for-account": "u" });
+    let labels = json!({ "stellage.dev/account": "grace", "app.kubernetes.io/managed-by": "stellage" });
+    thief.may_apply(&namespace("grace", labels, mark.clone()));
+    // Its label was removed, and is put back.
+    thief.may("label namespace owned stellage.dev/account-");
+    thief.may("label namespace owned stellage.dev/account=ada app.kubernetes.io/managed-by=stellage");
+
+    // A role where it would find the tokens of others.
+    for elsewhere in ["kube-system", "kube-public", NAMESPACE, "default", "foreign"] {
+        let forbidden = binding(elsewhere, "stellage-operator", "stellage-account", &own);
+        thief.may_not_apply(
+            &forbidden,
+            "the operator binds roles only in namespaces with the label",
+        );
+        thief.may_not(&format!("-n {elsewhere} get secrets"), "cannot list resource");
+        thief.may_not(
+            &format!("-n {elsewhere} get secret password"),
+            "cannot get resource",
+        );
+    }
+    for (forbidden, why) in [
+        (
+            binding("owned", "mine", "stellage-account", &own),
+            "cannot patch resource \"rolebindings\"",
+        ),
+        (
+            binding("adopted", "stellage-operator", "stellage-account-api", &own),
+            "binds only the ClusterRole",
+        ),
+        (
+            binding("adopted", "stellage-operator", "cluster-admin", &own),
+            "attempting to grant RBAC permissions",
+        ),
+        (
+            binding("adopted", "stellage-operator", "stellage-account", &["default"]),
+            "to its own service accounts only",
+        ),
+        (
+            binding(
+                "adopted",
+                "stellage-operator",
+                "stellage-account",
+                &["stellage-controller", "default"],
+            ),
+            "to its own service accounts only",
+        ),
+        (
+            binding(
+                "adopted",
+                "stellage-operator",
+                "stellage-account",
+                &["stellage-api"],
+            ),
+            "to its own service accounts only",
+        ),
+        (quota("owned", "mine"), "cannot patch resource \"resourcequotas\""),
+        (
+            quota("foreign", "stellage"),
+            "the operator writes only the ResourceQuota stellage in namespaces with the label",
+        ),
+        (
+            quota("kube-system", "stellage"),
+            "the operator writes only the ResourceQuota stellage",
+        ),
+        (quota(NAMESPACE, "stellage"), "and stellage-probe in its own"),
+    ] {
+        thief.may_not_apply(&forbidden, why);
+    }
+    // A namespace that it would make its own, so that the above is allowed there.
+    for line in [
+        "label namespace foreign stellage.dev/account=ada",
+        "annotate namespace foreign stellage.dev/made-for-account=u",
+        "annotate namespace adopted stellage.dev/made-for-account=u",
+        "label --overwrite namespace adopted stellage.dev/account=grace",
+        "label namespace adopted team=mine",
+        "label namespace owned pod-security.kubernetes.io/enforce=privileged",
+        "annotate namespace owned scheduler.alpha.kubernetes.io/node-selector=disk=ssd",
+        "annotate namespace owned stellage.dev/made-for-account-",
+    ] {
+        thief.may_not(line, "the operator changes nothing of a namespace but its label");
+    }
+    for line in [
+        "label namespace kube-system stellage.dev/account=ada",
+        "label namespace stellage-system stellage.dev/account=ada",
+        "delete namespace kube-node-lease",
+        "delete namespace stellage-system",
+    ] {
+        thief.may_not(line, "forbidden");
+    }
+    let privileged =
+        json!({ "stellage.dev/account": "x", "pod-security.kubernetes.io/enforce": "privileged" });
+    for forbidden in [
+        namespace("new", json!({ "stellage.dev/account": "x" }), json!({})),
+        namespace("new", json!({}), mark.clone()),
+        namespace("new", privileged, mark.clone()),
+    ] {
+        thief.may_not_apply(&forbidden, "the operator creates namespaces for accounts only");
+    }
+    let named_as_kubernetes = namespace("kube-mine", json!({ "stellage.dev/account": "x" }), mark);
+    thief.may_not_apply(&named_as_kubernetes, "never touches its own namespace or kube-*");
+    for line in ["delete namespace foreign", "delete namespace adopted"] {
+        thief.may_not(line, "the operator deletes only namespaces that it has created");
+    }
+    // What it has no use for at all.
+    for line in [
+        "create clusterrolebinding mine --clusterrole=cluster-admin --serviceaccount=stellage-system:stellage-controller",
+        "-n owned create token default",
+        "-n stellage-system create token stellage-api",
+        "-n stellage-system get secrets",
+        "-n owned create secret generic mine",
+        "-n owned create deployment mine --image=mine",
+        "delete crd instances.stellage.dev",
+        "delete validatingadmissionpolicybinding operator-namespaces.stellage.dev",
+        "-n owned delete instance web",
+    ] {
+        thief.may_not(line, "cannot");
+    }
+    // An adopted namespace is given back, one that was made for an account is deleted.
+    thief.may("-n adopted delete rolebinding stellage-operator-api");
+    thief.may("label namespace adopted stellage.dev/account-");
+    thief.may("delete namespace owned --wait=false");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_facades_token_no_status_account_role_or_namespace_is_written_and_secrets_are_not_listed() {
+    let plane = installed().await;
+    let thief = Thief::of(&plane, "stellage-api");
+    let instance = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Instance", "metadata": { "name": "web", "namespace": "owned" },
+        "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+    });
+    let known = async || thief.kubectl("-n owned get instances", None);
+    support::eventually("the CRDs", known, Result::is_ok)
+        .await
+        .unwrap();
+    thief.may_apply(&instance);
+    thief.may_not("-n owned get secret password", "cannot get resource");
+    let grant = binding(
+        "owned",
+        "stellage-operator-api",
+        "stellage-account-api",
+        &["stellage-api"],
+    );
+    kubectl(&plane, &["create", "-f", "-"], Some(&grant.to_string())).unwrap();
+    let read = async || thief.kubectl("-n owned get secret password", None);
+    support::eventually("the right to read a signing secret", read, Result::is_ok)
+        .await
+        .unwrap();
+
+    for (line, what) in [
+        ("-n owned get secrets", "cannot list resource \"secrets\""),
+        (
+            "-n foreign get secret password",
+            "cannot get resource \"secrets\"",
+        ),
+        ("-n kube-system get secrets", "cannot list resource \"secrets\""),
+        (
+            "-n stellage-system get secret password",
+            "cannot get resource \"secrets\"",
+        ),
+        (
+            "-n owned patch instance web --subresource=status --type=merge -p {\"status\":{}}",
+            "resource \"instances/status\"",
+        ),
+        (
+            "-n owned create rolebinding mine --clusterrole=stellage-account --user=mine",
+            "cannot create resource \"rolebindings\"",
+        ),
+        ("create namespace mine", "cannot create resource \"namespaces\""),
+        ("delete namespace owned", "cannot delete resource \"namespaces\""),
+        (
+            "label namespace foreign stellage.dev/account=ada",
+            "cannot get resource \"namespaces\"",
+        ),
+        (
+            "patch account ada --type=merge -p {\"spec\":{\"email\":\"mine@example.com\"}}",
+            "cannot",
+        ),
+        ("delete account ada", "cannot delete resource \"accounts\""),
+        (
+            "-n stellage-system get lease stellage-controller",
+            "cannot get resource \"leases\"",
+        ),
+        (
+            "-n stellage-system get configmaps",
+            "cannot list resource \"configmaps\"",
+        ),
+        ("-n owned delete eventlog page", "cannot delete resource"),
+        ("-n owned delete delivery some", "cannot delete resource"),
+        (
+            "-n owned create token default",
+            "cannot create resource \"serviceaccounts/token\"",
+        ),
+    ] {
+        thief.may_not(line, what);
+    }
+    // Keys only where the account controller lets it, and quotas nowhere.
+    let key = |namespace: &str| {
+        json!({
+            "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "mine", "namespace": namespace },
+            "spec": { "sha256": "0".repeat(64), "scope": "write", "lastCharacters": "0000", "digestOf": "AccountAndKey" },
+        })
+    };
+    let create = |object: &Value| thief.kubectl("create --validate=false -f -", Some(&object.to_string()));
+    let refused = create(&key("foreign")).unwrap_err();
+    assert!(
+        refused.contains("cannot create resource \"apikeys\""),
+        "{refused}"
+    );
+    create(&key("owned")).unwrap();
+    thief.may_not_apply(
+        &quota("owned", "stellage"),
+        "cannot patch resource \"resourcequotas\"",
+    );
+}
