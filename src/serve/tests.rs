@@ -1,4 +1,4 @@
-//! The order of the start, with an API server in memory.
+//! The order of the start, with an API server in memory, and of the end.
 
 use std::{
     pin::pin,
@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use clap::Parser;
@@ -14,7 +15,7 @@ use serde_json::json;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
-use super::{Controllers, Stores, rules};
+use super::{Controllers, Stores, after_load_balancers, rules};
 use crate::{
     catalogue::SharedCatalogue,
     runtime::{Health, Metrics, ServerTime, SystemClock, client::answered_by, watch::Watches},
@@ -111,4 +112,22 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         _ = &mut leading => unreachable!("it ended"),
         () = asked => {}
     }
+}
+
+#[tokio::test]
+async fn after_the_signal_requests_are_accepted_for_a_while_by_a_process_that_is_no_longer_ready() {
+    let delay = Duration::from_millis(50);
+    let (shutdown, health) = (CancellationToken::new(), Health::default());
+    let delayed = after_load_balancers(&shutdown, delay, &health);
+    assert!(health.not_ready().is_empty());
+    let asked_at = Instant::now();
+    shutdown.cancel();
+    delayed.cancelled().await;
+    assert!(asked_at.elapsed() >= delay);
+    assert_eq!(
+        health.not_ready(),
+        ["shutdown: load balancers to stop sending requests"]
+    );
+    let at_once = after_load_balancers(&shutdown, Duration::ZERO, &Health::default());
+    assert!(at_once.is_cancelled());
 }

@@ -3,12 +3,14 @@
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: installed, run, upgraded, rolled back and uninstalled;
-//! - `stolen`: what the operator's tokens are good for in the wrong hands.
+//! - `stolen`: what the operator's tokens are good for in the wrong hands;
+//! - `tenants`: what the roles for tenants allow.
 
 mod files;
 mod installed;
 mod rendered;
 mod stolen;
+mod tenants;
 
 use std::{
     path::{Path, PathBuf},
