@@ -40,6 +40,15 @@ fn names_in(folder: &Path) -> BTreeSet<String> {
 }
 
 #[test]
+fn the_chart_has_the_version_of_the_program() {
+    let text = read(&chart().join("Chart.yaml"));
+    let chart: Value = serde_saphyr::from_str(&text).unwrap();
+    for field in ["version", "appVersion"] {
+        assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
+    }
+}
+
+#[test]
 fn the_chart_has_the_crds_and_policies_of_the_program_and_no_others() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
     let mut crds = BTreeMap::new();

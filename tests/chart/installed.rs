@@ -463,23 +463,22 @@ fn granted(rendered: &[Value], service_account: &str, in_accounts: &str) -> BTre
         let is_role = object["kind"] == "ClusterRole" || object["kind"] == "Role";
         is_role && bound.contains(object["metadata"]["name"].as_str().unwrap())
     });
-    let rules = roles.flat_map(|role| role["rules"].as_array().unwrap());
+    let all = roles.flat_map(|role| role["rules"].as_array().unwrap());
     let words = |list: &Value| serde_json::from_value::<Vec<String>>(list.clone()).unwrap();
-    rules
-        .flat_map(|rule| {
-            let verbs = words(&rule["verbs"]);
-            let each = move |resource: String| {
-                let verbs = verbs.clone().into_iter();
-                verbs
-                    .map(move |verb| (resource.clone(), verb))
-                    .collect::<Vec<_>>()
-            };
-            words(&rule["resources"])
-                .into_iter()
-                .flat_map(each)
+    all.flat_map(|rule| {
+        let verbs = words(&rule["verbs"]);
+        let each = move |resource: String| {
+            let verbs = verbs.clone().into_iter();
+            verbs
+                .map(move |verb| (resource.clone(), verb))
                 .collect::<Vec<_>>()
-        })
-        .collect()
+        };
+        words(&rule["resources"])
+            .into_iter()
+            .flat_map(each)
+            .collect::<Vec<_>>()
+    })
+    .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -663,10 +662,10 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
         ("stellage-api", "stellage-account-api"),
         ("stellage-controller", "stellage-account"),
     ] {
-        let user = format!("system:serviceaccount:{NAMESPACE}:{service_account}");
+        let caller = format!("system:serviceaccount:{NAMESPACE}:{service_account}");
         let used: BTreeSet<(String, String)> = requests
             .iter()
-            .filter(|request| request.user == user)
+            .filter(|request| request.user == caller)
             .map(|request| match request.subresource.as_str() {
                 "" => (request.resource.clone(), request.verb.clone()),
                 subresource => (

@@ -4,7 +4,13 @@
 use std::{path::Path, process::Command};
 
 use control_plane::ControlPlane;
+use kube::{
+    Api, Client, Config,
+    api::{Patch, PatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use serde_json::{Value, json};
+use stellage::resources::{Account, ApiKey};
 
 use super::{Helm, chart, kubeconfig_of};
 use crate::support::{self, bare_plane, kubectl};
@@ -78,6 +84,31 @@ fn quota(namespace: &str, name: &str) -> Value {
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": name, "namespace": namespace },
         "spec": { "hard": { "count/instances.stellage.dev": "1" } },
     })
+}
+
+fn key(namespace: &str, scope: &str) -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "mine", "namespace": namespace },
+        "spec": { "sha256": "0".repeat(64), "scope": scope, "lastCharacters": "0000", "digestOf": "AccountAndKey" },
+    })
+}
+
+/// A client for patches that kubectl cannot make, because it reads the object first.
+async fn client_of(kubeconfig: &Path) -> Client {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    Client::try_from(config.unwrap()).unwrap()
+}
+
+/// The error of a merge patch, as text.
+async fn patch<K>(api: &Api<K>, name: &str, patch: Value) -> Result<(), String>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let patched = api
+        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
+    patched.map(drop).map_err(|error| error.to_string())
 }
 
 fn namespace(name: &str, labels: Value, annotations: Value) -> Value {
@@ -260,6 +291,35 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     for line in ["delete namespace foreign", "delete namespace adopted"] {
         thief.may_not(line, "the operator deletes only namespaces that it has created");
     }
+    // What it may patch, but not in every respect.
+    let account = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "ada" },
+        "spec": { "email": "ada@example.com", "namespace": "owned" },
+    });
+    for object in [account, key("owned", "read")] {
+        let create = ["create", "-f", "-"];
+        kubectl(&plane, &create, Some(&object.to_string())).unwrap();
+    }
+    let client = client_of(&thief.kubeconfig).await;
+    let accounts: Api<Account> = Api::all(client.clone());
+    let keys: Api<ApiKey> = Api::namespaced(client, "owned");
+    let finalizer = json!({ "metadata": { "finalizers": ["stellage.dev/account"] } });
+    patch(&accounts, "ada", finalizer).await.unwrap();
+    let mail = json!({ "spec": { "email": "mine@example.com" } });
+    let refused = patch(&accounts, "ada", mail).await.unwrap_err();
+    assert!(
+        refused.contains("never changes the spec of an Account"),
+        "{refused}"
+    );
+    let write = json!({ "spec": { "scope": "write" } });
+    let refused = patch(&keys, "mine", write).await.unwrap_err();
+    assert!(
+        refused.contains("nothing of an ApiKey but spec.isCopy"),
+        "{refused}"
+    );
+    patch(&keys, "mine", json!({ "spec": { "isCopy": true } }))
+        .await
+        .unwrap();
     // What it has no use for at all.
     for line in [
         "create clusterrolebinding mine --clusterrole=cluster-admin --serviceaccount=stellage-system:stellage-controller",
@@ -354,19 +414,13 @@ async fn with_the_facades_token_no_status_account_role_or_namespace_is_written_a
         thief.may_not(line, what);
     }
     // Keys only where the account controller lets it, and quotas nowhere.
-    let key = |namespace: &str| {
-        json!({
-            "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "mine", "namespace": namespace },
-            "spec": { "sha256": "0".repeat(64), "scope": "write", "lastCharacters": "0000", "digestOf": "AccountAndKey" },
-        })
-    };
     let create = |object: &Value| thief.kubectl("create --validate=false -f -", Some(&object.to_string()));
-    let refused = create(&key("foreign")).unwrap_err();
+    let refused = create(&key("foreign", "write")).unwrap_err();
     assert!(
         refused.contains("cannot create resource \"apikeys\""),
         "{refused}"
     );
-    create(&key("owned")).unwrap();
+    create(&key("owned", "write")).unwrap();
     thief.may_not_apply(
         &quota("owned", "stellage"),
         "cannot patch resource \"resourcequotas\"",
