@@ -25,7 +25,7 @@ pub(super) struct Bundle {
 /// The servers and kubectl. etcd is first, because it takes seconds, so that a broken toolchain shows at once.
 pub(super) const CONTROL_PLANE: Bundle = Bundle {
     name: "control-plane",
-    purpose: "etcd and Kubernetes, a real control plane for the local run and the tests",
+    purpose: "etcd and Kubernetes (a real control plane for the local run and the tests)",
     takes: "about ten minutes",
     instead: "KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kube-controller-manager",
     go_mod: include_str!("../../modules/go.mod"),
@@ -45,7 +45,7 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
 /// Helm, which needs newer libraries of Kubernetes than the servers.
 pub(super) const HELM: Bundle = Bundle {
     name: "helm",
-    purpose: "Helm, for the tests of the chart",
+    purpose: "Helm (for the tests of the chart)",
     takes: "about four minutes",
     instead: "STELLAGE_HELM to a program of Helm 4",
     go_mod: include_str!("../../helm/go.mod"),
