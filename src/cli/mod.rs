@@ -1,11 +1,12 @@
 //! The commands, which work on the cluster of the current kubeconfig: accounts, keys and CRDs for administrators; instances,
-//! webhooks and deliveries for everybody who can use kubectl.
+//! backups, webhooks and deliveries for everybody who can use kubectl.
 //!
 //! A command changes the objects directly, with its user's own rights, as kubectl does. `objects` finds them by name or id,
 //! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
 //! scripts.
 
 mod account;
+mod backup;
 mod change;
 pub mod completions;
 mod connect;
@@ -41,6 +42,9 @@ pub enum Command {
     /// List, show and operate instances
     #[command(subcommand, visible_alias = "instances", alias = "inst")]
     Instance(instance::InstanceCommand),
+    /// List, show and make backups of instances
+    #[command(subcommand, visible_alias = "backups", alias = "bkp")]
+    Backup(backup::BackupCommand),
     /// List, show, test and enable webhooks, and rotate their secrets
     #[command(subcommand, visible_alias = "webhooks", alias = "wh")]
     Webhook(webhook::WebhookCommand),
@@ -71,6 +75,7 @@ pub enum Command {
 pub async fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Instance(command) => instance::run(command).await,
+        Command::Backup(command) => backup::run(command).await,
         Command::Webhook(command) => webhook::run(command).await,
         Command::Delivery(command) => delivery::run(command).await,
         Command::Account(command) => account::run(command).await,

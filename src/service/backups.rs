@@ -288,28 +288,17 @@ impl Service {
             // The watch may lag behind.
             item = self.backups.find_now(namespace, &item).await?;
         }
-        let status = item.backup.status.as_ref();
-        let source = status.and_then(|status| status.source.as_ref());
-        match (item.backup.phase(), source) {
-            (BackupPhase::Completed, Some(source)) => Ok(RestorableBackup {
-                id: item.id,
-                name: item.backup.name().to_owned(),
-                image: source.image.clone(),
-                disk_size_gb: source.disk_size_gb,
-            }),
-            (phase, _) => {
-                let status = if phase == BackupPhase::Failed {
-                    "failed"
-                } else {
-                    "running"
-                };
-                let message = format!("is {status}; only a completed backup can be restored");
-                Err(Error {
-                    details: vec![Detail::new("backup", "invalid_state", message.clone())],
-                    ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
-                })
+        RestorableBackup::of(&item.backup).ok_or_else(|| {
+            let status = match item.backup.phase() {
+                BackupPhase::Failed => "failed",
+                _ => "running",
+            };
+            let message = format!("is {status}; only a completed backup can be restored");
+            Error {
+                details: vec![Detail::new("backup", "invalid_state", message.clone())],
+                ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
             }
-        }
+        })
     }
 }
 

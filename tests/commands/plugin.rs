@@ -108,7 +108,7 @@ async fn shells_take_their_completions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_has_help_with_an_example() {
-    for group in ["instance", "webhook", "delivery"] {
+    for group in ["instance", "backup", "webhook", "delivery"] {
         let help = run_words(&[group, "--help"]).await;
         let commands: Vec<&str> = help
             .text()

@@ -22,7 +22,7 @@ pub use self::{
     change::{InstanceChange, check_state},
     create::duration_in_words,
     index::{CachedDetail, Filter, IndexedInstance, InstanceIndex},
-    installation::{Installation, RestorableBackup, wrong_backup},
+    installation::{Installation, RestorableBackup, disk_of, wrong_backup},
 };
 
 use super::{
@@ -155,7 +155,7 @@ impl Service {
             let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);
             if let Some(installation) = installation {
-                installation.request(&mut spec, installation::disk_of(&item.instance))?;
+                installation.request(&mut spec, disk_of(&item.instance))?;
             }
             action.request(&mut spec, &nonce);
             let done = request.map(|request| request.remember(&*item.instance, &nonce));
