@@ -475,6 +475,7 @@ impl Controllers {
             instance_queue: self.queue.clone(),
             limits: backups::Limits {
                 per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
+                per_account: usize::try_from(self.common.backups_per_account).unwrap_or(usize::MAX),
             },
             clock: self.clock.clone(),
             metrics: self.watches.metrics.clone(),

@@ -102,12 +102,9 @@ impl<'a> BackupObject<'a> {
         let source = status.source.as_ref();
         Self {
             id: backup.id(),
-            instance_id: source.map(|source| source.id.clone()).or_else(|| {
-                Some(ids::instance_id(
-                    &backup.spec.instance,
-                    backup.spec.instance_uid.as_deref()?,
-                ))
-            }),
+            instance_id: source
+                .map(|source| source.id.clone())
+                .or_else(|| backup.instance_id()),
             instance_name: source.map_or(&backup.spec.instance, |source| &source.name),
             instance_deleted: status.instance_deleted,
             name: backup.display_name(),

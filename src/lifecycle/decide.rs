@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Timings,
     decision::{Audience, Decision, Gate, Seen, Trouble},
-    requests::{accept, begin, state_during, take_on, told_apart},
+    requests::{accept, begin, refuse, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
@@ -49,6 +49,7 @@ pub fn decide(
         ended: None,
         retry: false,
     };
+    refuse(instance, &mut machine.status, gate);
     let mut recheck_after = None;
     let mut finished = false;
     match seen {
@@ -73,7 +74,7 @@ pub fn decide(
     if before.state.is_none() && machine.status.state.is_some() {
         machine.announce(EventType::InstanceCreated);
     }
-    if *gate == Gate::Open || instance.is_deleting() {
+    if gate.is_open(&machine.status) || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
     }
     let next = machine.status.operation.take();
@@ -378,7 +379,7 @@ impl Machine<'_> {
     /// power cycle, or removes it.
     fn stays_off(&self, gate: &Gate) -> bool {
         let mut next = self.status.clone();
-        if *gate == Gate::Open || self.instance.is_deleting() {
+        if gate.is_open(&next) || self.instance.is_deleting() {
             take_on(self.instance, &mut next, self.now);
         }
         next.operation

@@ -30,6 +30,20 @@ pub enum Gate {
     NoAccount(String),
     /// Its spec is invalid or not available; the text names the field and the fix.
     InvalidSpec(String),
+    /// It has been accepted, but what its spec asks to install since then cannot be installed; the text names the field and the
+    /// fix. All else that the spec asks for is done.
+    CannotInstall(String),
+}
+
+impl Gate {
+    /// Whether an instance with this status is reconciled, at least in part.
+    pub const fn is_open(&self, status: &InstanceStatus) -> bool {
+        match self {
+            Self::Open => true,
+            Self::CannotInstall(_) => status.state.is_some(),
+            Self::NoAccount(_) | Self::InvalidSpec(_) => false,
+        }
+    }
 }
 
 /// What is known about the server.

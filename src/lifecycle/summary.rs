@@ -57,7 +57,7 @@ pub(super) fn describe(
     set(STALLED, Some(stalled), message_if(stalled));
     set(READY, ready, message.clone());
     match status.plan {
-        Some(plan) if plan != instance.spec.plan && !reconciling && *gate == Gate::Open => {
+        Some(plan) if plan != instance.spec.plan && !reconciling && gate.is_open(status) => {
             let message = plan_change_pending(instance.spec.plan, plan);
             let desired = Desired {
                 type_: RESTART_REQUIRED,
@@ -99,7 +99,7 @@ fn summarise(
         match gate {
             Gate::NoAccount(message) => return stalled("NoAccount", message),
             Gate::InvalidSpec(message) => return stalled("InvalidSpec", message),
-            Gate::Open => {}
+            Gate::Open | Gate::CannotInstall(_) => {}
         }
     }
     if let Some(trouble) = trouble {
@@ -136,6 +136,11 @@ fn summarise(
             reason,
             message: format!("{what}{forced}"),
         };
+    }
+    if let Gate::CannotInstall(message) = gate
+        && !instance.is_deleting()
+    {
+        return stalled("InvalidSpec", message);
     }
     match (state, instance.spec.power_state) {
         (Some(InstanceState::Running), _) => good("Running", "the server is running"),

@@ -182,6 +182,20 @@ impl OperationKind {
     }
 }
 
+/// What a spec asked to install on a server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedInstallation {
+    /// `spec.image`.
+    pub image: String,
+    /// `spec.restoreFrom`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_from: Option<String>,
+    /// `spec.rebuildRequestedAt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_requested_at: Option<String>,
+}
+
 /// The operation in progress. One that interrupts a server is written before the provider is called, so that after a crash in
 /// between it is repeated instead of another one started.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -428,6 +442,11 @@ pub struct InstanceStatus {
     /// Name of the Backup that was last restored to the server, if it has not been reinstalled from an image since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_from: Option<String>,
+
+    /// The installation that the spec asks for and that cannot be done; the condition Ready says why. The instance is not
+    /// reinstalled until that changes; all else that the spec asks for is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_installation: Option<RefusedInstallation>,
 
     /// When the next backup of the daily schedule is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -490,8 +490,10 @@ impl Work<'_> {
             // Register before listing, so that a deletion right after the list is noticed.
             self.shared.draining.lock().insert(self.namespace.clone());
             let contents = [
-                self.contents::<Instance>(("instance", "instances")).await?,
-                self.contents::<Backup>(("backup", "backups")).await?,
+                self.contents::<Instance>(("instance", "instances"), "").await?,
+                // There is nothing to lose with a failed one.
+                self.contents::<Backup>(("backup", "backups"), "status.phase!=Failed")
+                    .await?,
             ];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
@@ -523,7 +525,11 @@ impl Work<'_> {
 
     /// Lists what is in the namespace, straight from the API server: a watch may lag behind, and deleting the namespace
     /// deletes everything in it.
-    async fn contents<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
+    async fn contents<K>(
+        &self,
+        words: (&'static str, &'static str),
+        selector: &str,
+    ) -> Result<Contents, AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -532,14 +538,15 @@ impl Work<'_> {
     {
         let list = self
             .inside::<K>()
-            .list_metadata(&ListParams::default().limit(PAGE))
+            .list_metadata(&ListParams::default().limit(PAGE).fields(selector))
             .doing("list the contents of the namespace")
             .await?;
         let more = list.metadata.remaining_item_count.unwrap_or(0);
         Ok(Contents {
             words,
             count: list.items.len() as u64 + u64::try_from(more).unwrap_or(0),
-            has_more: false,
+            // With a selector the API server does not count what remains.
+            has_more: more == 0 && list.metadata.continue_.is_some_and(|token| !token.is_empty()),
             names: list
                 .items
                 .into_iter()
@@ -569,6 +576,8 @@ impl Work<'_> {
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
             .await?;
         self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
+            .await?;
+        self.delete_all::<Backup>(&all, "list the Backups", "delete a Backup")
             .await?;
         let bindings = self.inside::<RoleBinding>();
         let binding = bindings.get_opt(children::BINDING_NAME);

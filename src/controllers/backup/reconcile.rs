@@ -13,7 +13,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
-    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question},
+    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question, retention::has_room},
     events::OutboxVersion,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
@@ -215,12 +215,18 @@ impl<P: Provider> Reconciler<P> {
                 !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
             })
             .collect();
+        let limits = self.controller.limits;
+        let has_room_in_account = backup.is_scheduled() || backup.phase() != BackupPhase::Waiting || {
+            let all = self.controller.index.within(namespace(backup));
+            has_room(backup, all.iter().map(|other| &**other), limits.per_account)
+        };
         with(&Situation {
             source,
             others: &others,
             has_account,
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
-            limits: self.controller.limits,
+            limits,
+            has_room_in_account,
         })
     }
 

@@ -186,8 +186,8 @@ impl<P: Provider> Reconciler<P> {
             }
             self.backoffs.reset(uid(&draft.instance));
             // The watch of backups may lag behind what REST has seen.
-            let may_restore_soon =
-                matches!(gate, Gate::InvalidSpec(_)) && draft.instance.spec.restore_from.is_some();
+            let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
+            let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
             match next {
                 Next::Now => {}
                 Next::After(delay) if may_restore_soon => return Ok(Some(delay.min(RESTORE_AGAIN))),
@@ -272,7 +272,10 @@ impl<P: Provider> Reconciler<P> {
                 "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
             ));
         }
-        match self.complaint(instance, is_accepted(instance)) {
+        let accepted = is_accepted(instance);
+        match self.complaint(instance, accepted) {
+            // All that is left to complain of is what to install.
+            Some(complaint) if accepted => Gate::CannotInstall(complaint),
             Some(complaint) => Gate::InvalidSpec(complaint),
             None => Gate::Open,
         }
@@ -320,7 +323,11 @@ impl<P: Provider> Reconciler<P> {
     /// Whether the spec asks for an installation that has not begun.
     fn will_install(&self, instance: &Instance) -> bool {
         let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
-        let next = operation(Some(&project(instance, self.controller.clock.now())));
+        let mut unrefused = instance.clone();
+        if let Some(status) = &mut unrefused.status {
+            status.refused_installation = None;
+        }
+        let next = operation(Some(&project(&unrefused, self.controller.clock.now())));
         let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
         installs && next != operation(instance.status.as_ref())
     }

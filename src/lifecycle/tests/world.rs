@@ -13,7 +13,9 @@ use crate::{
     events::{EventType, OutboxEntry, payload::User},
     lifecycle::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, Timings, decide, question},
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
-    resources::{Instance, InstanceSpec, InstanceState, InstanceStatus, OperationKind, PowerState},
+    resources::{
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+    },
 };
 
 const PROVISIONING: f64 = 150.0;
@@ -388,11 +390,18 @@ impl World {
             "a known address was removed"
         );
         assert!(after.disk_size_gb >= before.disk_size_gb, "a disk shrank");
-        let is_closed = self.gate != Gate::Open && self.instance.metadata.deletion_timestamp.is_none();
+        let is_closed = !self.gate.is_open(before) && self.instance.metadata.deletion_timestamp.is_none();
         if is_closed {
             assert_eq!(before.operation, after.operation, "the gate is closed");
             assert_eq!(before.state, after.state, "the gate is closed");
             return;
+        }
+        if let (Gate::CannotInstall(_), Some(begun)) = (&self.gate, &after.operation) {
+            let is_new = before.operation.as_ref().map(Operation::id) != Some(begun.id());
+            assert!(
+                !is_new || begun.kind != OperationKind::Rebuild,
+                "what cannot be installed is being installed"
+            );
         }
         table::check(
             before,

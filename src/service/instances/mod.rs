@@ -115,6 +115,34 @@ impl Service {
             .await
     }
 
+    /// The instance that an earlier request with the same idempotency key has created.
+    pub async fn instance_created_by(
+        &self,
+        tenant: &Tenant,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Created<IndexedInstance>>, Error> {
+        match KeyedCreate::of(Some(request), &tenant.uid)? {
+            Some(keyed) => self.instances.created_by(&tenant.namespace, &keyed).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The instance with this id, if an earlier request with the same idempotency key has acted on it.
+    pub async fn instance_changed_by(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Arc<IndexedInstance>>, Error> {
+        let shown = self.instances.find(namespace, id).await?;
+        if request.was_done(&*shown.instance)? {
+            return Ok(Some(shown));
+        }
+        // The watch may lag behind.
+        let current = self.instances.find_now(namespace, &shown).await?;
+        Ok(request.was_done(&*current.instance)?.then_some(current))
+    }
+
     /// Changes an instance.
     pub async fn change_instance(
         &self,
