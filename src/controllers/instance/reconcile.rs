@@ -165,15 +165,22 @@ impl<P: Provider> Reconciler<P> {
                     && self.controller.backups.has_unfinished(&draft.instance),
             };
             let timings = &self.controller.timings;
-            let decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
+            let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
                 self.finish(&draft.instance).await?;
                 return Ok(None);
             }
             let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
-            if let Some(due) = decision.backup_due {
-                self.make_backup(&draft.instance, due).await?;
+            if let Some(due) = decision.backup_due
+                && let Err(error) = self.make_backup(&draft.instance, due).await
+            {
+                // It is made later; nothing else waits for it.
+                let before = draft.instance.status.as_ref();
+                decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
+                draft.take(decision);
+                self.store(&mut draft).await?;
+                return Err(error);
             }
             let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
             draft.take(decision);
