@@ -1,75 +1,72 @@
-//! Runs the examples exactly as the README says.
+//! Runs the examples, and the commands that the README and the pages under docs/ show.
 
 use std::process::Command;
 
-use control_plane::Identity;
-use reqwest::StatusCode;
+use reqwest::Method;
 
-use crate::support::{
-    STELLAGE, Tenant, eventually, kubectl, new_key,
-    receivers::{Answer, Receiver},
-    shared,
+use crate::{
+    facade::{contract::expect, wait_for},
+    support::{
+        Tenant, kubectl,
+        receivers::{Answer, Receiver},
+        shared,
+        walkthrough::{Shell, steps},
+    },
 };
 
-/// Runs one line of the README in a shell with the variables of `.run/env`.
-async fn run_line_of_readme(line: &str, key: &str) -> String {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
-    assert!(
-        readme.lines().any(|l| l.trim_start_matches("$ ").trim() == line),
-        "the README does not say: {line}"
-    );
-    let cluster = shared().await;
-    let binaries = std::path::Path::new(STELLAGE).parent().unwrap();
-    let path = format!(
-        "{}:{}:{}",
-        binaries.display(),
-        cluster.plane.assets().kubectl_folder().display(),
-        std::env::var("PATH").unwrap_or_default()
-    );
-    let (line, key) = (line.to_owned(), key.to_owned());
-    let output = tokio::task::spawn_blocking(move || {
-        Command::new("bash")
-            .args(["-c", &line])
-            .current_dir(root)
-            .env("PATH", path)
-            .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
-            .env("STELLAGE_URL", &cluster.operator.url)
-            .env("STELLAGE_API_KEY", key)
-            .output()
-            .unwrap()
-    })
-    .await
-    .unwrap();
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    text
+/// The output of the only command that contains this text.
+fn output_of<'a>(ran: &'a [(String, String)], text: &str) -> &'a str {
+    let mut found = ran.iter().filter(|(command, _)| command.contains(text));
+    match (found.next(), found.next()) {
+        (Some((_, output)), None) => output,
+        found => panic!("not one command with {text}: {found:?}"),
+    }
 }
 
 #[tokio::test]
-async fn the_examples_run_as_the_readme_says() {
-    run_line_of_readme("kubectl apply -f examples/account.yaml", "").await;
-    run_line_of_readme("kubectl wait --for=condition=Ready account/ada --timeout=2m", "").await;
-    run_line_of_readme("kubectl apply -f examples/instance.yaml", "").await;
-    run_line_of_readme(
-        "kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m",
-        "",
-    )
-    .await;
-    let key = new_key(shared().await.plane, "ada", "write");
-    let plans = format!("{}/v1/plans", shared().await.operator.url);
-    let answer = async || {
-        let answer = reqwest::Client::new().get(&plans).bearer_auth(&key).send().await;
-        answer.unwrap().status()
-    };
-    eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
-    let seen = run_line_of_readme("examples/create-and-wait.sh", &key).await;
+async fn the_tour_runs_as_the_readme_says() {
+    let tenant = Tenant::new("demo").await;
+    let mut shell = Shell::start(&tenant).await;
+    let mut ran = Vec::new();
+    for step in steps("README.md", "## A short tour") {
+        // The shared cluster takes their place.
+        if step.command.starts_with("make run") || step.command == "source .run/env" {
+            continue;
+        }
+        if step.command.contains("$instance/stop") {
+            // kubectl may have seen the end of the resize a moment before the facade.
+            let id = shell.run("echo $id").await;
+            wait_for(&tenant, &id, "running").await;
+        }
+        let output = shell.run(&step.command).await;
+        ran.push((step.command, output));
+    }
+    let output_of = |text| output_of(&ran, text);
+    assert!(output_of("apply -f examples/account.yaml").contains("account.stellage.dev/ada"));
+    assert!(output_of("-n ada wait").contains("instance.stellage.dev/web condition met"));
+    let created = output_of("examples/create-and-wait.sh");
+    assert!(created.contains(": Instance web is being created"), "{created}");
+    assert!(created.ends_with(": running"), "{created}");
+    let id = shell.run("echo $id").await;
+    assert!(output_of("get instances -A").contains(&id));
+    let resized = output_of("PATCH");
+    for expected in [
+        r#""status":"resizing""#,
+        r#""plan":"starter","pending_plan":"business""#,
+    ] {
+        assert!(resized.contains(expected), "{resized}");
+    }
+    assert!(output_of("-n demo wait").contains("condition met"));
+    assert_eq!(output_of("/stop"), r#""Instance web is being shut down.""#);
+    let refused = output_of("/reboot");
+    assert!(refused.starts_with("the instance is stop"), "{refused}");
     assert!(
-        seen.contains(": provisioning") || seen.contains(": running"),
-        "{seen}"
+        refused.ends_with("; reboot is allowed from running, error"),
+        "{refused}"
     );
-    assert!(seen.contains("\"status\": \"running\""), "{seen}");
+    assert_eq!(output_of("DELETE"), "");
+    let path = format!("/v1/instances/{id}");
+    expect(&tenant, 404, Method::GET, &path, None, &[]).await;
 }
 
 #[tokio::test]

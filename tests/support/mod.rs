@@ -1,10 +1,12 @@
 //! The control plane, the operator, and an own account for every test.
 //!
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
-//! - [`smtp`]: a mail server on loopback.
+//! - [`smtp`]: a mail server on loopback;
+//! - [`walkthrough`]: the commands that the documents show.
 
 pub mod receivers;
 pub mod smtp;
+pub mod walkthrough;
 
 use std::{
     num::NonZero,
