@@ -2,12 +2,16 @@
 
 use std::process::Command;
 
+use kube::api::{Patch, PatchParams};
 use reqwest::Method;
+use serde_json::json;
+use stellage::providers::simulator::FAULT_ANNOTATION;
+use tokio::time::timeout;
 
 use crate::{
     facade::{contract::expect, wait_for},
     support::{
-        Tenant, kubectl,
+        PATIENCE, Tenant, eventually, kubectl,
         receivers::{Answer, Receiver},
         shared,
         walkthrough::{Shell, steps},
@@ -67,6 +71,39 @@ async fn the_tour_runs_as_the_readme_says() {
     assert_eq!(output_of("DELETE"), "");
     let path = format!("/v1/instances/{id}");
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+}
+
+#[tokio::test]
+async fn the_example_says_why_an_instance_could_not_be_created() {
+    let tenant = Tenant::new("example-error").await;
+    let mut script = tokio::process::Command::new("examples/create-and-wait.sh");
+    script
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("STELLAGE_URL", &tenant.url)
+        .env("STELLAGE_API_KEY", &tenant.key)
+        .kill_on_drop(true);
+    let script = tokio::spawn(async move { script.output().await.unwrap() });
+    let instances = async || tenant.all_instances().await;
+    let found = eventually("the instance", instances, |found| !found.is_empty()).await;
+    // Its server may have been made by now, so it is made once more. The script looks again after five seconds.
+    let fault = Patch::Merge(json!({
+        "metadata": { "annotations": { FAULT_ANNOTATION: "provisioning" } },
+        "spec": { "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
+    }));
+    let name = found[0].metadata.name.as_deref().unwrap();
+    let params = PatchParams::default();
+    tenant.instances().patch(name, &params, &fault).await.unwrap();
+    let ended = timeout(PATIENCE, script).await.unwrap().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    let shown = wait_for(&tenant, &found[0].id(), "error").await;
+    let message = shown["status_message"].as_str().unwrap();
+    assert!(
+        message.contains("the simulated fault 'provisioning' is switched on"),
+        "{message}"
+    );
+    assert_eq!(last, format!("{} could not be created: {message}", found[0].id()));
 }
 
 #[tokio::test]
