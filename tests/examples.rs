@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use kube::api::{Patch, PatchParams};
-use reqwest::Method;
-use serde_json::json;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
 use stellage::providers::simulator::FAULT_ANNOTATION;
 use tokio::time::timeout;
 
@@ -12,9 +12,9 @@ use crate::{
     facade::{contract::expect, wait_for},
     support::{
         PATIENCE, Tenant, eventually, kubectl,
-        receivers::{Answer, Receiver},
+        receivers::{Answer, OWN_ADDRESS, Options, Receiver},
         shared,
-        walkthrough::{Shell, steps},
+        walkthrough::{Shell, Step, steps},
     },
 };
 
@@ -104,6 +104,118 @@ async fn the_example_says_why_an_instance_could_not_be_created() {
         "{message}"
     );
     assert_eq!(last, format!("{} could not be created: {message}", found[0].id()));
+}
+
+/// Whether two JSON values have the same fields. Of lists, the first items count.
+fn have_the_same_fields(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().all(|(name, value)| {
+                    other
+                        .get(name)
+                        .is_some_and(|other| have_the_same_fields(value, other))
+                })
+        }
+        (Value::Array(one), Value::Array(other)) => match (one.first(), other.first()) {
+            (Some(one), Some(other)) => have_the_same_fields(one, other),
+            (one, other) => one.is_none() == other.is_none(),
+        },
+        _ => true,
+    }
+}
+
+#[tokio::test]
+async fn a_failed_delivery_is_understood_and_sent_again_as_the_page_says() {
+    let tenant = Tenant::new("walk-delivery").await;
+    // Tests of other checkouts may run at the same time.
+    let port = 20_000 + u16::try_from(std::process::id() % 5000).unwrap();
+    let options = Options {
+        listen: format!("{OWN_ADDRESS}:{port}").parse().unwrap(),
+        ..Options::default()
+    };
+    let mut shell = Shell::start(&tenant).await;
+    let mut receiver = None;
+    let mut ran = Vec::new();
+    for Step { command, shown } in steps("docs/receivers.md", "## A failed delivery, step by step") {
+        // The shared cluster takes their place; its retries take a second in all.
+        if command.starts_with("make run") || command == "source .run/env" {
+            continue;
+        }
+        if command.contains("receiver.py") {
+            assert!(receiver.is_none());
+            receiver = Some(Receiver::with(options, |_| Answer::ok()).await);
+            continue;
+        }
+        let command = command.replace("127.0.0.1:8443", &options.listen.to_string());
+        let output = shell.run(&command).await;
+        if let Ok(shown) = serde_json::from_str::<Value>(&shown) {
+            let output: Value = serde_json::from_str(&output).unwrap();
+            assert!(
+                have_the_same_fields(&shown, &output),
+                "{command} shows {output:#}"
+            );
+        }
+        ran.push((command, output));
+    }
+    let output_of = |text| output_of(&ran, text);
+    let webhook = output_of("{active, health,");
+    assert!(
+        webhook.contains(r#""health_reason": "retries_exhausted""#),
+        "{webhook}"
+    );
+    let listed = output_of("join(");
+    for expected in ["instance.created exhausted", "instance.started held"] {
+        assert!(listed.lines().any(|line| line.ends_with(expected)), "{listed}");
+    }
+    let delivery: Value = serde_json::from_str(output_of(".attempts |=")).unwrap();
+    assert_eq!(
+        delivery["attempts"][0]["error"],
+        "cannot connect to the receiver: connection refused"
+    );
+    let sent = output_of("/redeliver");
+    assert!(
+        sent.ends_with("but only once, because its webhook is disabled."),
+        "{sent}"
+    );
+    assert_eq!(output_of("PATCH"), "true");
+    let received = receiver.unwrap().wait_for(2).await;
+    let types: Vec<_> = received
+        .iter()
+        .map(|it| it.header("X-Service-Event-Type"))
+        .collect();
+    assert_eq!(types, ["instance.created", "instance.started"]);
+    assert_eq!(
+        received[0].header("X-Service-Event-ID"),
+        delivery["event_id"].as_str().unwrap()
+    );
+}
+
+#[tokio::test]
+async fn an_api_key_is_rotated_as_the_page_says() {
+    let tenant = Tenant::new("walk-key").await;
+    let mut shell = Shell::start(&tenant).await;
+    let auth = steps("docs/rest-api.md", "## Requests")
+        .into_iter()
+        .find(|step| step.command.starts_with("auth="));
+    shell.run(&auth.unwrap().command).await;
+    let mut ran = Vec::new();
+    for Step { command, .. } in steps("docs/rest-api.md", "### Rotating an API key") {
+        let output = shell.run(&command).await;
+        ran.push((command, output));
+    }
+    assert_eq!(output_of(&ran, "/v1/account"), "walk-key");
+    assert_eq!(output_of(&ran, "DELETE"), "");
+    let status = async || tenant.call(Method::GET, "/v1/plans", None).await.status;
+    eventually("the old key to be refused", status, |status| {
+        *status == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    let new = shell.run("echo $new").await;
+    let client = reqwest::Client::new();
+    let plans = format!("{}/v1/plans", tenant.url);
+    let answer = client.get(plans).bearer_auth(new).send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
 }
 
 #[tokio::test]
