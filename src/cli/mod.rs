@@ -67,7 +67,7 @@ pub enum Command {
     /// The log has the events of the last 24 hours, unless the operator is set to log none. Events go to stdout, one per line;
     /// everything else goes to stderr.
     Events(events::EventsArgs),
-    /// Print the CRDs, for `kubectl apply -f -`
+    /// Print the CRDs, for `kubectl apply --server-side -f -`
     Crds(crds::CrdsArgs),
 }
 

@@ -13,8 +13,8 @@
 //! - [`metrics`]: all metrics of the program;
 //! - [`open_files`]: how many files and connections the process may have open;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
-//! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them, accounts by
-//!   turns;
+//! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
+//!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;

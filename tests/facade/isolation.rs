@@ -9,7 +9,7 @@ use stellage::resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Web
 
 use super::{
     contract::{self, Endpoint},
-    create, events, order, wait_for, webhooks,
+    create, events, new_instance, wait_for, webhooks,
 };
 use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
@@ -242,7 +242,7 @@ async fn the_same_idempotency_key_of_two_accounts_makes_two_instances() {
             201,
             Method::POST,
             "/v1/instances",
-            Some(&order("x")),
+            Some(&new_instance("x")),
             &headers,
         )
         .await;

@@ -1,10 +1,12 @@
 //! The control plane, the operator, and an own account for every test.
 //!
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
-//! - [`smtp`]: a mail server on loopback.
+//! - [`smtp`]: a mail server on loopback;
+//! - [`walkthrough`]: the commands that the documents show.
 
 pub mod receivers;
 pub mod smtp;
+pub mod walkthrough;
 
 use std::{
     num::NonZero,
@@ -44,6 +46,13 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+/// Says that something was not tested, and why.
+pub fn say_not_run(what: &str) {
+    use std::io::Write as _;
+    // Not with `eprintln!`, which the test harness shows only of tests that fail.
+    let _ = writeln!(std::io::stderr(), "\nNOT RUN: {what}");
+}
 
 /// Waits until `condition` is true of the result of `look`; fails with `what` after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> T, condition: impl Fn(&T) -> bool) -> T

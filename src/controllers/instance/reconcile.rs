@@ -145,7 +145,8 @@ impl<P: Provider> Reconciler<P> {
             }
             let holder = self.holder_of(&draft.instance);
             let gate = self.gate(&draft.instance, holder.as_ref());
-            // Of an accepted instance whatever the gate: it may have a server, and is not deleted without the finalizer.
+            // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and is refused deletion
+            // without the finalizer.
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !draft.instance.has_finalizer() {
                 draft = Draft::new(self.add_finalizer(&draft.instance).await?);
             }
@@ -371,8 +372,8 @@ impl<P: Provider> Reconciler<P> {
         })
     }
 
-    /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects. What has not been stored yet is
-    /// stored if the provider does not answer at once.
+    /// Asks the provider whatever the instance needs now. Returns `None` if that needs a slot for suspects, which this reconcile
+    /// does not have. A status that has not been stored yet is stored meanwhile if the provider does not answer at once.
     async fn ask(
         &self,
         draft: &mut Draft,

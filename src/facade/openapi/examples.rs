@@ -233,7 +233,7 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
         "createKey" => Some(json!({
             "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
-            "message": "Store the key now; it will not be item again.",
+            "message": "Store the key now; it will not be shown again.",
         })),
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
