@@ -12,6 +12,7 @@ use super::{
 use crate::{
     events::{EventType, OutboxEntry, payload::User},
     lifecycle::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, Timings, decide, question},
+    monitoring::alerts::Findings,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{Instance, InstanceSpec, InstanceState, InstanceStatus, OperationKind, PowerState},
 };
@@ -54,6 +55,8 @@ pub struct World {
     pub writes: u32,
     /// Whether a backup is under way.
     pub is_backed_up_now: bool,
+    /// What the samples say.
+    pub findings: Option<Findings>,
     /// The times of the schedule for which a backup was made. A second one for the same time has the same name.
     pub backups: BTreeSet<Timestamp>,
     pub gone: bool,
@@ -88,6 +91,7 @@ impl World {
             failures: 0,
             writes: 0,
             is_backed_up_now: false,
+            findings: None,
             backups: BTreeSet::new(),
             gone: false,
             gone_without_account: false,
@@ -132,7 +136,7 @@ impl World {
         let new = self.events[*since..]
             .iter()
             .map(|event| event.event_type.as_str());
-        let new = new.map(|name| name.strip_prefix("instance.").unwrap()).collect();
+        let new = new.map(|name| name.strip_prefix("instance.").unwrap_or(name)).collect();
         *since = self.events.len();
         new
     }
@@ -291,6 +295,7 @@ impl World {
                 user: Some(&self.user).filter(|_| has_account),
                 is_settled: &|id| self.settles && recorded(id),
                 is_backed_up_now: self.is_backed_up_now,
+                findings: self.findings.as_ref(),
             };
             let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
             let before = seen_instance.status.clone();
