@@ -205,7 +205,8 @@ pub async fn serve(
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some(((controllers, deliveries), usage_listener)) = controllers.zip(deliveries).zip(usage_listener) {
+    if let Some(((controllers, deliveries), usage_listener)) = controllers.zip(deliveries).zip(usage_listener)
+    {
         let stores = Stores {
             accounts,
             instances,

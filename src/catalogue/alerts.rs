@@ -163,7 +163,8 @@ impl AlertsSection {
         let mut names = HashSet::new();
         let mut rules = Vec::with_capacity(sections.len());
         for (index, section) in sections.into_iter().enumerate() {
-            let wrong = |field: &str, problem: String| Err((format!("alerts.rules[{index}].{field}"), problem));
+            let wrong =
+                |field: &str, problem: String| Err((format!("alerts.rules[{index}].{field}"), problem));
             if section.rearm_below > section.threshold {
                 let problem = format!(
                     "{} is above the threshold; must be at most {}",

@@ -374,10 +374,26 @@ mod tests {
             ("plans: {starter: [5]}", "plans.starter", "must have fields"),
             ("alerts: [60s]", "alerts", "must have fields"),
             ("alerts: {rules: [cpu]}", "alerts.rules[0]", "must have fields"),
-            ("alerts: {every: 60s}", "alerts.every", "expected `interval` or `rules`"),
-            ("alerts: {interval: 61s}", "alerts.interval", "1 to 60 whole seconds"),
-            ("alerts: {interval: 0s}", "alerts.interval", "1 to 60 whole seconds"),
-            ("alerts: {interval: 1500ms}", "alerts.interval", "1 to 60 whole seconds"),
+            (
+                "alerts: {every: 60s}",
+                "alerts.every",
+                "expected `interval` or `rules`",
+            ),
+            (
+                "alerts: {interval: 61s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 0s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 1500ms}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(
@@ -391,18 +407,32 @@ mod tests {
             ("name: cpu", "name: 'CPU'", "name", "such as cpu_usage_high"),
             ("cpu_usage", "load", "metric", "expected one of `cpu_usage`"),
             ("threshold: 90", "threshold: 101", "threshold", "from 0 to 100"),
-            ("threshold: 90", "threshold: 90.125", "threshold", "at most two decimals"),
+            (
+                "threshold: 90",
+                "threshold: 90.125",
+                "threshold",
+                "at most two decimals",
+            ),
             ("for: 5m", "for: soon", "for", "such as 30s or 1m"),
             ("for: 5m", "for: 25h", "for", "1 to 86400"),
             ("rearmBelow: 80", "rearmBelow: 91", "rearmBelow", "at most 90 %"),
         ] {
             let error = parse(&format!("alerts: {{rules: [{{{}}}]}}", rule.replace(from, to))).unwrap_err();
-            assert!(error.contains(&format!("file: alerts.rules[0].{field}: ")), "{to}: {error}");
+            assert!(
+                error.contains(&format!("file: alerts.rules[0].{field}: ")),
+                "{to}: {error}"
+            );
             assert!(error.contains(allowed), "{to}: {error}");
         }
         let twice = parse(&format!("alerts: {{rules: [{{{rule}}}, {{{rule}}}]}}")).unwrap_err();
-        assert!(twice.contains("alerts.rules[1].name: \"cpu\" is the name of another"), "{twice}");
-        let many = parse(&format!("alerts: {{rules: [{}]}}", vec![format!("{{{rule}}}"); 17].join(", ")));
+        assert!(
+            twice.contains("alerts.rules[1].name: \"cpu\" is the name of another"),
+            "{twice}"
+        );
+        let many = parse(&format!(
+            "alerts: {{rules: [{}]}}",
+            vec![format!("{{{rule}}}"); 17].join(", ")
+        ));
         assert!(many.unwrap_err().contains("must have at most 16"));
         let none = parse("alerts: {rules: [], interval: 15s}").unwrap().alerts;
         assert_eq!((none.rules.len(), none.interval.as_secs()), (0, 15));

@@ -177,7 +177,9 @@ fn watch_alerts(
     let findings = audience
         .findings
         .filter(|findings| findings.started_at == status.started_at && audience.user.is_some());
-    let Some(findings) = findings else { return Vec::new() };
+    let Some(findings) = findings else {
+        return Vec::new();
+    };
     let uid = instance.metadata.uid.as_deref().unwrap_or_default();
     let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
     for alert in &fired {

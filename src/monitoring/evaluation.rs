@@ -67,7 +67,9 @@ fn value(usage: &Usage, metric: AlertMetric) -> Option<f64> {
 
 /// The alert of a rule that is firing.
 pub fn firing<'a>(alerts: &'a [Alert], rule: &str) -> Option<&'a Alert> {
-    alerts.iter().find(|alert| alert.is_firing() && alert.rule == rule)
+    alerts
+        .iter()
+        .find(|alert| alert.is_firing() && alert.rule == rule)
 }
 
 impl Evaluation {
@@ -111,11 +113,7 @@ impl Evaluation {
             self.states.clear();
             return;
         };
-        let known: Vec<_> = old
-            .rules
-            .iter()
-            .zip(std::mem::take(&mut self.states))
-            .collect();
+        let known: Vec<_> = old.rules.iter().zip(std::mem::take(&mut self.states)).collect();
         let last_at = known.iter().map(|(_, state)| state.last_at).max();
         let state_of = |rule: &AlertRule| {
             let same = known.iter().find(|(known, _)| *known == rule);
@@ -173,14 +171,7 @@ impl RuleState {
         }
     }
 
-    fn sample(
-        &mut self,
-        rule: &AlertRule,
-        interval: i64,
-        shown: Option<&str>,
-        at: i64,
-        value: Option<f64>,
-    ) {
+    fn sample(&mut self, rule: &AlertRule, interval: i64, shown: Option<&str>, at: i64, value: Option<f64>) {
         if self.ends.as_deref() != shown {
             self.ends = None;
         }

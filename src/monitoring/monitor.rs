@@ -305,7 +305,10 @@ impl Monitor {
         };
         let mut accounts: HashMap<&str, Vec<&Entry>> = HashMap::new();
         for entry in state.entries.values().filter(is_current) {
-            accounts.entry(namespace(&entry.instance)).or_default().push(entry);
+            accounts
+                .entry(namespace(&entry.instance))
+                .or_default()
+                .push(entry);
         }
         let total: usize = accounts.values().map(Vec::len).sum();
         let mut ranked: Vec<(usize, &str, &Entry)> = Vec::with_capacity(total);

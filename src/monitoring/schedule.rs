@@ -37,7 +37,10 @@ pub fn wall(of: i64, now: Timestamp, moment: i64) -> i64 {
 /// The fraction of the interval, in 2⁻³², after which the instance with this UID is sampled.
 pub fn phase(uid: &str) -> u32 {
     let digest = Sha256::digest(uid.as_bytes());
-    digest.iter().take(4).fold(0, |n, byte| (n << 8) | u32::from(*byte))
+    digest
+        .iter()
+        .take(4)
+        .fold(0, |n, byte| (n << 8) | u32::from(*byte))
 }
 
 /// The last moment, not after `moment`, at which an instance with this phase is sampled. All in milliseconds.
@@ -49,7 +52,9 @@ pub fn last_due(phase: u32, interval: Duration, moment: i64) -> i64 {
 
 /// An interval in milliseconds; at least one.
 pub fn milliseconds(interval: Duration) -> i64 {
-    i64::try_from(interval.as_millis()).unwrap_or(i64::MAX >> 32).max(1)
+    i64::try_from(interval.as_millis())
+        .unwrap_or(i64::MAX >> 32)
+        .max(1)
 }
 
 /// The phases whose samples are due after `from` and not after `to`, as one or two ranges of both ends included. At most one
@@ -123,7 +128,10 @@ mod tests {
             let at = last_due(phase(&format!("uid-{number}")), interval, 1_800_000_059_999);
             seconds[usize::try_from(at / 1000 % 60).unwrap()] += 1;
         }
-        assert!(seconds.iter().all(|count| (50..160).contains(count)), "{seconds:?}");
+        assert!(
+            seconds.iter().all(|count| (50..160).contains(count)),
+            "{seconds:?}"
+        );
     }
 
     #[test]

@@ -265,7 +265,9 @@ impl Series {
             Window::Day => &self.coarse,
         };
         let known_since = Timestamp::from_second(self.since + now.as_second() - moment).ok();
-        Measured::of(window, ring.newest, known_since, now, moment, |slot| ring.get(slot))
+        Measured::of(window, ring.newest, known_since, now, moment, |slot| {
+            ring.get(slot)
+        })
     }
 }
 
@@ -430,7 +432,10 @@ mod tests {
         let shown = series.window(Window::Day, at(later), later);
         assert_eq!(shown.cpu_usage, vec![None; 288]);
         series.add(later, None);
-        assert_eq!(series.window(Window::Hour, at(later), later).cpu_usage, vec![None; 60]);
+        assert_eq!(
+            series.window(Window::Hour, at(later), later).cpu_usage,
+            vec![None; 60]
+        );
     }
 
     #[test]
@@ -438,7 +443,10 @@ mod tests {
         let mut series = Series::new(START);
         series.add(START, Some(&usage(5.0, 0)));
         let shown = series.window(Window::Hour, at(START + 3_610), START + 10);
-        assert_eq!((shown.first, shown.cpu_usage[59]), (START + 3_600 - 59 * 60, Some(5.0)));
+        assert_eq!(
+            (shown.first, shown.cpu_usage[59]),
+            (START + 3_600 - 59 * 60, Some(5.0))
+        );
         assert_eq!(shown.known_since, Some(at(START + 3_600)));
         // A few seconds are no reason to move points off the minute.
         let shown = series.window(Window::Hour, at(START + 15), START + 10);

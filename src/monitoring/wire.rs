@@ -107,9 +107,7 @@ impl Key {
     /// The key in a Secret; `None` if there is none of at least 32 bytes.
     pub fn of(secret: &Secret) -> Option<Self> {
         let text = &secret.data.as_ref()?.get(SECRET_ENTRY)?.0;
-        let bytes = hex::decode(text)
-            .ok()
-            .filter(|bytes| bytes.len() >= KEY_BYTES)?;
+        let bytes = hex::decode(text).ok().filter(|bytes| bytes.len() >= KEY_BYTES)?;
         Hmac::new_from_slice(&bytes).ok().map(Self)
     }
 
@@ -153,7 +151,9 @@ impl Key {
 
     /// Whether an answer is the leader's, and to this request.
     pub fn accepts_answer(&self, request: &str, body: &[u8], header: &str) -> bool {
-        let Ok(code) = hex::decode(header) else { return false };
+        let Ok(code) = hex::decode(header) else {
+            return false;
+        };
         let expected = self.over(&[b"answer", request.as_bytes(), body]);
         expected.verify_slice(&code).is_ok()
     }

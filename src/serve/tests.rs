@@ -11,8 +11,8 @@ use std::{
 use clap::Parser;
 use kube::Client;
 use serde_json::json;
-use tokio::sync::SetOnce;
 use tokio::net::TcpListener;
+use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
 use super::{Controllers, Stores, rules};

@@ -1,21 +1,16 @@
-//! The key that all replicas share. The leader makes it if there is none.
+//! The key that all replicas share. The leader makes it if the Secret has none.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{
-    Api, Client,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, Client, api::PostParams};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     monitoring::wire::{Key, SECRET_ENTRY, SECRET_NAME, new_key},
-    resources::MANAGED_BY,
     runtime::client::{CallError, bounded},
 };
 
@@ -41,7 +36,7 @@ impl SharedKey {
                     let _ = self.0.set(key);
                     return;
                 }
-                Ok(None) => "it has no key; delete it, and another is made".to_owned(),
+                Ok(None) => "there is none; apply deploy/rbac.yaml".to_owned(),
                 Err(error) => error.to_string(),
             };
             tracing::warn!(
@@ -56,26 +51,20 @@ impl SharedKey {
     }
 }
 
+/// `None` if there is no Secret. It comes with the operator's rights, so that these need not include creating Secrets.
 async fn read_or_make(api: &Api<Secret>) -> Result<Option<Key>, CallError> {
-    if let Some(secret) = bounded(api.get_opt(SECRET_NAME)).await? {
-        return Ok(Key::of(&secret));
-    }
-    let (label, value) = MANAGED_BY;
-    let secret = Secret {
-        metadata: ObjectMeta {
-            name: Some(SECRET_NAME.to_owned()),
-            labels: Some(BTreeMap::from([(label.to_owned(), value.to_owned())])),
-            ..ObjectMeta::default()
-        },
-        data: Some(BTreeMap::from([(
-            SECRET_ENTRY.to_owned(),
-            ByteString(new_key().into_bytes()),
-        )])),
-        ..Secret::default()
+    let Some(mut secret) = bounded(api.get_opt(SECRET_NAME)).await? else {
+        return Ok(None);
     };
-    match bounded(api.create(&PostParams::default(), &secret)).await {
-        Ok(made) => Ok(Key::of(&made)),
-        // The next attempt reads it.
-        Err(error) => Err(error),
+    if let Some(key) = Key::of(&secret) {
+        return Ok(Some(key));
     }
+    secret.metadata.managed_fields = None;
+    let key = ByteString(new_key().into_bytes());
+    secret
+        .data
+        .get_or_insert_default()
+        .insert(SECRET_ENTRY.to_owned(), key);
+    let made = api.replace(SECRET_NAME, &PostParams::default(), &secret);
+    Ok(Key::of(&bounded(made).await?))
 }

@@ -105,15 +105,17 @@ impl<U: UsageSource> MonitoringController<U> {
 /// The usage of at most `limit` instances, for the metrics.
 fn shown(monitor: &Monitor, limit: usize, interval: Duration) -> ShownInstances {
     let (current, left_out) = monitor.current(limit, interval);
-    let instances = current.into_iter().map(|Current { instance, usage }| ShownInstance {
-        namespace: instance.metadata.namespace.clone().unwrap_or_default(),
-        instance: instance.id(),
-        cpu_percent: usage.cpu_usage,
-        memory_percent: usage.memory_usage,
-        disk_percent: usage.disk_usage,
-        received_bytes: usage.network_in.and_then(|bytes| u64::try_from(bytes).ok()),
-        sent_bytes: usage.network_out.and_then(|bytes| u64::try_from(bytes).ok()),
-    });
+    let instances = current
+        .into_iter()
+        .map(|Current { instance, usage }| ShownInstance {
+            namespace: instance.metadata.namespace.clone().unwrap_or_default(),
+            instance: instance.id(),
+            cpu_percent: usage.cpu_usage,
+            memory_percent: usage.memory_usage,
+            disk_percent: usage.disk_usage,
+            received_bytes: usage.network_in.and_then(|bytes| u64::try_from(bytes).ok()),
+            sent_bytes: usage.network_out.and_then(|bytes| u64::try_from(bytes).ok()),
+        });
     ShownInstances {
         instances: instances.collect(),
         left_out,

@@ -85,6 +85,7 @@ fn a_crash_before_the_write_loses_no_alert_and_forks_none() {
     world.findings = None;
     world.pass();
     world.findings = Some(crossed(&world));
+    world.pass();
     world.wait(SOON);
     assert!(world.new_events(&mut since).is_empty());
 }
@@ -96,6 +97,7 @@ fn a_stop_ends_an_alert_silently_and_costs_no_write_for_it() {
         if is_firing {
             world.findings = Some(crossed(&world));
         }
+        world.pass();
         world.wait(SOON);
         world.findings = None;
         let (mut since, writes) = (world.events.len(), world.writes);
@@ -119,6 +121,7 @@ fn what_was_known_before_a_restart_of_the_server_fires_nothing() {
     world.settle();
     let mut since = world.events.len();
     world.findings = Some(findings);
+    world.pass();
     world.wait(SOON);
     assert!(world.new_events(&mut since).is_empty() && world.status().alerts.is_empty());
     world.findings = Some(crossed(&world));
@@ -130,6 +133,7 @@ fn what_was_known_before_a_restart_of_the_server_fires_nothing() {
 fn monitoring_that_is_switched_off_ends_an_alert_and_a_day_later_it_is_gone_with_another_write() {
     let mut world = monitored();
     world.findings = Some(crossed(&world));
+    world.pass();
     world.wait(SOON);
     let mut since = world.events.len();
     world.edit(|spec| spec.monitoring_enabled = false);
@@ -137,7 +141,11 @@ fn monitoring_that_is_switched_off_ends_an_alert_and_a_day_later_it_is_gone_with
     assert!(firing(&world).is_empty() && world.new_events(&mut since).is_empty());
     let writes = world.writes;
     world.wait(Duration::from_hours(48));
-    assert_eq!((world.status().alerts.len(), world.writes), (1, writes), "no write of its own");
+    assert_eq!(
+        (world.status().alerts.len(), world.writes),
+        (1, writes),
+        "no write of its own"
+    );
     world.act(Action::Reboot);
     world.settle();
     assert!(world.status().alerts.is_empty());

@@ -136,7 +136,9 @@ impl World {
         let new = self.events[*since..]
             .iter()
             .map(|event| event.event_type.as_str());
-        let new = new.map(|name| name.strip_prefix("instance.").unwrap_or(name)).collect();
+        let new = new
+            .map(|name| name.strip_prefix("instance.").unwrap_or(name))
+            .collect();
         *since = self.events.len();
         new
     }
@@ -366,7 +368,9 @@ impl World {
             }
             let number = i64::try_from(self.events.len()).unwrap() + 1;
             assert_eq!(entry.sequence, number, "an event is missing");
-            let last = self.events.last().map(|event| event.event_type);
+            // Alerts fire between any two other events of a running server.
+            let types = self.events.iter().map(|event| event.event_type);
+            let last = types.filter(|of| *of != EventType::AlertTriggered).last();
             let fits = match entry.event_type {
                 EventType::InstanceCreated => last.is_none(),
                 EventType::InstanceStopped => last == Some(EventType::InstanceStarted),
@@ -374,6 +378,7 @@ impl World {
                 EventType::InstanceDeleted => {
                     last != Some(EventType::InstanceDeleted) && self.cloud.servers.is_empty()
                 }
+                EventType::AlertTriggered => last == Some(EventType::InstanceStarted),
                 _ => false,
             };
             assert!(fits, "{:?} after {last:?}", entry.event_type);

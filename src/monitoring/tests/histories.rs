@@ -121,7 +121,9 @@ impl World {
         let calls = self.evaluation.calls_for_a_change(run, &self.alerts);
         let before = self.alerts.clone();
         self.reconcile();
-        assert_eq!(calls, before != self.alerts, "{before:?} {:?}", self.alerts);
+        // A stop is written anyway.
+        let is_own = before != self.alerts && run.is_some();
+        assert_eq!(calls, is_own, "{before:?} {:?}", self.alerts);
         self.writes += usize::from(calls);
     }
 
@@ -132,7 +134,9 @@ impl World {
             alerts::end_all(&mut self.alerts, now);
             return;
         };
-        let Some(rules) = self.evaluation.findings(run) else { return };
+        let Some(rules) = self.evaluation.findings(run) else {
+            return;
+        };
         let findings = Findings {
             started_at,
             rules,
@@ -324,7 +328,11 @@ fn changed_rules_hold_at_once_and_an_alert_without_a_rule_ends() {
         .filter(|alert| alert.is_firing())
         .map(|alert| alert.rule.as_str())
         .collect();
-    assert_eq!(firing, ["other"], "it has been above for five minutes since its first sample");
+    assert_eq!(
+        firing,
+        ["other"],
+        "it has been above for five minutes since its first sample"
+    );
     world.minute += 1;
     world.sample(Some(95.0));
     assert_eq!(world.alerts.iter().filter(|alert| alert.is_firing()).count(), 2);

@@ -84,7 +84,10 @@ fn only_monitored_servers_are_sampled_and_one_at_a_time() {
     for (name, patch) in [
         ("unmonitored", ("/spec/monitoringEnabled", json!(false))),
         ("unmade", ("/status/provisionedAt", json!(null))),
-        ("deleted", ("/metadata/deletionTimestamp", json!("2026-11-21T11:00:00Z"))),
+        (
+            "deleted",
+            ("/metadata/deletionTimestamp", json!("2026-11-21T11:00:00Z")),
+        ),
     ] {
         world.apply(&instance("a", name, |object| {
             let (path, value) = patch;
@@ -103,8 +106,16 @@ fn only_monitored_servers_are_sampled_and_one_at_a_time() {
     assert!(again[0].is_suspect && !due[0].is_suspect);
     // It is deleted while it is being sampled.
     world.listener.changed(&Change::Deleted(web.clone()));
-    assert!(world.monitor.record(&again[0], &world.rules, Some(&usage(99.0))).is_none());
-    assert_eq!((world.monitor.counts().instances, world.monitor.counts().series), (0, 0));
+    assert!(
+        world
+            .monitor
+            .record(&again[0], &world.rules, Some(&usage(99.0)))
+            .is_none()
+    );
+    assert_eq!(
+        (world.monitor.counts().instances, world.monitor.counts().series),
+        (0, 0)
+    );
     world.listener.changed(&Change::Replaced(vec![web]));
     assert_eq!(world.monitor.counts().instances, 1);
     world.listener.changed(&Change::Replaced(Vec::new()));
@@ -195,7 +206,10 @@ fn series_are_bounded_and_the_account_that_has_most_gives_one_up() {
         world.sample_all(50.0);
     }
     let of_small = small.iter().filter(|one| world.has_series(one)).count();
-    assert_eq!((count(&world), of_small, world.monitor.counts().series), (2, 2, 4));
+    assert_eq!(
+        (count(&world), of_small, world.monitor.counts().series),
+        (2, 2, 4)
+    );
     assert_eq!(world.monitor.counts().instances_without_series(), 5);
     // Without a series it is sampled, too.
     assert!(big.iter().all(|one| world.monitor.newest(one, MINUTE).is_some()));
