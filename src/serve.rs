@@ -81,9 +81,6 @@ pub enum ServeError {
     /// The delivery settings are invalid.
     #[error(transparent)]
     Receivers(#[from] ClientError),
-    /// The client for questions about usage could not be built.
-    #[error("cannot ask other replicas: {0}")]
-    Remote(#[from] reqwest::Error),
     /// The mail settings are invalid.
     #[error(transparent)]
     Mail(#[from] MailError),
@@ -148,7 +145,7 @@ pub async fn serve(
         let catalogue = catalogue.clone();
         let measurements = Anywhere {
             own: own_answers.clone(),
-            remote: Remote::new(&watches.client, &common.namespace, clock.clone())?,
+            remote: Remote::new(&watches.client, &common.namespace, clock.clone()),
         };
         let service = service(
             &common,

@@ -2,7 +2,6 @@
 
 use std::{collections::HashSet, path::Path, time::Duration};
 
-use control_plane::Identity;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret, events::v1::Event};
 use kube::{
     Api, ResourceExt as _,

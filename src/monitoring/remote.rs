@@ -3,6 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -26,13 +33,15 @@ use crate::{
 const READ_EVERY: Duration = Duration::from_secs(10);
 /// How long to wait after a failure before the Lease is read again.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long an idle connection is kept. Less than the leader keeps it.
+const IDLE: Duration = Duration::from_secs(30);
 /// Questions at the same time, and those of one account.
 const AT_ONCE: usize = 128;
 const BY_ONE: usize = 32;
 
 /// Asks the leader.
 pub struct Remote {
-    http: reqwest::Client,
+    http: HttpClient<HttpConnector, Empty<Bytes>>,
     leases: Api<Lease>,
     secrets: Api<Secret>,
     found: Mutex<Found>,
@@ -55,21 +64,20 @@ struct Leader {
 
 impl Remote {
     /// Asks the leader whose Lease is in `namespace`.
-    pub fn new(client: &Client, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self, reqwest::Error> {
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(PATIENCE)
-            .timeout(PATIENCE)
-            .build()?;
-        Ok(Self {
-            http,
+    pub fn new(client: &Client, namespace: &str, clock: Arc<dyn Clock>) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(PATIENCE));
+        let mut http = HttpClient::builder(TokioExecutor::new());
+        http.pool_idle_timeout(IDLE).pool_timer(TokioTimer::new());
+        Self {
+            http: http.build(connector),
             leases: Api::namespaced(client.clone(), namespace),
             secrets: Api::namespaced(client.clone(), namespace),
             found: Mutex::default(),
             permits: FairPermits::new(AT_ONCE, BY_ONE),
             clock,
-        })
+        }
     }
 
     /// The current usage of an instance.
@@ -110,25 +118,22 @@ impl Remote {
         answer.ok_or(Unavailable)
     }
 
-    async fn request(&self, leader: &Leader, path: &str) -> Result<Vec<u8>, &'static str> {
+    async fn request(&self, leader: &Leader, path: &str) -> Result<Bytes, &'static str> {
         let header = leader.key.sign_request(path, self.clock.now());
-        let url = format!("http://{}{path}", leader.address);
-        let request = self.http.get(url).header(REQUEST_HEADER, &header);
-        let mut response = request.send().await.map_err(|_| "no answer")?;
-        if response.status() != reqwest::StatusCode::OK {
+        let request = Request::get(format!("http://{}{path}", leader.address))
+            .header(REQUEST_HEADER, &header)
+            .body(Empty::new())
+            .map_err(|_| "its address is wrong")?;
+        let response = self.http.request(request).await.map_err(|_| "no answer")?;
+        if response.status() != StatusCode::OK {
             return Err("it refused");
         }
-        let code = response.headers().get(ANSWER_HEADER);
+        let (head, body) = response.into_parts();
+        let code = head.headers.get(ANSWER_HEADER);
         let code = code.and_then(|code| code.to_str().ok()).unwrap_or_default();
-        let code = code.to_owned();
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|_| "half an answer")? {
-            if body.len() + chunk.len() > MAX_ANSWER {
-                return Err("too long an answer");
-            }
-            body.extend_from_slice(&chunk);
-        }
-        if leader.key.accepts_answer(&header, &body, &code) {
+        let body = Limited::new(body, MAX_ANSWER).collect().await;
+        let body = body.map_err(|_| "half an answer, or too long a one")?.to_bytes();
+        if leader.key.accepts_answer(&header, &body, code) {
             Ok(body)
         } else {
             Err("the answer is not the leader's")

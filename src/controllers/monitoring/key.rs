@@ -65,6 +65,7 @@ async fn read_or_make(api: &Api<Secret>) -> Result<Option<Key>, CallError> {
         .data
         .get_or_insert_default()
         .insert(SECRET_ENTRY.to_owned(), key);
-    let made = api.replace(SECRET_NAME, &PostParams::default(), &secret);
-    Ok(Key::of(&bounded(made).await?))
+    let params = PostParams::default();
+    let made = bounded(api.replace(SECRET_NAME, &params, &secret)).await?;
+    Ok(Key::of(&made))
 }
