@@ -1,19 +1,16 @@
 //! Answers questions about the usage of instances: the leader from its memory and by asking the provider, other replicas by asking
 //! the leader.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use futures::future::BoxFuture;
-use thiserror::Error;
 use tokio::time::timeout;
 
 use super::{
     monitor::Monitor,
     remote::Remote,
     series::{Measured, Window},
+    wire::{PATIENCE, Unavailable},
 };
 use crate::{
     catalogue::SharedCatalogue,
@@ -22,16 +19,9 @@ use crate::{
     runtime::{Clock, FairPermits},
 };
 
-/// How long an answer about the current usage may take. After that it is unknown (decisions, section 7).
-pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions that the provider is asked at the same time, and those of one account.
 const ASKED_AT_ONCE: usize = 64;
 const ASKED_BY_ONE: usize = 16;
-
-/// The leader cannot be reached.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("the leader, which has the samples, cannot be reached at the moment; try again")]
-pub struct Unavailable;
 
 /// Answers questions about usage.
 pub trait Measurements: Send + Sync + 'static {

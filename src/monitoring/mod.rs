@@ -22,6 +22,7 @@ pub mod series;
 mod tests;
 pub mod wire;
 
-pub use measurements::{LeaderSlot, Measurements, Unavailable};
+pub use measurements::{LeaderSlot, Measurements};
 pub use monitor::Monitor;
 pub use series::{Measured, Window};
+pub use wire::Unavailable;

@@ -19,7 +19,6 @@ use tokio::{
 };
 
 use super::{
-    measurements::{PATIENCE, Unavailable},
     series::{Measured, Window},
     wire::{ADDRESS_ANNOTATION, ANSWER_HEADER, Key, MAX_ANSWER, Query, REQUEST_HEADER, SECRET_NAME, Subject},
 };

@@ -6,13 +6,14 @@
 //! learn anything that it could use nor be believed. A service-account token in the request would be such a thing. The content is
 //! not encrypted; it is percentages and byte counts.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use rand::RngExt as _;
 use sha2::Sha256;
+use thiserror::Error;
 
 use super::series::Window;
 
@@ -33,6 +34,14 @@ pub const MAX_ANSWER: usize = 256 * 1024;
 const KEY_BYTES: usize = 32;
 /// How far the clocks of two replicas may differ, in seconds. An older request is refused.
 const TOLERANCE: i64 = 120;
+
+/// How long an answer about the current usage may take. After that it is unknown (decisions, section 7).
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The leader cannot be reached.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the leader, which has the samples, cannot be reached at the moment; try again")]
+pub struct Unavailable;
 
 /// Which instance a question is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
