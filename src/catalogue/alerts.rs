@@ -119,8 +119,8 @@ impl<'de> Deserialize<'de> for RuleName {
 impl<'de> Deserialize<'de> for Percent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = f64::deserialize(deserializer)?;
-        // Compared with its own rounding, so that no digit is lost.
-        let hundredths = (0..=100_00_u16).find(|hundredths| {
+        // The nearest, unless digits would be lost.
+        let hundredths = (0..=10_000_u16).find(|hundredths| {
             let exact = f64::from(*hundredths) / 100.0;
             (exact - number).abs() < 1e-9
         });

@@ -20,7 +20,10 @@ use tokio::{
 
 use super::{
     series::{Measured, Window},
-    wire::{ADDRESS_ANNOTATION, ANSWER_HEADER, Key, MAX_ANSWER, Query, REQUEST_HEADER, SECRET_NAME, Subject},
+    wire::{
+        ADDRESS_ANNOTATION, ANSWER_HEADER, Key, MAX_ANSWER, PATIENCE, Query, REQUEST_HEADER, SECRET_NAME,
+        Subject, Unavailable,
+    },
 };
 use crate::{
     providers::Usage,

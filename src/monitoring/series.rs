@@ -109,13 +109,15 @@ impl Counter {
         let Some(value) = value.and_then(|value| u64::try_from(value).ok()) else {
             return Self::UNKNOWN;
         };
-        let [a, b, c, d, e, f, ..] = value.min(Self::MOST).to_le_bytes();
-        Self([a, b, c, d, e, f])
+        let mut bytes = [0; 6];
+        bytes.copy_from_slice(&value.min(Self::MOST).to_le_bytes()[..6]);
+        Self(bytes)
     }
 
     fn value(self) -> Option<i64> {
-        let [a, b, c, d, e, f] = self.0;
-        (self != Self::UNKNOWN).then(|| i64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
+        let mut bytes = [0; 8];
+        bytes[..6].copy_from_slice(&self.0);
+        (self != Self::UNKNOWN).then(|| i64::from_le_bytes(bytes))
     }
 
     /// The last known one: what is counted since the last start cannot be averaged.
