@@ -22,11 +22,13 @@ use crate::{
         backup::{self, BackupController, BackupIndex},
         instance::InstanceController,
         key_copies,
+        monitoring::{self, MonitoringController},
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
+    monitoring::{LeaderSlot, Monitor, measurements::Anywhere, remote::Remote, wire::ADDRESS_ANNOTATION},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{
         Account, ApiKey, Backup, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL,
@@ -131,6 +133,7 @@ pub async fn serve(
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
+    let own_answers = LeaderSlot::default();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -140,7 +143,19 @@ pub async fn serve(
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
-        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
+        let measurements = Anywhere {
+            own: own_answers.clone(),
+            remote: Remote::new(&watches.client, &common.namespace, clock.clone()),
+        };
+        let service = service(
+            &common,
+            &settings,
+            catalogue,
+            measurements,
+            &rules,
+            &watches,
+            clock.clone(),
+        );
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -162,9 +177,15 @@ pub async fn serve(
             }),
         ));
     }
-    let controllers = controller
+    let mut controllers = controller
         .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock, server_time))
         .transpose()?;
+    let mut usage_listener = None;
+    if let Some(controllers) = &mut controllers {
+        controllers.own_answers = own_answers;
+        let address = controllers.settings.monitoring.usage_listen;
+        usage_listener = Some(bind(address, "--usage-listen").await?);
+    }
     reload(catalogue_file, &watches, controllers.as_ref());
     let mut deliveries = None;
     if let Some(controllers) = &controllers {
@@ -181,7 +202,8 @@ pub async fn serve(
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
+    if let Some(((controllers, deliveries), usage_listener)) = controllers.zip(deliveries).zip(usage_listener)
+    {
         let stores = Stores {
             accounts,
             instances,
@@ -191,7 +213,7 @@ pub async fn serve(
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(stores, own_ranges_read, shutdown.clone())),
+            tokio::spawn(controllers.lead(stores, usage_listener, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -256,6 +278,7 @@ fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
     catalogue: SharedCatalogue,
+    measurements: Anywhere,
     rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
@@ -265,9 +288,7 @@ fn service(
         client: watches.client.clone(),
         catalogue,
         clock,
-        usage: Box::new(SimulatedUsage {
-            faults: Faults::new(common.simulator_faults),
-        }),
+        measurements: Box::new(measurements),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),
@@ -328,6 +349,9 @@ struct Controllers {
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
     webhooks: WebhookController,
+    monitor: Arc<Monitor>,
+    /// Where the facade of this process finds what the leader knows.
+    own_answers: LeaderSlot,
     watches: Watches,
     clock: Arc<dyn Clock>,
 }
@@ -377,6 +401,11 @@ impl Controllers {
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
             }),
+            monitor: Monitor::new(
+                usize::try_from(settings.monitoring.monitoring_series).unwrap_or(usize::MAX),
+                clock.now(),
+            ),
+            own_answers: LeaderSlot::default(),
             settings,
             common: common.clone(),
             catalogue,
@@ -392,12 +421,13 @@ impl Controllers {
     }
 
     /// The listeners for the watch of Instances. They include `by_namespace`.
-    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 5] {
+    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 6] {
         [
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.queue.clone()),
             Box::new(by_namespace.clone()),
+            self.monitor.listener(),
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
         ]
     }
@@ -447,6 +477,7 @@ impl Controllers {
             provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             backups: self.backups.clone(),
+            monitor: self.monitor.clone(),
             outbox: self.webhooks.outbox(),
             catalogue: self.catalogue.clone(),
             timings: self.common.timings(),
@@ -487,10 +518,32 @@ impl Controllers {
         }
     }
 
+    fn monitoring_controller(&self, instances: Store<Instance>) -> MonitoringController<SimulatedUsage> {
+        let faults = Faults::new(self.common.simulator_faults);
+        let settings = &self.settings.monitoring;
+        MonitoringController {
+            client: self.watches.client.clone(),
+            namespace: self.common.namespace.clone(),
+            usage: Arc::new(SimulatedUsage { faults }),
+            monitor: self.monitor.clone(),
+            catalogue: self.catalogue.clone(),
+            queue: self.queue.clone(),
+            instances,
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            concurrency: settings.sampling_concurrency,
+            provider_timeout: self.provider_timeout(),
+            shown: settings
+                .instance_metrics
+                .then(|| usize::try_from(settings.instance_metrics_limit).unwrap_or(usize::MAX)),
+        }
+    }
+
     /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
         stores: Stores,
+        usage_listener: TcpListener,
         own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
@@ -503,8 +556,12 @@ impl Controllers {
         } = stores;
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.common.namespace;
-        let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
+        let mut election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
+        let given = self.settings.monitoring.usage_address.as_deref();
+        if let Some(address) = monitoring::advertised(&usage_listener, given) {
+            election = election.with_annotation(ADDRESS_ANNOTATION, &address);
+        }
         // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
         let warm = async {
             // Before that, receivers could have addresses of the cluster.
@@ -528,6 +585,9 @@ impl Controllers {
         let provider = self.simulator(&instances);
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
+        let monitoring = self.monitoring_controller(instances.clone());
+        let usage = monitoring.answers();
+        self.own_answers.lead(usage.clone());
         let grace = self.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
         let stores = webhook::Stores {
@@ -554,6 +614,7 @@ impl Controllers {
                 controller.run(self.queue, instances, shutdown.clone()),
                 backup_controller.run(self.backup_queue, backups, shutdown.clone()),
                 key_copies::run(client, shutdown.clone()),
+                monitoring.run(usage, usage_listener, shutdown.clone()),
             )
         };
         let overdue = async {

@@ -53,6 +53,10 @@ fn whole_instance_status() -> Value {
         "nextBackupAt": "2026-11-21T10:00:00Z",
         "provisionedAt": "2026-11-21T10:00:00Z", "startedAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:00Z",
         "announcedPower": "Running", "eventSequence": 7,
+        "alerts": [{
+            "id": "alr_a", "rule": "cpu_usage_high", "phase": "Ended", "metric": "cpu_usage", "threshold": 90.5, "value": 95.25,
+            "since": "2026-11-21T10:00:00Z", "firedAt": "2026-11-21T10:05:00Z", "endedAt": "2026-11-21T10:10:00Z",
+        }],
         "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],

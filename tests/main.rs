@@ -15,6 +15,8 @@
 mod a_listen;
 #[path = "local_run.rs"]
 mod a_local_run;
+#[path = "monitoring.rs"]
+mod a_monitoring;
 #[path = "resilience.rs"]
 mod a_resilience;
 #[path = "webhooks/mod.rs"]

@@ -5,13 +5,14 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Catalogue, Prices};
+use super::{Alerts, Catalogue, Prices, alerts::AlertsSection};
 use crate::resources::{
     Plan,
     money::{Cents, Currency},
@@ -78,10 +79,11 @@ impl Catalogue {
             value
         };
         check_shape(&value).map_err(wrong)?;
-        let contents: Contents = serde_path_to_error::deserialize(value)
+        let mut contents: Contents = serde_path_to_error::deserialize(value)
             .map_err(|error| wrong((error.path().to_string(), error.inner().to_string())))?;
         contents.check().map_err(wrong)?;
-        Ok(contents.into())
+        let alerts = std::mem::take(&mut contents.alerts).alerts().map_err(wrong)?;
+        Ok(contents.into_catalogue(alerts))
     }
 }
 
@@ -91,9 +93,15 @@ fn check_shape(file: &Value) -> Result<(), (String, String)> {
     let each = plans.and_then(Value::as_object).into_iter().flatten();
     let each = each.map(|(name, plan)| (format!("plans.{name}"), plan));
     let all = [(".".to_owned(), file)].into_iter();
+    let alerts = file.get("alerts");
+    let rules = alerts.and_then(|alerts| alerts.get("rules")?.as_array());
+    let rules = rules.into_iter().flatten().enumerate();
+    let rules = rules.map(|(index, rule)| (format!("alerts.rules[{index}]"), rule));
     let all = all
         .chain(plans.map(|plans| ("plans".to_owned(), plans)))
-        .chain(each);
+        .chain(each)
+        .chain(alerts.map(|alerts| ("alerts".to_owned(), alerts)))
+        .chain(rules);
     match all.into_iter().find(|(_, value)| !value.is_object()) {
         Some((field, _)) => Err((
             field,
@@ -127,6 +135,7 @@ struct Contents {
     regions: Vec<Region>,
     images: Vec<Image>,
     plans: Plans,
+    alerts: AlertsSection,
 }
 
 #[derive(Debug, Deserialize)]
@@ -187,6 +196,7 @@ impl Default for Contents {
             regions: regions.into_iter().map(Region).collect(),
             images: images.into_iter().map(Image).collect(),
             plans: Plans::default(),
+            alerts: AlertsSection::default(),
         }
     }
 }
@@ -258,18 +268,19 @@ fn check_list<'a>(
     Ok(())
 }
 
-impl From<Contents> for Catalogue {
-    fn from(contents: Contents) -> Self {
-        let monthly = contents.monthly();
-        Self {
-            regions: contents.regions.into_iter().map(|region| region.0).collect(),
-            images: contents.images.into_iter().map(|image| image.0).collect(),
+impl Contents {
+    fn into_catalogue(self, alerts: Alerts) -> Catalogue {
+        let monthly = self.monthly();
+        Catalogue {
+            regions: self.regions.into_iter().map(|region| region.0).collect(),
+            images: self.images.into_iter().map(|image| image.0).collect(),
             // The simulator, so far the only provider, serves others as well.
             open: true,
             prices: Prices {
-                currency: contents.currency,
+                currency: self.currency,
                 monthly,
             },
+            alerts: Arc::new(alerts),
         }
     }
 }
@@ -290,7 +301,7 @@ mod tests {
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
-        assert_eq!(fields.len(), 4, "{fields:?}");
+        assert_eq!(fields.len(), 5, "{fields:?}");
         assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
     }
 
@@ -320,7 +331,7 @@ mod tests {
             (
                 "region: [a]",
                 "region",
-                "expected one of `currency`, `regions`, `images`, `plans`",
+                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`",
             ),
             (
                 "plans: {starter: {price: 5}}",
@@ -361,6 +372,28 @@ mod tests {
             ("[]", ".", "must have fields"),
             ("plans: 5", "plans", "must have fields"),
             ("plans: {starter: [5]}", "plans.starter", "must have fields"),
+            ("alerts: [60s]", "alerts", "must have fields"),
+            ("alerts: {rules: [cpu]}", "alerts.rules[0]", "must have fields"),
+            (
+                "alerts: {every: 60s}",
+                "alerts.every",
+                "expected `interval` or `rules`",
+            ),
+            (
+                "alerts: {interval: 61s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 0s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 1500ms}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(
@@ -369,6 +402,40 @@ mod tests {
             );
             assert!(error.contains(allowed), "{text}: {error}");
         }
+        let rule = "name: cpu, metric: cpu_usage, threshold: 90, for: 5m, rearmBelow: 80";
+        for (from, to, field, allowed) in [
+            ("name: cpu", "name: 'CPU'", "name", "such as cpu_usage_high"),
+            ("cpu_usage", "load", "metric", "expected one of `cpu_usage`"),
+            ("threshold: 90", "threshold: 101", "threshold", "from 0 to 100"),
+            (
+                "threshold: 90",
+                "threshold: 90.125",
+                "threshold",
+                "at most two decimals",
+            ),
+            ("for: 5m", "for: soon", "for", "such as 30s or 1m"),
+            ("for: 5m", "for: 25h", "for", "1 to 86400"),
+            ("rearmBelow: 80", "rearmBelow: 91", "rearmBelow", "at most 90 %"),
+        ] {
+            let error = parse(&format!("alerts: {{rules: [{{{}}}]}}", rule.replace(from, to))).unwrap_err();
+            assert!(
+                error.contains(&format!("file: alerts.rules[0].{field}: ")),
+                "{to}: {error}"
+            );
+            assert!(error.contains(allowed), "{to}: {error}");
+        }
+        let twice = parse(&format!("alerts: {{rules: [{{{rule}}}, {{{rule}}}]}}")).unwrap_err();
+        assert!(
+            twice.contains("alerts.rules[1].name: \"cpu\" is the name of another"),
+            "{twice}"
+        );
+        let many = parse(&format!(
+            "alerts: {{rules: [{}]}}",
+            vec![format!("{{{rule}}}"); 17].join(", ")
+        ));
+        assert!(many.unwrap_err().contains("must have at most 16"));
+        let none = parse("alerts: {rules: [], interval: 15s}").unwrap().alerts;
+        assert_eq!((none.rules.len(), none.interval.as_secs()), (0, 15));
         for text in ["regions: [", "currency: EUR\ncurrency: CHF"] {
             let error = parse(text).unwrap_err();
             assert!(error.contains("is not valid YAML"), "{text}: {error}");

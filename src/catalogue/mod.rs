@@ -1,12 +1,14 @@
-//! What can be ordered, and what it costs.
+//! What can be ordered, what it costs, and the rules for alerts.
 //!
+//! - [`alerts`]: the rules by which alerts fire;
 //! - [`file`](mod@file): the catalogue as a YAML file, with what is wrong with it;
 //! - [`shared`]: the catalogue in use, replaced when its file changes.
 
+pub mod alerts;
 pub mod file;
 pub mod shared;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
@@ -15,7 +17,7 @@ use crate::resources::{
     money::{Cents, Currency, UnitPrice},
 };
 
-pub use self::shared::SharedCatalogue;
+pub use self::{alerts::Alerts, shared::SharedCatalogue};
 
 /// The size of a [`Plan`] (specification, section 2.3; disks from the decisions, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -78,6 +80,8 @@ pub struct Catalogue {
     pub open: bool,
     /// What the plans cost.
     pub prices: Prices,
+    /// How usage is sampled, and the rules for alerts.
+    pub alerts: Arc<Alerts>,
 }
 
 /// What the plans cost.
@@ -143,6 +147,7 @@ impl Default for Catalogue {
             ]),
             open: true,
             prices: Prices::default(),
+            alerts: Arc::default(),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! - [`account`]: gives each Account its namespace, quota and RoleBinding;
 //! - [`instance`]: reconciles instances, one provider step at a time, and records their events;
 //! - [`backup`]: makes, keeps and deletes backups;
+//! - [`monitoring`]: samples the usage of servers, and answers other replicas' questions about it;
 //! - [`webhook`]: delivers these events, and keeps the records;
 //! - [`key_copies`]: marks `ApiKeys` with the digest of another account's key.
 
@@ -11,4 +12,5 @@ pub mod account;
 pub mod backup;
 pub mod instance;
 pub mod key_copies;
+pub mod monitoring;
 pub mod webhook;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     EventType,
-    payload::{self, BackupObject, ErrorObject, InstanceObject, User},
+    payload::{self, AlertObject, BackupObject, ErrorObject, InstanceObject, MetricObject, User},
 };
 use crate::resources::{DeliverySpec, InstanceState, Plan};
 
@@ -17,32 +17,6 @@ use crate::resources::{DeliverySpec, InstanceState, Plan};
 const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
 /// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
-
-/// An alert, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AlertObject {
-    /// Identifier, `alr_…`.
-    pub id: &'static str,
-    /// The rule that fired.
-    pub rule: &'static str,
-    /// For how many seconds the metric was above its threshold.
-    pub duration_seconds: u32,
-    /// When it fired, RFC 3339.
-    pub triggered_at: &'static str,
-}
-
-/// The metric of an alert, as events show it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MetricObject {
-    /// The metric, as in `include=metrics`.
-    pub name: &'static str,
-    /// Its value when the alert fired.
-    pub value: f64,
-    /// The threshold that it exceeds.
-    pub threshold: f64,
-    /// Unit of value and threshold.
-    pub unit: &'static str,
-}
 
 /// An invoice, as events show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -74,7 +48,7 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     backup: Option<BackupObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    alert: Option<AlertObject>,
+    alert: Option<AlertObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<InstanceObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,8 +96,8 @@ fn data(event_type: EventType) -> Data {
         alert: has("alert").then_some(AlertObject {
             id: "alr_2m8x1ta4q7hz0c9k",
             rule: "cpu_usage_high",
-            duration_seconds: 300,
-            triggered_at: "2026-11-21T10:02:31Z",
+            threshold: 90.0,
+            since: "2026-11-21T09:57:31Z".to_owned(),
         }),
         instance: has("instance").then(|| InstanceObject {
             id: "i-4q7hz0c9k2m8x1ta".to_owned(),
@@ -149,8 +123,7 @@ fn data(event_type: EventType) -> Data {
         metric: has("metric").then_some(MetricObject {
             name: "cpu_usage",
             value: 96.4,
-            threshold: 90.0,
-            unit: "percent",
+            unit: MetricObject::UNIT,
         }),
         invoice: has("invoice").then_some(InvoiceObject {
             id: "inv_1ta4q7hz0c9k2m8x",
@@ -254,14 +227,13 @@ fn object_schema(key: &str) -> Value {
         "alert" => json!({
             "id": id("alr_", "alert"),
             "rule": text("The rule that fired."),
-            "duration_seconds": { "type": "integer", "minimum": 0, "description": "For how many seconds the metric was above its threshold." },
-            "triggered_at": time("When the alert fired."),
+            "threshold": number("Threshold that the metric has crossed."),
+            "since": time("When the metric first crossed the threshold."),
         }),
         "metric" => json!({
             "name": { "type": "string", "enum": ["cpu_usage", "memory_usage", "disk_usage"], "description": "Name of the metric." },
             "value": number("Value when the alert fired."),
-            "threshold": number("Threshold that the value exceeds."),
-            "unit": { "type": "string", "const": "percent", "description": "Unit of value and threshold." },
+            "unit": { "type": "string", "const": MetricObject::UNIT, "description": "Unit of value and threshold." },
         }),
         "invoice" => json!({
             "id": id("inv_", "invoice"),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
 use crate::resources::{
-    Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
+    Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
     conditions::whole_seconds, ids,
 };
 
@@ -165,6 +165,76 @@ pub fn backup_event(
             code: &error.code,
             message: &error.message,
         }),
+    };
+    OutboxEntry {
+        body: body(&id, event_type, now, data),
+        id,
+        event_type,
+        sequence,
+        created_at: now,
+    }
+}
+
+/// An alert, as events show it (decisions, section 7).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AlertObject<'a> {
+    /// Identifier, `alr_…`.
+    pub id: &'a str,
+    /// The rule that fired.
+    pub rule: &'a str,
+    /// The threshold that the metric has crossed.
+    pub threshold: f64,
+    /// When it first crossed it, RFC 3339.
+    pub since: String,
+}
+
+/// The metric of an alert, as events show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MetricObject {
+    /// The metric, as in `include=metrics`.
+    pub name: &'static str,
+    /// Its value when the alert fired.
+    pub value: f64,
+    /// Unit of value and threshold.
+    pub unit: &'static str,
+}
+
+impl MetricObject {
+    /// The unit of all metrics of alerts.
+    pub const UNIT: &'static str = "percent";
+}
+
+/// The keys of `data` in alert events.
+#[derive(Clone, Debug, Serialize)]
+struct AlertData<'a> {
+    alert: AlertObject<'a>,
+    instance: InstanceObject<'a>,
+    metric: MetricObject,
+}
+
+/// The event of an alert that has fired, about an instance whose status is now `status`.
+pub fn alert_event(
+    instance: &Instance,
+    status: &InstanceStatus,
+    alert: &Alert,
+    sequence: i64,
+    now: Timestamp,
+) -> OutboxEntry {
+    let id = ids::event_id(instance.metadata.uid.as_deref().unwrap_or_default(), sequence);
+    let event_type = EventType::AlertTriggered;
+    let data = AlertData {
+        alert: AlertObject {
+            id: &alert.id,
+            rule: &alert.rule,
+            threshold: alert.threshold,
+            since: whole_seconds(alert.since).to_string(),
+        },
+        instance: InstanceObject::of(instance, status),
+        metric: MetricObject {
+            name: alert.metric.as_str(),
+            value: alert.value,
+            unit: MetricObject::UNIT,
+        },
     };
     OutboxEntry {
         body: body(&id, event_type, now, data),

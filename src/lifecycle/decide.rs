@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     Timings,
-    decision::{Audience, Decision, Gate, Seen, Trouble},
+    decision::{Audience, Decision, Gate, Note, Seen, Trouble},
     requests::{accept, begin, refuse, state_during, take_on, told_apart},
     summary,
 };
@@ -14,8 +14,9 @@ use crate::{
     backups,
     events::{
         EventType, OutboxEntry, outbox,
-        payload::{User, instance_event},
+        payload::{User, alert_event, instance_event},
     },
+    monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
@@ -104,7 +105,8 @@ pub fn decide(
     // Not together with the end of another operation: if that is lost, too, it is repeated.
     let may_be_stored_later =
         !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
-    let notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    let mut notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    notes.extend(watch_alerts(instance, audience, &mut status, now));
     let backup_due = schedule_backup(instance, gate, &mut status, now);
     // One that is due while the gate is closed waits for a change.
     if let Some(next) = status.next_backup_at.filter(|next| *next > now) {
@@ -115,6 +117,9 @@ pub fn decide(
         && !finished
     {
         recheck_after = Some(recheck_after.map_or(wait, |at: Duration| at.min(wait)));
+    }
+    if status != before {
+        monitoring::alerts::purge(&mut status.alerts, now);
     }
     for (op, limit) in status
         .operation
@@ -153,6 +158,37 @@ fn schedule_backup(
     let plan = backups::schedule::plan(&instance.id(), is_wanted, status.next_backup_at, now);
     status.next_backup_at = plan.next;
     plan.due
+}
+
+/// Ends and fires alerts, in the status and with it in the outbox. The end of one is told nobody.
+fn watch_alerts(
+    instance: &Instance,
+    audience: Audience<'_>,
+    status: &mut InstanceStatus,
+    now: Timestamp,
+) -> Vec<Note> {
+    let now = milliseconds(now);
+    let is_watched = instance.spec.monitoring_enabled
+        && !instance.is_deleting()
+        && status.power == Some(PowerState::Running);
+    if !is_watched {
+        monitoring::alerts::end_all(&mut status.alerts, now);
+        return Vec::new();
+    }
+    let findings = audience
+        .findings
+        .filter(|findings| findings.started_at == status.started_at && audience.user.is_some());
+    let Some(findings) = findings else {
+        return Vec::new();
+    };
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
+    for alert in &fired {
+        status.event_sequence += 1;
+        let entry = alert_event(instance, status, alert, status.event_sequence, now);
+        status.outbox.push(entry);
+    }
+    fired.iter().map(summary::fired).collect()
 }
 
 /// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use crate::{
     events::payload::User,
+    monitoring::alerts::Findings,
     providers::{Addresses, Observation, ProviderError},
     resources::{InstanceStatus, Operation},
 };
@@ -19,6 +20,8 @@ pub struct Audience<'a> {
     pub is_settled: &'a dyn Fn(&str) -> bool,
     /// Whether a backup of the instance is under way. Its failure is told before the deletion of the instance.
     pub is_backed_up_now: bool,
+    /// What the samples of the server's usage mean for its alerts, if there are any.
+    pub findings: Option<&'a Findings>,
 }
 
 /// Whether the instance may be reconciled at all.

@@ -6,7 +6,7 @@ use super::decision::{Gate, Note, Trouble};
 use crate::{
     providers::OffCause,
     resources::{
-        Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
+        Alert, Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
         conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
     },
 };
@@ -209,6 +209,27 @@ fn end_of(operation: &Operation) -> (&'static str, String) {
 pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
     let old = before.operation.as_ref().map(Operation::id);
     after.operation.as_ref().filter(|op| old != Some(op.id()))
+}
+
+/// The Event of an alert that has fired.
+pub(super) fn fired(alert: &Alert) -> Note {
+    let Alert {
+        rule,
+        metric,
+        threshold,
+        value,
+        ..
+    } = alert;
+    let since = conditions::whole_seconds(alert.since);
+    Note {
+        warning: true,
+        reason: "AlertTriggered",
+        message: format!(
+            "{rule}: {} is {value} %, and has been above {threshold} % since {since}",
+            metric.as_str()
+        ),
+        begins: false,
+    }
 }
 
 /// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation

@@ -70,6 +70,14 @@ pub fn event_id(uid: &str, sequence: i64) -> String {
     format!("evt_{}", derived_suffix(format!("{uid}\n{sequence}").as_bytes()))
 }
 
+/// The id of an alert: `alr_` and a suffix derived from its instance's UID and the sequence number of its event.
+pub fn alert_id(uid: &str, sequence: i64) -> String {
+    format!(
+        "alr_{}",
+        derived_suffix(format!("{uid}\nalert\n{sequence}").as_bytes())
+    )
+}
+
 /// The name of the Delivery of an event to a webhook. Derived from both, so that there is never a second one.
 pub fn delivery_name(webhook_uid: &str, event_id: &str) -> String {
     format!(

@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    alert::{Alert, MAX_ALERTS},
     conditions,
     event::{HasOutbox, OutboxEntry},
     ids, times,
@@ -267,6 +268,12 @@ impl Operation {
         json_path = ".status.conditions[?(@.type=='Ready')].reason",
         priority = 1
     ),
+    printcolumn(
+        name = "Alert",
+        type_ = "string",
+        json_path = ".status.alerts[?(@.phase=='Firing')].rule",
+        priority = 1
+    ),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
     printcolumn(
@@ -322,7 +329,7 @@ pub struct InstanceSpec {
     #[serde(default)]
     pub backup_enabled: bool,
 
-    /// Whether alerts are wanted. Stored only: nothing fires alerts yet.
+    /// Whether the server's usage is sampled every minute, and alerts are fired by the rules of the catalogue.
     #[serde(default)]
     pub monitoring_enabled: bool,
 
@@ -482,6 +489,12 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub outbox: Vec<OutboxEntry>,
+
+    /// The alerts that are firing, and the last ones that have ended: at most four of each rule. Those that ended more than a day
+    /// ago are removed with the next change of the status.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ALERTS))]
+    pub alerts: Vec<Alert>,
 
     /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

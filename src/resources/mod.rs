@@ -1,7 +1,7 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
 //! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`]: the kinds;
-//! - [`event`]: event types and outbox entries;
+//! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
@@ -16,6 +16,7 @@
 )]
 
 pub mod account;
+pub mod alert;
 pub mod api_key;
 pub mod backup;
 pub mod conditions;
@@ -35,6 +36,7 @@ pub mod validation;
 pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
+pub use alert::{Alert, AlertMetric, AlertPhase};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use backup::{Backup, BackupError, BackupPhase, BackupSource, BackupSpec, BackupStatus};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};

@@ -9,6 +9,7 @@
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
+//! - [`instance_metrics`]: the usage of instances among the metrics;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
 //! - [`open_files`]: how many files and connections the process may have open;
@@ -30,6 +31,7 @@ pub mod fair_permits;
 pub mod fair_queue;
 pub mod health;
 pub mod http;
+pub mod instance_metrics;
 pub mod lease;
 pub mod metrics;
 pub mod open_files;

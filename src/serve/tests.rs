@@ -11,6 +11,7 @@ use std::{
 use clap::Parser;
 use kube::Client;
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
@@ -79,7 +80,8 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         backups: watches.spawn(Vec::new()),
     };
     let shown = stores.clone();
-    let mut leading = pin!(controllers.lead(stores, read, CancellationToken::new()));
+    let usage_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut leading = pin!(controllers.lead(stores, usage_listener, read, CancellationToken::new()));
     let all_shown = async {
         shown.accounts.wait_until_ready().await.unwrap();
         shown.webhooks.wait_until_ready().await.unwrap();

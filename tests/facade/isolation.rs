@@ -51,6 +51,10 @@ impl Ids {
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
         let instance = create(tenant, "web").await;
         wait_for(tenant, &instance, "running").await;
+        // Its samples can be read.
+        let monitored = json!({ "monitoring_enabled": true });
+        let path = format!("/v1/instances/{instance}");
+        contract::expect(tenant, 200, Method::PATCH, &path, Some(&monitored), &[]).await;
         let backups = format!("/v1/instances/{instance}/backups");
         let backup = contract::expect(tenant, 201, Method::POST, &backups, None, &[]).await;
         Self {

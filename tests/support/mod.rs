@@ -272,6 +272,7 @@ fn spawn_operator(plane: &ControlPlane, arguments: &[&str], kubeconfig: &Path) -
     }
     command
         .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
+        .env("STELLAGE_USAGE_LISTEN", "127.0.0.1:0")
         .env("STELLAGE_SIMULATOR_FAULTS", "true")
         // Some tests create thousands.
         .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")

@@ -18,6 +18,7 @@ use super::backup::BackupIndex;
 use crate::{
     catalogue::SharedCatalogue,
     events::{Outbox, payload::User},
+    monitoring::Monitor,
     providers::{Provider, Timings},
     resources::Instance,
     runtime::{
@@ -38,6 +39,8 @@ pub struct InstanceController<P> {
     pub holder_of: HolderOf,
     /// The backups of the instances.
     pub backups: BackupIndex,
+    /// What the samples of their servers' usage mean for alerts.
+    pub monitor: Arc<Monitor>,
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.

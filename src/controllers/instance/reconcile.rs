@@ -157,6 +157,7 @@ impl<P: Provider> Reconciler<P> {
             // answer still matches the status, which only this controller writes.
             draft.refresh(self.queue.freshest(draft.stored.clone()));
             let now = self.controller.clock.now();
+            let findings = self.controller.monitor.findings(&draft.instance);
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
@@ -164,6 +165,7 @@ impl<P: Provider> Reconciler<P> {
                 is_backed_up_now: holder.is_some()
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
+                findings: findings.as_ref(),
             };
             let timings = &self.controller.timings;
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);

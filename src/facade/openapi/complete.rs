@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{backups, deliveries, error::ErrorCode, events, instances, keys, webhooks},
+    super::{backups, deliveries, error::ErrorCode, events, instances, keys, monitoring, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
@@ -34,6 +34,7 @@ pub(super) fn complete(document: &mut Value) {
     for shared in [
         instances::view::shared_schemas(),
         backups::view::shared_schemas(),
+        monitoring::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
         events::shared_schemas(),
@@ -179,7 +180,16 @@ impl Operation<'_> {
     }
 
     fn is_list(self) -> bool {
-        self.method == "get" && !self.path.ends_with('}') && self.needs_key() && self.path != "/v1/account"
+        self.method == "get"
+            && !self.path.ends_with('}')
+            && self.needs_key()
+            && self.path != "/v1/account"
+            && !self.is_series()
+    }
+
+    /// Whether it shows the samples of an instance.
+    fn is_series(self) -> bool {
+        self.path.ends_with("/metrics")
     }
 
     /// The word for what its path names.
@@ -190,6 +200,8 @@ impl Operation<'_> {
             "webhook"
         } else if self.path.starts_with("/v1/backups") {
             "backup"
+        } else if self.path.starts_with("/v1/alerts") {
+            "alert"
         } else if self.path.starts_with("/v1/keys") {
             "key"
         } else if self.path == EVENTS_PATH {
@@ -209,6 +221,7 @@ impl Operation<'_> {
             {
                 "new backup"
             }
+            ErrorCode::InvalidState | ErrorCode::InvalidInput if self.is_series() => "series",
             _ => self.word(),
         }
     }
@@ -223,7 +236,7 @@ impl Operation<'_> {
     /// Whether it is refused in an unsuitable status.
     fn depends_on_status(self) -> bool {
         match self.word() {
-            "instance" => matches!(self.method, "post" | "patch"),
+            "instance" => matches!(self.method, "post" | "patch") || self.is_series(),
             "backup" => self.method == "delete",
             _ => self.path.ends_with("/test") || self.path.ends_with("/retry"),
         }
@@ -245,7 +258,7 @@ impl Operation<'_> {
     /// Whether the answer shows one object, and so has an `ETag`.
     fn shows_one(self) -> bool {
         let is_about_many = self.path.ends_with("/recover") || self.path.ends_with("/retry");
-        (self.has_id() || self.method == "post") && !self.is_list() && !is_about_many
+        (self.has_id() || self.method == "post") && !self.is_list() && !self.is_series() && !is_about_many
     }
 
     fn complete(self, operation: &mut Value) {

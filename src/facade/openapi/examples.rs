@@ -11,17 +11,23 @@ use super::super::{
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
     keys::view::{KeyView, NewKey},
+    monitoring::{
+        view::{AlertView, SeriesView},
+        wrong_window,
+    },
     view::Pagination,
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
     events::{EventType, catalogue},
     lifecycle::Action,
+    monitoring::{Measured, Window},
     resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
+        alerts::ShownAlert,
         backups::{IndexedBackup, ShownBackup, check_backup_state, still_running, too_many},
         deliveries::When,
-        error::{Error, protected, quota_used_up},
+        error::{Error, not_monitored, protected, quota_used_up},
         events::not_logged,
         idempotency,
         index::Indexed as _,
@@ -107,6 +113,32 @@ fn backup(phase: &str) -> Option<ShownBackup> {
         is_instance_deleted: false,
         item: Arc::new(IndexedBackup::of(Arc::new(backup))),
     })
+}
+
+fn alert() -> Option<ShownAlert> {
+    let mut object = serde_json::to_value(&*instance("running", "Running", None)?.instance).ok()?;
+    object["status"]["alerts"] = json!([{
+        "id": "alr_2m8x1ta4q7hz0c9k", "rule": "cpu_usage_high", "phase": "Firing", "metric": "cpu_usage",
+        "threshold": 90.0, "value": 96.4, "since": "2026-11-21T09:57:31Z", "firedAt": "2026-11-21T10:02:31Z",
+    }]);
+    let instance: Instance = serde_json::from_value(object).ok()?;
+    Some(ShownAlert::first_of(Arc::new(IndexedInstance::of(Arc::new(
+        instance,
+    )))))
+}
+
+fn series() -> SeriesView {
+    let known_since = "2026-11-21T10:00:31Z".parse().ok();
+    let measured = Measured {
+        known_since,
+        first: 1_795_255_200,
+        cpu_usage: vec![Some(12.5), None],
+        memory_usage: vec![Some(41.0), None],
+        disk_usage: vec![Some(23.9), None],
+        network_in: vec![Some(1_048_576), None],
+        network_out: vec![Some(524_288), None],
+    };
+    SeriesView::of(Window::Hour, &measured)
 }
 
 fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
@@ -215,6 +247,8 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "createBackup" => Some(json!({
             "data": BackupView::of(&backup("Running")?), "message": "Instance web-1 is being backed up.",
         })),
+        "listAlerts" => list(json!([AlertView::of(&alert()?)?])),
+        "getInstanceMetrics" => Some(json!({ "data": series() })),
         "listWebhooks"
         | "createWebhook"
         | "getWebhook"
@@ -283,6 +317,7 @@ fn webhooks(operation: &str) -> Option<Value> {
 
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
+        "series" => Some(not_monitored()),
         "webhook" => Some(not_active()),
         "backup" => Some(still_running()),
         "new backup" => {
@@ -294,9 +329,12 @@ fn invalid_state(word: &str) -> ApiError {
 }
 
 fn invalid_input(word: &str) -> ApiError {
+    if word == "series" {
+        return wrong_window();
+    }
     let (field, must) = match word {
         "webhook" => ("url", "must begin with https://"),
-        "delivery" | "backup" => ("limit", "must be an integer from 1 to 100"),
+        "delivery" | "backup" | "alert" => ("limit", "must be an integer from 1 to 100"),
         "new backup" => (
             "name",
             "must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends",

@@ -8,7 +8,7 @@ use crate::events::{EventType, catalogue};
 
 /// Whether the service does not emit events of this type yet.
 const fn has_no_source(event_type: EventType) -> bool {
-    matches!(event_type, EventType::AlertTriggered | EventType::InvoiceCreated)
+    matches!(event_type, EventType::InvoiceCreated)
 }
 
 /// The description of `EventType`: which types are not emitted yet.
@@ -19,7 +19,7 @@ pub(super) fn types_description() -> String {
         .map(|event_type| format!("`{event_type}`"))
         .collect();
     format!(
-        "Type of an event. Nothing emits {} yet: webhooks can subscribe to them, but for now only `POST \
+        "Type of an event. Nothing emits {} yet: webhooks can subscribe to it, but for now only `POST \
          /v1/webhooks/{{id}}/test` sends an example.",
         silent.join(", "),
     )

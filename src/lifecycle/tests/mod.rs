@@ -6,6 +6,7 @@
 //! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`: one story each;
 //! - `history`: any story.
 
+mod alerts;
 mod backups;
 mod cloud;
 mod deletion;

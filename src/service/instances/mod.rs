@@ -10,12 +10,9 @@ mod create;
 mod index;
 mod installation;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 pub use self::{
@@ -28,7 +25,7 @@ pub use self::{
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, check_quota, protected},
+    error::{Error, check_quota, not_monitored, protected},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -37,6 +34,7 @@ use super::{
 };
 use crate::{
     lifecycle::Action,
+    monitoring::{Measured, Window},
     providers::Usage,
     resources::{
         InstanceSpec,
@@ -45,9 +43,6 @@ use crate::{
     },
     runtime::clock::milliseconds,
 };
-
-/// How long to wait for the provider's answer before usage counts as unknown.
-const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The result of an action.
 pub struct ActionOutcome {
@@ -78,17 +73,24 @@ impl Service {
         self.instances.find(namespace, id).await
     }
 
-    /// The current usage of an instance; unknown if the provider does not answer within two seconds.
+    /// The current usage of an instance; unknown if there is no answer within two seconds.
     pub async fn usage_of(&self, item: &IndexedInstance) -> Usage {
-        let answer = self.usage.usage_of(&item.instance, self.clock.now());
-        match tokio::time::timeout(USAGE_TIMEOUT, answer).await {
-            Ok(Ok(usage)) => usage,
-            Ok(Err(error)) => {
-                tracing::debug!(instance = %item.id, %error, "no metrics");
-                Usage::default()
-            }
-            Err(_) => Usage::default(),
+        self.measurements.usage(&item.instance).await
+    }
+
+    /// The samples of an instance in a window; `not_found` if it is not in the namespace, `invalid_state` if it is not monitored.
+    pub async fn series_of(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        window: Window,
+    ) -> Result<Measured, Error> {
+        let item = self.instances.find(namespace, id).await?;
+        if !item.instance.spec.monitoring_enabled {
+            return Err(not_monitored());
         }
+        let series = self.measurements.series(&item.instance, window).await;
+        series.map_err(|unavailable| Error::unavailable(unavailable.to_string()))
     }
 
     /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
