@@ -11,10 +11,10 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Catalogue, Prices};
+use super::{Catalogue, InvoiceTerms, Prices};
 use crate::resources::{
     Plan,
-    money::{Cents, Currency},
+    money::{Cents, Currency, TaxRate},
     validation,
 };
 
@@ -22,6 +22,9 @@ use crate::resources::{
 const MAX_BYTES: u64 = 256 * 1024;
 /// Regions or images that a file may list.
 const MAX_ENTRIES: usize = 1000;
+
+/// Days after its issue within which an invoice may be due.
+const MAX_DUE_DAYS: u16 = 365;
 
 /// Why a file cannot be used as the catalogue.
 #[derive(Debug, Error)]
@@ -92,7 +95,11 @@ fn check_shape(file: &Value) -> Result<(), (String, String)> {
     let each = each.map(|(name, plan)| (format!("plans.{name}"), plan));
     let all = [(".".to_owned(), file)].into_iter();
     let all = all
-        .chain(plans.map(|plans| ("plans".to_owned(), plans)))
+        .chain(
+            ["plans", "backups", "invoices"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), file.get(name)?))),
+        )
         .chain(each);
     match all.into_iter().find(|(_, value)| !value.is_object()) {
         Some((field, _)) => Err((
@@ -127,6 +134,23 @@ struct Contents {
     regions: Vec<Region>,
     images: Vec<Image>,
     plans: Plans,
+    backups: BackupTerms,
+    tax: TaxRate,
+    seller: Vec<String>,
+    invoices: InvoiceSettings,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct BackupTerms {
+    #[serde(rename = "pricePerGBMonthly")]
+    price_per_gb_monthly: Cents,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct InvoiceSettings {
+    due_days: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -180,6 +204,7 @@ impl Default for Contents {
             regions,
             images,
             prices,
+            invoices,
             ..
         } = Catalogue::default();
         Self {
@@ -187,6 +212,14 @@ impl Default for Contents {
             regions: regions.into_iter().map(Region).collect(),
             images: images.into_iter().map(Image).collect(),
             plans: Plans::default(),
+            backups: BackupTerms {
+                price_per_gb_monthly: prices.backup_gb,
+            },
+            tax: invoices.tax,
+            seller: invoices.seller,
+            invoices: InvoiceSettings {
+                due_days: invoices.due_days,
+            },
         }
     }
 }
@@ -222,6 +255,14 @@ impl Contents {
     fn check(&self) -> Result<(), (String, String)> {
         check_list("regions", self.regions.iter().map(|region| &region.0))?;
         check_list("images", self.images.iter().map(|image| &image.0))?;
+        validation::address(&self.seller).map_err(|(line, problem)| {
+            let field = line.map_or_else(|| "seller".to_owned(), |line| format!("seller[{line}]"));
+            (field, problem)
+        })?;
+        if self.invoices.due_days > MAX_DUE_DAYS {
+            let problem = format!("{} must be at most {MAX_DUE_DAYS}", self.invoices.due_days);
+            return Err(("invoices.dueDays".to_owned(), problem));
+        }
         let monthly = self.monthly();
         for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
             if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
@@ -269,6 +310,12 @@ impl From<Contents> for Catalogue {
             prices: Prices {
                 currency: contents.currency,
                 monthly,
+                backup_gb: contents.backups.price_per_gb_monthly,
+            },
+            invoices: InvoiceTerms {
+                tax: contents.tax,
+                seller: contents.seller,
+                due_days: contents.invoices.due_days,
             },
         }
     }
@@ -290,7 +337,7 @@ mod tests {
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
-        assert_eq!(fields.len(), 4, "{fields:?}");
+        assert_eq!(fields.len(), 8, "{fields:?}");
         assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
     }
 
@@ -307,6 +354,16 @@ mod tests {
             ["4.99", "15.00", "30.00", "60.00"]
         );
         assert_eq!(catalogue.regions, Catalogue::default().regions);
+        let catalogue = parse(
+            "tax: 7.7\nseller: [Stellage Ltd]\ninvoices: {dueDays: 30}\nbackups: {pricePerGBMonthly: 0.05}\n",
+        )
+        .unwrap();
+        let terms = &catalogue.invoices;
+        assert_eq!((terms.tax.to_string(), terms.due_days), ("7.70".to_owned(), 30));
+        assert_eq!(
+            (&terms.seller, catalogue.prices.backup_gb),
+            (&vec!["Stellage Ltd".to_owned()], Cents(5))
+        );
         let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
         assert_eq!(
             (catalogue.regions, catalogue.images),
@@ -320,7 +377,7 @@ mod tests {
             (
                 "region: [a]",
                 "region",
-                "expected one of `currency`, `regions`, `images`, `plans`",
+                "expected one of `currency`, `regions`, `images`, `plans`, `backups`, `tax`, `seller`, `invoices`",
             ),
             (
                 "plans: {starter: {price: 5}}",
@@ -359,6 +416,18 @@ mod tests {
             ("images: ['Debian 13']", "images[0]", "such as debian-13"),
             ("currency: euro", "currency", "three capital letters"),
             ("[]", ".", "must have fields"),
+            ("tax: 101", "tax", "percent from 0 to 100"),
+            ("seller: [a, '']", "seller[1]", "1 to 100 characters"),
+            ("seller: [a, b, c, d, e, f, g]", "seller", "at most 6 lines"),
+            ("seller: a", "seller", "expected a sequence"),
+            ("invoices: {dueDays: 366}", "invoices.dueDays", "at most 365"),
+            ("invoices: {days: 1}", "invoices.days", "expected `dueDays`"),
+            ("invoices: 3", "invoices", "must have fields"),
+            (
+                "backups: {pricePerGBMonthly: -1}",
+                "backups.pricePerGBMonthly",
+                "a price from 0",
+            ),
             ("plans: 5", "plans", "must have fields"),
             ("plans: {starter: [5]}", "plans.starter", "must have fields"),
         ] {

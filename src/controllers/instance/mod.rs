@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
-use super::backup::BackupIndex;
+use super::{backup::BackupIndex, ledger::Ledger};
 use crate::{
     catalogue::SharedCatalogue,
     events::{Outbox, payload::User},
@@ -38,6 +38,8 @@ pub struct InstanceController<P> {
     pub holder_of: HolderOf,
     /// The backups of the instances.
     pub backups: BackupIndex,
+    /// Whether the end of an instance is recorded, so that it is billed.
+    pub ledger: Ledger,
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{backups, deliveries, error::ErrorCode, events, instances, keys, webhooks},
+    super::{backups, deliveries, error::ErrorCode, events, instances, invoices, keys, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
@@ -38,6 +38,7 @@ pub(super) fn complete(document: &mut Value) {
         deliveries::view::shared_schemas(),
         events::shared_schemas(),
         keys::view::shared_schemas(),
+        invoices::view::shared_schemas(),
         receivers::schemas(),
         shared_by_errors,
     ] {
@@ -192,6 +193,8 @@ impl Operation<'_> {
             "backup"
         } else if self.path.starts_with("/v1/keys") {
             "key"
+        } else if self.path.starts_with("/v1/invoices") {
+            "invoice"
         } else if self.path == EVENTS_PATH {
             "events"
         } else if self.path.starts_with(EVENTS_PATH) {
@@ -322,13 +325,14 @@ impl Operation<'_> {
                 "backup" => "BackupIdParameter",
                 "key" => "KeyIdParameter",
                 "event" => "EventIdParameter",
+                "invoice" => "InvoiceIdParameter",
                 _ => "WebhookIdParameter",
             });
         }
         if self.word() == "delivery" {
             names.push("DeliveryIdParameter");
         }
-        if self.is_list() {
+        if self.is_list() || self.word() == "invoice" {
             names.extend(["Page", "Limit"]);
         }
         if self.method == "post" {
@@ -443,6 +447,10 @@ fn parameters() -> Value {
         "EventIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the event.",
             "schema": schema_reference("EventId"), "example": examples::EVENT_ID,
+        },
+        "InvoiceIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the invoice.",
+            "schema": schema_reference("InvoiceId"), "example": examples::INVOICE_ID,
         },
         "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",

@@ -19,7 +19,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     App, account, backups, catalogue, deliveries, error, events,
     instances::{self, actions},
-    keys, response, view,
+    invoices, keys, response, view,
     webhooks::{self, actions as webhook_actions},
 };
 
@@ -54,6 +54,7 @@ pub struct Served {
         (name = "webhooks", description = "Receivers of the account's events. The section `webhooks` describes the requests that they get."),
         (name = "deliveries", description = "Events sent to a webhook, waiting to be sent, or held."),
         (name = "events", description = "What has happened to the account's resources in the last 24 hours."),
+        (name = "invoices", description = "What the account is billed. The prices are in `GET /v1/plans`."),
         (name = "account", description = "The account itself, and its API keys."),
         (name = "catalogue", description = "Plans, regions and images that can be ordered."),
         (name = "document", description = "This document."),
@@ -85,6 +86,9 @@ fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(deliveries::retry))
         .routes(routes!(events::list))
         .routes(routes!(events::detail))
+        .routes(routes!(invoices::list))
+        .routes(routes!(invoices::current))
+        .routes(routes!(invoices::detail))
         .routes(routes!(account::show))
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::detail, keys::revoke))
@@ -188,6 +192,9 @@ mod tests {
             "GET /v1/backups",
             "GET /v1/backups/{id}",
             "GET /v1/instances/{id}/backups",
+            "GET /v1/invoices",
+            "GET /v1/invoices/current",
+            "GET /v1/invoices/{id}",
             "POST /v1/instances/{id}/backups",
             "GET /v1/events",
             "GET /v1/events/{id}",
@@ -355,7 +362,9 @@ mod tests {
             let description = item["post"]["description"].as_str().unwrap();
             assert_eq!(
                 description.contains("Nothing emits this event yet"),
-                !name.starts_with("instance.") && !name.starts_with("backup."),
+                !["instance.", "backup.", "invoice."]
+                    .iter()
+                    .any(|source| name.starts_with(source)),
                 "{name}"
             );
             for header in [

@@ -8,7 +8,7 @@ use crate::events::{EventType, catalogue};
 
 /// Whether the service does not emit events of this type yet.
 const fn has_no_source(event_type: EventType) -> bool {
-    matches!(event_type, EventType::AlertTriggered | EventType::InvoiceCreated)
+    matches!(event_type, EventType::AlertTriggered)
 }
 
 /// The description of `EventType`: which types are not emitted yet.
