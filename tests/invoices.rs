@@ -8,16 +8,19 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
 use stellage::{
     billing::Period,
-    resources::{Account, Instance, InstanceState, Invoice, InvoicePage, PowerState, ids},
+    resources::{Account, Instance, InstanceState, Invoice, InvoicePage, Plan, PowerState, ids},
 };
 
 use crate::{
+    facade::contract::{expect, fields},
     support::{
-        Operator, Tenant, eventually, own_plane, receiver_arguments, receivers, receivers::Receiver, shared,
+        Answer, Operator, Tenant, eventually, own_plane, receiver_arguments, receivers, receivers::Receiver,
+        shared, stellage,
     },
     webhooks::{SECRET, body, types},
 };
@@ -85,9 +88,7 @@ async fn an_invoice_that_is_closed_early_is_told_signed_and_the_next_one_goes_on
         .webhook("orders", &receiver.url("/hook"), &["invoice.created"])
         .await;
     tenant.apply("web", |_| {}).await;
-    tenant
-        .apply("db", |db| db.spec.plan = stellage::resources::Plan::Business)
-        .await;
+    tenant.apply("db", |db| db.spec.plan = Plan::Business).await;
     // One that never runs is not billed.
     tenant
         .apply("off", |off| off.spec.power_state = PowerState::Stopped)
@@ -351,4 +352,290 @@ async fn the_invoices_of_a_deleted_account_are_issued_and_kept_in_the_operators_
         .unwrap();
     assert_eq!(page.spec.lines.unwrap().len(), 1);
     assert!(cluster.plane.check().is_ok());
+}
+
+/// A GET with the account's key.
+async fn get(tenant: &Tenant, path: &str) -> Answer {
+    let answer = tenant.call(Method::GET, path, None).await;
+    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    answer
+}
+
+#[tokio::test]
+async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_is_issued() {
+    let tenant = Tenant::with(
+        shared().await.plane,
+        &shared().await.operator,
+        "inv-rest",
+        |spec| {
+            spec.billing_address = vec!["Ada <Lovelace> & Co".to_owned(), "1 Main Street".to_owned()];
+        },
+    )
+    .await;
+    let nothing = expect(&tenant, 200, Method::GET, "/v1/invoices/current", None, &[])
+        .await
+        .json();
+    let data = &nothing["data"];
+    assert_eq!(
+        (&data["id"], &data["number"], &data["status"]),
+        (&json!(null), &json!(null), &json!("open"))
+    );
+    assert_eq!(
+        (&data["amount"]["value"], &data["lines"]),
+        (&json!("0.00"), &json!([]))
+    );
+    assert_eq!(nothing["pagination"]["total"], 0);
+    for name in ["a", "b", "c"] {
+        tenant.apply(name, |_| {}).await;
+    }
+    let three = async || get(&tenant, "/v1/invoices/current").await.json();
+    eventually("three lines", three, |shown| shown["data"]["lines_count"] == 3).await;
+    let page = expect(
+        &tenant,
+        200,
+        Method::GET,
+        "/v1/invoices/current?limit=2&page=2",
+        None,
+        &[],
+    )
+    .await
+    .json();
+    assert_eq!(page["data"]["lines"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        page["pagination"],
+        json!({ "page": 2, "limit": 2, "total": 3, "total_pages": 2 })
+    );
+    assert_eq!(
+        page["data"]["amount"],
+        json!({ "value": "0.03", "currency": "EUR" })
+    );
+    let id = page["data"]["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/invoices/{id}");
+    assert_eq!(get(&tenant, &path).await.json()["data"]["status"], "open");
+    let none = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
+        .await
+        .json();
+    assert_eq!(none["data"], json!([]), "only issued ones are listed");
+
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(issued.id(), id);
+    let number = number(&issued);
+    let listed = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
+        .await
+        .json();
+    let mut shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let lines = shown["data"].as_object_mut().unwrap().remove("lines").unwrap();
+    assert_eq!(listed["data"], json!([shown["data"]]));
+    assert_eq!(
+        (&shown["data"]["number"], &shown["data"]["status"]),
+        (&json!(number), &json!("issued"))
+    );
+    let past = expect(&tenant, 200, Method::GET, &format!("{path}?page=3"), None, &[])
+        .await
+        .json();
+    assert_eq!(
+        (&past["data"]["lines"], &past["pagination"]["total"]),
+        (&json!([]), &json!(3))
+    );
+
+    let csv = get(&tenant, &format!("{path}?format=csv")).await;
+    assert!(csv.header("content-type").starts_with("text/csv"));
+    assert!(
+        csv.header("content-disposition")
+            .contains(&format!("invoice-{number}.csv"))
+    );
+    let rows: Vec<&str> = csv.text.split_terminator("\r\n").collect();
+    assert_eq!(
+        rows[0],
+        "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency"
+    );
+    let period = &issued.spec.period;
+    let expected: Vec<String> = lines
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| {
+            let (id, name) = (
+                line["instance_id"].as_str().unwrap(),
+                line["name"].as_str().unwrap(),
+            );
+            format!(
+                "{number},{},{},{id},{name},starter,1,0.00745,0.01,EUR",
+                period.from, period.to
+            )
+        })
+        .collect();
+    assert_eq!(rows[1..], expected);
+
+    let html = get(&tenant, &format!("{path}?format=html")).await;
+    assert!(html.header("content-type").starts_with("text/html"));
+    let policy = html.header("content-security-policy");
+    assert!(
+        policy.contains("default-src 'none'") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert!(html.text.contains("Ada &lt;Lovelace&gt; &amp; Co") && !html.text.contains("<Lovelace>"));
+    assert!(html.text.contains(&format!("Invoice {number}")) && html.text.contains("0.03 EUR"));
+    assert_eq!(html.text.matches("<tr><td>i-").count(), 3);
+
+    let refused = expect(
+        &tenant,
+        422,
+        Method::GET,
+        &format!("{path}?format=pdf"),
+        None,
+        &[],
+    )
+    .await;
+    assert_eq!(fields(&refused), ["format"]);
+}
+
+#[tokio::test]
+async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
+    let plane = shared().await.plane;
+    let tenant = Tenant::new("inv-cli").await;
+    let run = |arguments: &[&str]| stellage(plane, &[&["invoice"], arguments].concat());
+    let close = ["close", "--account", "inv-cli"];
+    let nothing = run(&close).unwrap();
+    assert!(nothing.contains("has nothing to bill until"), "{nothing}");
+    let error = run(&["close", "--account", "inv-cli", "--until", "2999-01-01T00:00:00Z"]).unwrap_err();
+    assert!(
+        error.contains("--until: 2999-01-01T00:00:00Z is in the future"),
+        "{error}"
+    );
+    let error = run(&["close", "--account", "inv-nobody"]).unwrap_err();
+    assert!(error.contains("there is no account inv-nobody"), "{error}");
+
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_entries(1).await;
+    let early = ["close", "--account", "inv-cli", "--until", "2020-01-01T00:00:00Z"];
+    let error = run(&early).unwrap_err();
+    assert!(
+        error.contains("is before the period of the open invoice, which begins at"),
+        "{error}"
+    );
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let printed = run(&["close", "--account", "inv-cli", "--output", "json"]).unwrap();
+    let closed: Value = serde_json::from_str(&printed).unwrap();
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(closed["number"], number(&issued));
+    assert_eq!(
+        (&closed["amount"], &closed["lines_count"]),
+        (&json!("0.01"), &json!(1))
+    );
+    let to = closed["to"].as_str().unwrap();
+    let again = run(&["close", "--account", "inv-cli", "--until", to]).unwrap();
+    assert!(
+        again.starts_with(&format!("Already closed by invoice {}", number(&issued))),
+        "{again}"
+    );
+    let nothing = run(&close).unwrap();
+    assert!(nothing.contains("has nothing to bill until"), "{nothing}");
+    assert_eq!(tenant.all_invoices().await.len(), 2);
+
+    let list = run(&["list", "--account", "inv-cli"]).unwrap();
+    assert!(list.contains(&number(&issued)) && list.contains("open"), "{list}");
+    for name in [number(&issued), issued.name_any(), issued.id()] {
+        let shown = run(&["show", &name, "--account", "inv-cli"]).unwrap();
+        assert!(shown.contains("0.01 EUR") && shown.contains("web"), "{shown}");
+    }
+    let error = run(&["show", "2000-000001", "--account", "inv-cli"]).unwrap_err();
+    assert!(error.contains("there is no invoice 2000-000001"), "{error}");
+}
+
+/// Accounts in the test with kills.
+const ACCOUNTS: usize = 3;
+/// How often each is closed.
+const CLOSINGS: i64 = 8;
+
+#[tokio::test]
+async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_operator_is_killed() {
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let mut tenants = Vec::new();
+    for index in 0..ACCOUNTS {
+        tenants.push(Tenant::on(&plane, &operator, &format!("killed-{index}")).await);
+    }
+    operator.die(&plane).await;
+    // Instances that have run for half a day, or since the beginning of the month, with another plan from the sixth hour on.
+    let now = Timestamp::now();
+    let month = Period::month_of(now).from;
+    let since = now
+        .checked_sub(SignedDuration::from_mins(12 * 60 - 30))
+        .unwrap()
+        .max(month);
+    let since = Timestamp::from_second(since.as_second()).unwrap();
+    let closings = CLOSINGS.min(now.duration_since(since).as_hours());
+    let kube = plane.client(Identity::Operator).await.unwrap();
+    for tenant in &tenants {
+        tenant.apply("web", |web| web.spec.plan = Plan::Business).await;
+        let instances: Api<Instance> = Api::namespaced(kube.clone(), &tenant.namespace);
+        let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
+            { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
+        ] } } });
+        instances
+            .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
+            .await
+            .unwrap();
+    }
+    operator = start(&plane).await;
+    for tenant in &tenants {
+        tenant.wait_for_entries(1).await;
+    }
+    for closing in 1..=closings {
+        let until = since
+            .checked_add(SignedDuration::from_mins(60 * closing - 10))
+            .unwrap();
+        let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
+        for tenant in &tenants {
+            let admins: Api<Account> = Api::all(tenant.kube.clone());
+            admins
+                .patch(&tenant.namespace, &PatchParams::default(), &Patch::Merge(&change))
+                .await
+                .unwrap();
+        }
+        // In the midst of it, each time a little later.
+        tokio::time::sleep(Duration::from_millis(u64::try_from(closing).unwrap() * 7)).await;
+        operator.die(&plane).await;
+        operator = start(&plane).await;
+        for tenant in &tenants {
+            tenant.wait_for_invoices(usize::try_from(closing).unwrap()).await;
+        }
+    }
+    let mut numbers = Vec::new();
+    for tenant in &tenants {
+        let all = tenant.all_invoices().await;
+        let issued: Vec<_> = all.iter().filter(|invoice| invoice.is_issued()).collect();
+        let mut hours = Vec::new();
+        for invoice in &issued {
+            numbers.push(number(invoice));
+            let lines: Vec<_> = tenant
+                .pages_of(&invoice.name_any())
+                .await
+                .into_iter()
+                .flat_map(|page| page.spec.lines.unwrap())
+                .collect();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            hours.extend(
+                lines[0]
+                    .hours
+                    .iter()
+                    .map(|hours| (hours.plan.clone(), hours.hours)),
+            );
+        }
+        assert_eq!(hours.len(), usize::try_from(closings).unwrap(), "{hours:?}");
+        let expected =
+            (0..closings).map(|hour| (if hour < 5 { "starter" } else { "business" }.to_owned(), 1));
+        assert_eq!(hours, expected.collect::<Vec<_>>());
+        assert_eq!(all.len(), issued.len() + 1, "one is open");
+    }
+    numbers.sort_unstable();
+    let year = &Timestamp::now().to_string()[..4];
+    let expected: Vec<String> = (1..=numbers.len())
+        .map(|number| format!("{year}-{number:06}"))
+        .collect();
+    assert_eq!(numbers, expected);
+    operator.stop().await;
 }

@@ -87,6 +87,8 @@ struct World {
     /// The histories when nothing of an invoice could change any more.
     frozen: HashMap<String, Vec<(String, History)>>,
     version: u64,
+    /// Whether the account is being deleted.
+    is_deleting: bool,
     terms: InvoiceTerms,
 }
 
@@ -111,6 +113,7 @@ impl World {
             books: None,
             frozen: HashMap::new(),
             version: 0,
+            is_deleting: false,
             terms: InvoiceTerms {
                 tax: TaxRate::from_hundredths(19_00).unwrap(),
                 ..InvoiceTerms::default()
@@ -241,7 +244,7 @@ impl World {
                     email: "ada@example.com",
                     address: &[],
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
-                    is_deleting: false,
+                    is_deleting: self.is_deleting,
                 },
                 subjects: &subjects,
                 prices: &self.prices,
@@ -444,6 +447,32 @@ proptest! {
             world.check()?;
         }
     }
+}
+
+#[test]
+fn a_deleted_account_is_billed_at_once_for_all_that_it_had() {
+    let mut world = World::new();
+    for _ in 0..2 {
+        world.apply(&Op::Begin(Plan::Starter));
+        world.apply(&Op::Advance(5000));
+    }
+    world.run(u8::MAX);
+    world.apply(&Op::Delete(0));
+    world.is_deleting = true;
+    world.apply(&Op::Advance(5000));
+    assert!(world.run(u8::MAX).is_some());
+    assert_eq!(world.last_number, 0, "one still runs");
+    world.apply(&Op::Delete(1));
+    // A process dies at each step.
+    for _ in 0..20 {
+        world.run(1);
+        world.apply(&Op::Finish);
+        world.apply(&Op::Advance(1));
+        world.apply(&Op::Restart);
+    }
+    let issued: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+    assert_eq!(issued, [true]);
+    world.check().unwrap();
 }
 
 #[test]

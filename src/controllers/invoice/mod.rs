@@ -196,6 +196,7 @@ impl InvoiceController {
                 .prices
                 .keep(|| shared.now(), needed_since, shutdown.clone()),
             work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
+            reconciler.close_orphans(shutdown.clone()),
         );
     }
 }

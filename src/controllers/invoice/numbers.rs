@@ -12,7 +12,7 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::{
     resources::{Invoice, tracking::CONTROLLER_MANAGER},
@@ -129,12 +129,19 @@ impl InvoiceNumbers {
 
     /// The number of an invoice, which it keeps. All that wait for one get theirs in one write.
     pub(super) async fn take(&self, place: Place, year: i16) -> Result<String, CallError> {
-        let (sender, mut receiver) = oneshot::channel();
-        self.waiting.lock().push((place, sender));
         loop {
+            let (sender, mut receiver) = oneshot::channel();
+            {
+                let mut waiting = self.waiting.lock();
+                waiting.retain(|(_, sender)| !sender.is_closed());
+                waiting.push((place.clone(), sender));
+            }
             let mut stored = self.stored.lock().await;
-            if let Ok(number) = receiver.try_recv() {
-                return Ok(number);
+            match receiver.try_recv() {
+                Ok(number) => return Ok(number),
+                // Whoever wanted to store it has failed.
+                Err(TryRecvError::Closed) => continue,
+                Err(TryRecvError::Empty) => {}
             }
             if stored.is_none() {
                 *stored = Some(self.read().await?);
@@ -149,6 +156,9 @@ impl InvoiceNumbers {
                 *stored = None;
             }
             outcome?;
+            if let Ok(number) = receiver.try_recv() {
+                return Ok(number);
+            }
         }
     }
 
@@ -273,7 +283,10 @@ fn parameters() -> PostParams {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::runtime::client::answered_by;
 
     fn place(name: &str) -> Place {
         Place {
@@ -296,5 +309,87 @@ mod tests {
         assert_eq!(numbers.take(&place("f"), 2026, &mut free), "2026-000003");
         let stored = serde_json::to_string(&numbers).unwrap();
         assert_eq!(serde_json::from_str::<Numbers>(&stored).unwrap(), numbers);
+    }
+
+    /// An API server with this one ConfigMap; every third replace is stored, but answered with an error.
+    fn server() -> (Client, std::sync::Arc<Mutex<Option<serde_json::Value>>>) {
+        let stored = std::sync::Arc::new(Mutex::new(None::<serde_json::Value>));
+        let (shown, count) = (stored.clone(), std::sync::Arc::new(Mutex::new(0)));
+        let client = answered_by(move |method, path, body| {
+            let (stored, count) = (stored.clone(), count.clone());
+            let mut stored = stored.lock();
+            let not_found = json!({ "status": "Failure", "code": 404, "reason": "NotFound", "message": "" });
+            let open = json!({
+                "apiVersion": "stellage.dev/v1", "kind": "Invoice", "metadata": { "name": "open" },
+                "spec": {
+                    "account": "u", "accountName": "ada", "currency": "EUR",
+                    "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+                },
+            });
+            let answer = if path.contains("/invoices/") {
+                (200, open)
+            } else if path.contains("/invoices") {
+                (200, json!({ "metadata": {}, "items": [] }))
+            } else if method == http::Method::GET {
+                stored.clone().map_or((404, not_found), |stored| (200, stored))
+            } else {
+                *count.lock() += 1;
+                let version = *count.lock();
+                let expected = stored
+                    .as_ref()
+                    .map(|stored| stored["metadata"]["resourceVersion"].clone());
+                if method == http::Method::PUT
+                    && expected != Some(body["metadata"]["resourceVersion"].clone())
+                {
+                    (
+                        409,
+                        json!({ "status": "Failure", "code": 409, "reason": "Conflict", "message": "" }),
+                    )
+                } else {
+                    let mut body = body;
+                    body["metadata"]["resourceVersion"] = json!(version.to_string());
+                    *stored = Some(body.clone());
+                    if version % 3 == 0 {
+                        (
+                            500,
+                            json!({ "status": "Failure", "code": 500, "reason": "InternalError", "message": "" }),
+                        )
+                    } else {
+                        (200, body)
+                    }
+                }
+            };
+            async move { answer }
+        });
+        (client, shown)
+    }
+
+    #[tokio::test]
+    async fn many_get_numbers_in_few_writes_and_a_failure_makes_no_gap() {
+        let (client, stored) = server();
+        let numbers = InvoiceNumbers::new(client, "sys");
+        let name = |index: usize| format!("inv-{index}");
+        let mut given = BTreeMap::new();
+        for round in 0..5 {
+            let all = (0..20).map(|index| async {
+                let place = place(&name(round * 20 + index));
+                loop {
+                    if let Ok(number) = numbers.take(place.clone(), 2026).await {
+                        break number;
+                    }
+                }
+            });
+            for (index, number) in futures::future::join_all(all).await.into_iter().enumerate() {
+                given.insert(number, round * 20 + index);
+            }
+        }
+        let expected: Vec<String> = (1..=100).map(|sequence| number(2026, sequence)).collect();
+        assert_eq!(given.keys().cloned().collect::<Vec<_>>(), expected);
+        let version = stored.lock().as_ref().unwrap()["metadata"]["resourceVersion"].clone();
+        let writes: u32 = version.as_str().unwrap().parse().unwrap();
+        assert!(writes <= 20, "{writes}");
+        // Whoever asks again gets the same.
+        let (number, index) = given.first_key_value().unwrap();
+        assert_eq!(numbers.take(place(&name(*index)), 2026).await.unwrap(), *number);
     }
 }

@@ -1,8 +1,13 @@
 //! One look at one account: what is metered is copied to its open invoice, and invoices whose time has come are issued.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::{Timestamp, tz::TimeZone};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Resource,
     api::{DeleteParams, PostParams, Preconditions},
@@ -11,6 +16,7 @@ use kube::{
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Gone, Shared, books, farewell, numbers::Place};
 use crate::{
@@ -20,7 +26,8 @@ use crate::{
     },
     events::{OutboxVersion, outbox},
     resources::{
-        Account, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL, tracking::CONTROLLER_MANAGER,
+        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL,
+        tracking::CONTROLLER_MANAGER,
     },
     runtime::{
         backoff::Backoffs,
@@ -38,6 +45,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(200);
 /// Longest time between two looks at an account with an open invoice, in case the clock is set.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How often to look for invoices of Accounts that are gone.
+const ORPHANS: Duration = Duration::from_secs(60);
 /// Most steps of one look. Those of an account with very many pages go on in the next one, so that others have their turn.
 const MAX_STEPS: usize = 1000;
 /// How long the invoices of a deleted Account wait for their events to be settled.
@@ -117,6 +126,69 @@ fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
 }
 
 impl Reconciler {
+    /// Issues the invoices of Accounts that are gone without having been closed, because their finalizer was removed by hand, and
+    /// keeps them. Until shutdown.
+    pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(ORPHANS) => {}
+            }
+            let accounts = self.accounts.state();
+            let known: HashSet<&str> = accounts
+                .iter()
+                .filter_map(|account| account.metadata.uid.as_deref())
+                .collect();
+            let mut orphans: HashMap<(String, String), String> = HashMap::new();
+            for invoice in self.invoices.state() {
+                if !known.contains(invoice.spec.account.as_str()) {
+                    let namespace = invoice.metadata.namespace.clone().unwrap_or_default();
+                    let place = (namespace, invoice.spec.account.clone());
+                    orphans.insert(place, invoice.spec.account_name.clone());
+                }
+            }
+            for ((namespace, uid), name) in orphans {
+                if let Err(error) = self.close_orphan(&namespace, &uid, &name).await {
+                    tracing::warn!(namespace, account = name, %error, "cannot close the invoices of an Account that is gone; will retry");
+                }
+            }
+        }
+    }
+
+    async fn close_orphan(&self, namespace: &str, uid: &str, name: &str) -> Result<(), CallError> {
+        let deps = &self.shared.deps;
+        let Some(prices) = self.shared.prices.current() else {
+            return Ok(());
+        };
+        let mut account = Account::new(
+            name,
+            AccountSpec {
+                email: String::new(),
+                namespace: Some(namespace.to_owned()),
+                instance_quota: None,
+                webhook_quota: None,
+                rate_limit_per_hour: None,
+                billing_address: Vec::new(),
+                invoices_closed_until: None,
+            },
+        );
+        account.metadata.uid = Some(uid.to_owned());
+        account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
+        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+        let mut state = State {
+            account: uid.to_owned(),
+            books,
+            issued,
+            page_written: None,
+        };
+        let nothing = HashMap::new();
+        let again = self.go_on(&mut state, &account, &nothing, &prices).await?;
+        if again.is_none() && state.books.invoices.is_empty() {
+            farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
+        }
+        Ok(())
+    }
+
     /// Looks at an account. Returns after how long to look again.
     async fn look(
         &self,

@@ -16,7 +16,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use self::view::{InvoiceSummaryView, InvoiceView};
+use self::view::InvoiceView;
 use super::{
     App,
     error::{ApiError, Detail},
@@ -70,7 +70,7 @@ fn format(parameters: &Parameters) -> Result<Format, ApiError> {
     path = "/v1/invoices",
     operation_id = "listInvoices",
     tag = "invoices",
-    responses((status = 200, description = "A page of invoices", body = List<InvoiceSummaryView>)),
+    responses((status = 200, description = "A page of invoices", body = List<InvoiceView>)),
 )]
 pub async fn list(
     State(app): State<Arc<App>>,
@@ -82,7 +82,7 @@ pub async fn list(
         .service
         .list_invoices(caller.tenant(), paging.page, paging.limit)
         .await?;
-    let data: Vec<_> = page.iter().map(InvoiceSummaryView::issued).collect();
+    let data: Vec<_> = page.iter().map(InvoiceView::issued).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 512)
 }

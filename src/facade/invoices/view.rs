@@ -1,19 +1,21 @@
 //! Invoices as answers show them (decisions, section 7).
 
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::{
     ToSchema,
-    openapi::{Ref, RefOr, schema::Schema},
+    openapi::{RefOr, schema::Schema},
 };
 
 use crate::{
+    billing::Total,
     facade::{
         catalogue::{Money, UnitMoney},
         view::Seconds,
     },
     resources::{
-        Invoice, InvoiceLine, InvoiceStatus,
+        Invoice, InvoiceLine, InvoicePeriod, InvoicePhase, InvoiceStatus,
         money::{Cents, UnitPrice},
     },
     service::{
@@ -24,7 +26,8 @@ use crate::{
 
 /// The time that an invoice covers.
 #[derive(Serialize, ToSchema)]
-pub struct InvoicePeriod {
+#[schema(as = InvoicePeriod)]
+pub struct PeriodView {
     /// The first moment.
     #[schema(value_type = String, format = DateTime, example = "2026-11-01T00:00:00Z")]
     from: Seconds,
@@ -33,27 +36,10 @@ pub struct InvoicePeriod {
     to: Seconds,
 }
 
-/// An issued invoice.
-#[derive(Serialize, ToSchema)]
-#[schema(as = InvoiceSummary)]
-pub struct InvoiceSummaryView {
-    #[serde(flatten)]
-    common: Common,
-}
-
-/// An invoice with some of its lines.
+/// An invoice.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Invoice)]
 pub struct InvoiceView {
-    #[serde(flatten)]
-    common: Common,
-    /// The lines, in the order in which they began.
-    lines: Vec<InvoiceLineView>,
-}
-
-/// What all views of an invoice have.
-#[derive(Serialize, ToSchema)]
-struct Common {
     /// Identifier; `null` if there is nothing to bill in this month yet.
     #[schema(required, schema_with = nullable_id)]
     id: Option<String>,
@@ -64,7 +50,7 @@ struct Common {
     #[schema(schema_with = status)]
     status: &'static str,
     /// The time that it covers.
-    period: InvoicePeriod,
+    period: PeriodView,
     /// When it was issued; `null` until then.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2026-12-01T00:00:05Z")]
     issued_at: Option<Seconds>,
@@ -80,6 +66,10 @@ struct Common {
     /// Number of lines.
     #[schema(minimum = 0)]
     lines_count: usize,
+    /// A page of the lines, in the order in which they began. Not in lists of invoices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    lines: Option<Vec<InvoiceLineView>>,
 }
 
 /// One instance or backup in the period.
@@ -133,78 +123,66 @@ fn status() -> RefOr<Schema> {
     }))
 }
 
-impl InvoiceSummaryView {
-    /// An issued invoice.
+impl InvoiceView {
+    /// An issued invoice, without its lines.
     pub fn issued(invoice: &Invoice) -> Self {
         let status = invoice.status.clone().unwrap_or_default();
-        let money = |cents| Money::of(Cents(cents), &invoice.spec.currency);
+        let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
+        let total = Total {
+            net,
+            tax,
+            amount: Cents(net.0 + tax.0),
+        };
         let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
-        let period = &invoice.spec.period;
-        Self {
-            common: Common {
-                net: money(status.net_cents),
-                tax: money(status.tax_cents),
-                amount: money(status.net_cents + status.tax_cents),
-                lines_count: count,
-                period: InvoicePeriod {
-                    from: Seconds(period.from),
-                    to: Seconds(period.to),
-                },
-                ..Common::of(Some(invoice.id()), status)
-            },
-        }
+        let InvoicePeriod { from, to } = invoice.spec.period;
+        let sums = (total, invoice.spec.currency.as_str());
+        Self::new(Some(invoice.id()), status, (from, to), sums, count)
     }
-}
 
-impl Common {
-    /// Without period and sums.
-    fn of(id: Option<String>, status: InvoiceStatus) -> Self {
-        let none = || Money::of(Cents(0), "");
-        let epoch = Seconds(jiff::Timestamp::UNIX_EPOCH);
-        Self {
-            id,
-            status: if status.number.is_some() { "issued" } else { "open" },
-            number: status.number,
-            period: InvoicePeriod {
-                from: epoch,
-                to: epoch,
-            },
-            issued_at: status.issued_at.map(Seconds),
-            due_date: status.due_date,
-            net: none(),
-            tax: none(),
-            amount: none(),
-            lines_count: 0,
-        }
-    }
-}
-
-impl InvoiceView {
     /// An invoice with some of its lines.
     pub fn of(opened: &OpenedInvoice, lines: &Lines) -> Self {
         let invoice = opened.invoice.as_deref();
         let status = invoice
             .and_then(|invoice| invoice.status.clone())
             .unwrap_or_default();
-        let money = |cents| Money::of(cents, &opened.currency);
-        let total = lines.total;
+        let period = (opened.period.from, opened.period.to);
+        let sums = (lines.total, opened.currency.as_str());
+        let shown = lines.lines.iter();
         Self {
-            common: Common {
-                net: money(total.net),
-                tax: money(total.tax),
-                amount: money(total.amount),
-                lines_count: lines.count,
-                period: InvoicePeriod {
-                    from: Seconds(opened.period.from),
-                    to: Seconds(opened.period.to),
-                },
-                ..Common::of(invoice.map(Invoice::id), status)
+            lines: Some(
+                shown
+                    .map(|line| InvoiceLineView::of(line, &opened.currency))
+                    .collect(),
+            ),
+            ..Self::new(invoice.map(Invoice::id), status, period, sums, lines.count)
+        }
+    }
+
+    fn new(
+        id: Option<String>,
+        status: InvoiceStatus,
+        (from, to): (Timestamp, Timestamp),
+        (total, currency): (Total, &str),
+        lines_count: usize,
+    ) -> Self {
+        Self {
+            id,
+            status: match status.phase {
+                InvoicePhase::Open => "open",
+                InvoicePhase::Issued => "issued",
             },
-            lines: lines
-                .lines
-                .iter()
-                .map(|line| InvoiceLineView::of(line, &opened.currency))
-                .collect(),
+            number: status.number,
+            period: PeriodView {
+                from: Seconds(from),
+                to: Seconds(to),
+            },
+            issued_at: status.issued_at.map(Seconds),
+            due_date: status.due_date,
+            net: Money::of(total.net, currency),
+            tax: Money::of(total.tax, currency),
+            amount: Money::of(total.amount, currency),
+            lines_count,
+            lines: None,
         }
     }
 }
@@ -235,9 +213,4 @@ pub(in crate::facade) fn shared_schemas() -> Value {
             "examples": [format!("{prefix}1ta4q7hz0c9k2m8x")],
         },
     })
-}
-
-#[expect(dead_code, reason = "kept for references to the shared schema")]
-fn invoice_id() -> RefOr<Schema> {
-    Ref::from_schema_name("InvoiceId").into()
 }
