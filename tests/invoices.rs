@@ -318,6 +318,29 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
         .collect();
     ended.sort_unstable();
     assert_eq!(ended, [("forced".to_owned(), true), ("web".to_owned(), false)]);
+
+    // What an invoice costs the API server.
+    let user = Identity::Operator.user();
+    let writes = |resource: &str| {
+        let requests = plane.requests().unwrap().into_iter();
+        let of_it = requests
+            .filter(|request| request.user == user && request.is_write() && request.resource == resource);
+        of_it.count()
+    };
+    let kinds = ["invoices", "invoicepages", "configmaps"];
+    let before = kinds.map(writes);
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(3).await.pop().unwrap();
+    let again = async || tenant.invoices().get(&issued.name_any()).await.unwrap();
+    let is_settled = |invoice: &Invoice| invoice.labels().contains_key("stellage.dev/settled");
+    eventually("it to be settled", again, is_settled).await;
+    let after = kinds.map(writes);
+    let spent: Vec<usize> = after
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect();
+    assert_eq!(spent, [3, 2, 1], "{kinds:?}");
     operator.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! Copies what is metered to the open invoice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::Timestamp;
 
@@ -69,7 +69,7 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
     let mut new: Vec<LedgerEntry> = facts
         .subjects
         .iter()
-        .filter(|(uid, _)| !known.contains_key::<str>(uid))
+        .filter(|(uid, _)| !known.contains(**uid))
         .filter_map(|(uid, subject)| entry::new(uid, subject, invoice.spec.period.from))
         .collect();
     // In the order in which they began, so that a list of lines has an order.
@@ -172,12 +172,12 @@ impl<'a> Draft<'a> {
         self.page_mut(number).spec.entries.push(entry);
     }
 
-    fn uids(&mut self) -> HashMap<String, ()> {
+    fn uids(&mut self) -> HashSet<String> {
         self.relieve();
         let numbers: Vec<u32> = self.stored.keys().chain(self.changed.keys()).copied().collect();
         let pages = numbers.iter().filter_map(|number| self.page(*number));
         pages
-            .flat_map(|page| page.spec.entries.iter().map(|entry| (entry.uid.clone(), ())))
+            .flat_map(|page| page.spec.entries.iter().map(|entry| entry.uid.clone()))
             .collect()
     }
 

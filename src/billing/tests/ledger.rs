@@ -207,8 +207,8 @@ impl World {
         }
     }
 
-    /// Does at most so many steps. Returns the time for which it waits, if it came to rest.
-    fn run(&mut self, most: u8) -> Option<Option<Timestamp>> {
+    /// Does at most so many steps. Returns the last one if it came to rest.
+    fn run(&mut self, most: u8) -> Option<Step> {
         let mut books = self.books.take().unwrap_or_else(|| self.read());
         // What vanished without having been seen ends now.
         let now = self.now;
@@ -259,7 +259,7 @@ impl World {
                     for machine in &mut self.machines {
                         machine.recorded |= machine.history.ended.is_some();
                     }
-                    rest = Some(until);
+                    rest = Some(Step::Rest(until));
                     break;
                 }
                 Step::LookBack => {
@@ -485,7 +485,7 @@ fn a_month_is_closed_with_three_writes_and_two_for_each_page() {
     assert_eq!((world.invoices.len(), world.pages.len()), (1, 1));
     let due: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
     world.now = due;
-    assert_eq!(world.run(u8::MAX), Some(Some(due + GRACE)));
+    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(due + GRACE))));
     world.now += GRACE;
     let before = world.version;
     world.run(u8::MAX);

@@ -371,7 +371,8 @@ mod tests {
         let name = |index: usize| format!("inv-{index}");
         let mut given = BTreeMap::new();
         for round in 0..5 {
-            let all = (0..20).map(|index| async {
+            let (numbers, name) = (&numbers, &name);
+            let all = (0..20).map(|index| async move {
                 let place = place(&name(round * 20 + index));
                 loop {
                     if let Ok(number) = numbers.take(place.clone(), 2026).await {
