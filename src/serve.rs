@@ -21,7 +21,9 @@ use crate::{
         account::{self, AccountController, AccountDirectory},
         backup::{self, BackupController, BackupIndex},
         instance::InstanceController,
+        invoice::{self, InvoiceController},
         key_copies,
+        ledger::Ledger,
         monitoring::{self, MonitoringController},
         webhook::{self, WebhookController},
     },
@@ -31,7 +33,8 @@ use crate::{
     monitoring::{LeaderSlot, Monitor, measurements::Anywhere, remote::Remote, wire::ADDRESS_ANNOTATION},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{
-        Account, ApiKey, Backup, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL,
+        Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
+        delivery::FINISHED_LABEL, invoice::SETTLED_LABEL,
     },
     runtime::{
         ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
@@ -188,12 +191,15 @@ pub async fn serve(
     }
     reload(catalogue_file, &watches, controllers.as_ref());
     let mut deliveries = None;
+    let mut invoices = None;
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
-        let instances_by_namespace = ByNamespace::default();
+        let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
+        invoices = Some(watches.spawn_selected::<Invoice>(unsettled, controllers.on_invoices()));
+        let instances_by_namespace = controllers.instances.clone();
         on_instances.extend(controllers.on_instances(&instances_by_namespace));
         on_backups.extend(controllers.on_backups());
         on_accounts.extend(controllers.on_accounts(instances_by_namespace));
@@ -202,10 +208,12 @@ pub async fn serve(
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some(((controllers, deliveries), usage_listener)) = controllers.zip(deliveries).zip(usage_listener)
+    if let Some(((controllers, (deliveries, invoices)), usage_listener)) =
+        controllers.zip(deliveries.zip(invoices)).zip(usage_listener)
     {
         let stores = Stores {
             accounts,
+            invoices,
             instances,
             backups,
             webhooks,
@@ -299,7 +307,8 @@ fn service(
         .with_key_quota(common.api_keys_per_account)
         .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
-        .with_log_retention(common.delivery_retention_hours);
+        .with_log_retention(common.delivery_retention_hours)
+        .with_operator_namespace(&common.namespace);
     Arc::new(service)
 }
 
@@ -335,6 +344,8 @@ struct Stores {
     webhooks: Store<Webhook>,
     /// Unfinished ones.
     deliveries: Store<Delivery>,
+    /// Those about which something is left to do.
+    invoices: Store<Invoice>,
 }
 
 /// The controllers, and what they need to run.
@@ -346,8 +357,12 @@ struct Controllers {
     accounts: AccountController,
     directory: AccountDirectory,
     queue: ReconcileQueue<Instance>,
+    instances: ByNamespace<Instance>,
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
+    ledger: Ledger,
+    invoices: InvoiceController,
+    invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
     monitor: Arc<Monitor>,
     /// Where the facade of this process finds what the leader knows.
@@ -382,7 +397,23 @@ impl Controllers {
             write_concurrency: settings.write_concurrency,
             metrics: watches.metrics.clone(),
             clock: clock.clone(),
+            server_time: server_time.clone(),
+        });
+        let (ledger, instances) = (Ledger::default(), ByNamespace::default());
+        let backups = BackupIndex::new(backup_queue.clone());
+        let invoices = InvoiceController::new(invoice::Deps {
+            client: watches.client.clone(),
+            namespace: common.namespace.clone(),
+            directory: directory.clone(),
+            ledger: ledger.clone(),
+            instances: instances.clone(),
+            backups: backups.clone(),
+            outbox: webhooks.outbox(),
+            catalogue: catalogue.clone(),
+            clock: clock.clone(),
             server_time,
+            metrics: watches.metrics.clone(),
+            events: Events::new(watches.client.clone(), "invoice-controller", &identity),
         });
         Ok(Self {
             accounts: AccountController::new(account::Deps {
@@ -397,6 +428,7 @@ impl Controllers {
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,
                 },
+                ledger: ledger.clone(),
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
@@ -412,8 +444,12 @@ impl Controllers {
             identity,
             directory,
             queue,
-            backups: BackupIndex::new(backup_queue.clone()),
+            instances,
+            backups,
             backup_queue,
+            ledger,
+            invoices,
+            invoice_queue: ReconcileQueue::default(),
             webhooks,
             watches: watches.clone(),
             clock,
@@ -421,29 +457,41 @@ impl Controllers {
     }
 
     /// The listeners for the watch of Instances. They include `by_namespace`.
-    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 6] {
+    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 8] {
+        let [invoices_before, invoices_after] = self.invoices.instance_listeners();
         [
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.queue.clone()),
+            invoices_before,
             Box::new(by_namespace.clone()),
             self.monitor.listener(),
+            invoices_after,
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
         ]
     }
 
     /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
-    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 4] {
+    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 5] {
         [
             self.backups.listener(),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),
+            self.invoices.backup_listener(),
+        ]
+    }
+
+    /// The listeners for the watch of Invoices.
+    fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
+        vec![
+            self.webhooks.outbox_listener(),
+            Box::new(self.invoice_queue.clone()),
         ]
     }
 
     /// The listeners for the watch of Accounts.
-    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 2] {
+    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 3] {
         let owner_changed = self.webhooks.owner_changed();
         let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
         let backups = self.backups.clone();
@@ -452,7 +500,11 @@ impl Controllers {
             queue.again(instances.of(namespace));
             backup_queue.again(backups.within(namespace));
         });
-        [self.accounts.account_listener(), directory]
+        [
+            self.accounts.account_listener(),
+            directory,
+            self.invoices.account_listener(),
+        ]
     }
 
     /// The simulator; the addresses of the known instances are taken.
@@ -478,6 +530,7 @@ impl Controllers {
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             backups: self.backups.clone(),
             monitor: self.monitor.clone(),
+            ledger: self.ledger.clone(),
             outbox: self.webhooks.outbox(),
             catalogue: self.catalogue.clone(),
             timings: self.common.timings(),
@@ -553,6 +606,7 @@ impl Controllers {
             backups,
             webhooks,
             deliveries,
+            invoices,
         } = stores;
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.common.namespace;
@@ -573,6 +627,7 @@ impl Controllers {
                 .and(backups.wait_until_ready().await)
                 .and(webhooks.wait_until_ready().await)
                 .and(deliveries.wait_until_ready().await)
+                .and(invoices.wait_until_ready().await)
         };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -596,6 +651,7 @@ impl Controllers {
             sources: vec![
                 webhook::Source::new(instances.clone(), self.queue.clone()),
                 webhook::Source::new(backups.clone(), self.backup_queue.clone()),
+                webhook::Source::new(invoices.clone(), self.invoice_queue.clone()),
             ],
         };
         // Open before the first instance is reconciled, so that its first event is already taken over.
@@ -610,6 +666,8 @@ impl Controllers {
         let work = async {
             tokio::join!(
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
+                self.invoices
+                    .run(accounts.clone(), self.invoice_queue, invoices, shutdown.clone()),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
                 backup_controller.run(self.backup_queue, backups, shutdown.clone()),

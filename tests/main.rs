@@ -37,6 +37,7 @@ mod examples;
 mod facade;
 mod imports;
 mod instances;
+mod invoices;
 mod key_copies;
 mod kinds;
 mod leader;

@@ -12,10 +12,10 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Alerts, Catalogue, Prices, alerts::AlertsSection};
+use super::{Alerts, Catalogue, InvoiceTerms, Prices, alerts::AlertsSection};
 use crate::resources::{
     Plan,
-    money::{Cents, Currency},
+    money::{Cents, Currency, TaxRate},
     validation,
 };
 
@@ -23,6 +23,9 @@ use crate::resources::{
 const MAX_BYTES: u64 = 256 * 1024;
 /// Regions or images that a file may list.
 const MAX_ENTRIES: usize = 1000;
+
+/// Days after its issue within which an invoice may be due.
+const MAX_DUE_DAYS: u16 = 365;
 
 /// Why a file cannot be used as the catalogue.
 #[derive(Debug, Error)]
@@ -98,9 +101,12 @@ fn check_shape(file: &Value) -> Result<(), (String, String)> {
     let rules = rules.into_iter().flatten().enumerate();
     let rules = rules.map(|(index, rule)| (format!("alerts.rules[{index}]"), rule));
     let all = all
-        .chain(plans.map(|plans| ("plans".to_owned(), plans)))
+        .chain(
+            ["plans", "backups", "invoices", "alerts"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), file.get(name)?))),
+        )
         .chain(each)
-        .chain(alerts.map(|alerts| ("alerts".to_owned(), alerts)))
         .chain(rules);
     match all.into_iter().find(|(_, value)| !value.is_object()) {
         Some((field, _)) => Err((
@@ -136,6 +142,23 @@ struct Contents {
     images: Vec<Image>,
     plans: Plans,
     alerts: AlertsSection,
+    backups: BackupTerms,
+    tax: TaxRate,
+    seller: Vec<String>,
+    invoices: InvoiceSettings,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct BackupTerms {
+    #[serde(rename = "pricePerGBMonthly")]
+    price_per_gb_monthly: Cents,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct InvoiceSettings {
+    due_days: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -189,6 +212,7 @@ impl Default for Contents {
             regions,
             images,
             prices,
+            invoices,
             ..
         } = Catalogue::default();
         Self {
@@ -197,6 +221,14 @@ impl Default for Contents {
             images: images.into_iter().map(Image).collect(),
             plans: Plans::default(),
             alerts: AlertsSection::default(),
+            backups: BackupTerms {
+                price_per_gb_monthly: prices.backup_gb,
+            },
+            tax: invoices.tax,
+            seller: invoices.seller,
+            invoices: InvoiceSettings {
+                due_days: invoices.due_days,
+            },
         }
     }
 }
@@ -232,6 +264,14 @@ impl Contents {
     fn check(&self) -> Result<(), (String, String)> {
         check_list("regions", self.regions.iter().map(|region| &region.0))?;
         check_list("images", self.images.iter().map(|image| &image.0))?;
+        validation::address(&self.seller).map_err(|(line, problem)| {
+            let field = line.map_or_else(|| "seller".to_owned(), |line| format!("seller[{line}]"));
+            (field, problem)
+        })?;
+        if self.invoices.due_days > MAX_DUE_DAYS {
+            let problem = format!("{} must be at most {MAX_DUE_DAYS}", self.invoices.due_days);
+            return Err(("invoices.dueDays".to_owned(), problem));
+        }
         let monthly = self.monthly();
         for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
             if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
@@ -279,6 +319,12 @@ impl Contents {
             prices: Prices {
                 currency: self.currency,
                 monthly,
+                backup_gb: contents.backups.price_per_gb_monthly,
+            },
+            invoices: InvoiceTerms {
+                tax: contents.tax,
+                seller: contents.seller,
+                due_days: contents.invoices.due_days,
             },
             alerts: Arc::new(alerts),
         }
@@ -301,7 +347,7 @@ mod tests {
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
-        assert_eq!(fields.len(), 5, "{fields:?}");
+        assert_eq!(fields.len(), 9, "{fields:?}");
         assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
     }
 
@@ -318,6 +364,16 @@ mod tests {
             ["4.99", "15.00", "30.00", "60.00"]
         );
         assert_eq!(catalogue.regions, Catalogue::default().regions);
+        let catalogue = parse(
+            "tax: 7.7\nseller: [Stellage Ltd]\ninvoices: {dueDays: 30}\nbackups: {pricePerGBMonthly: 0.05}\n",
+        )
+        .unwrap();
+        let terms = &catalogue.invoices;
+        assert_eq!((terms.tax.to_string(), terms.due_days), ("7.70".to_owned(), 30));
+        assert_eq!(
+            (&terms.seller, catalogue.prices.backup_gb),
+            (&vec!["Stellage Ltd".to_owned()], Cents(5))
+        );
         let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
         assert_eq!(
             (catalogue.regions, catalogue.images),
@@ -331,7 +387,7 @@ mod tests {
             (
                 "region: [a]",
                 "region",
-                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`",
+                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`, `backups`, `tax`, `seller`, `invoices`",
             ),
             (
                 "plans: {starter: {price: 5}}",
@@ -370,6 +426,18 @@ mod tests {
             ("images: ['Debian 13']", "images[0]", "such as debian-13"),
             ("currency: euro", "currency", "three capital letters"),
             ("[]", ".", "must have fields"),
+            ("tax: 101", "tax", "percent from 0 to 100"),
+            ("seller: [a, '']", "seller[1]", "1 to 100 characters"),
+            ("seller: [a, b, c, d, e, f, g]", "seller", "at most 6 lines"),
+            ("seller: a", "seller", "expected a sequence"),
+            ("invoices: {dueDays: 366}", "invoices.dueDays", "at most 365"),
+            ("invoices: {days: 1}", "invoices.days", "expected `dueDays`"),
+            ("invoices: 3", "invoices", "must have fields"),
+            (
+                "backups: {pricePerGBMonthly: -1}",
+                "backups.pricePerGBMonthly",
+                "a price from 0",
+            ),
             ("plans: 5", "plans", "must have fields"),
             ("plans: {starter: [5]}", "plans.starter", "must have fields"),
             ("alerts: [60s]", "alerts", "must have fields"),

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::resources::{
     Plan,
-    money::{Cents, Currency, UnitPrice},
+    money::{Cents, Currency, TaxRate, UnitPrice},
 };
 
 pub use self::{alerts::Alerts, shared::SharedCatalogue};
@@ -82,9 +82,32 @@ pub struct Catalogue {
     pub prices: Prices,
     /// How usage is sampled, and the rules for alerts.
     pub alerts: Arc<Alerts>,
+    /// What invoices say beside their lines.
+    pub invoices: InvoiceTerms,
 }
 
-/// What the plans cost.
+/// What invoices say beside their lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvoiceTerms {
+    /// The tax on the sum of the lines; none by default.
+    pub tax: TaxRate,
+    /// Address lines of the seller.
+    pub seller: Vec<String>,
+    /// Days after its issue within which an invoice is to be paid.
+    pub due_days: u16,
+}
+
+impl Default for InvoiceTerms {
+    fn default() -> Self {
+        Self {
+            tax: TaxRate::default(),
+            seller: Vec::new(),
+            due_days: 14,
+        }
+    }
+}
+
+/// What the plans and backups cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
     /// The currency of all amounts.
@@ -92,6 +115,8 @@ pub struct Prices {
     /// Prices a month, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
     /// also the dearer one.
     monthly: [Cents; 4],
+    /// Price of a GB of a backup a month.
+    pub backup_gb: Cents,
 }
 
 impl Prices {
@@ -104,7 +129,14 @@ impl Prices {
                 price = by_plan.get(&plan).copied().unwrap_or(price).max(price);
                 price
             }),
+            backup_gb: Cents(0),
         }
+    }
+
+    /// The same, with a price for a GB of a backup a month.
+    #[must_use]
+    pub fn with_backups(self, backup_gb: Cents) -> Self {
+        Self { backup_gb, ..self }
     }
 
     /// The prices of all plans a month.
@@ -129,6 +161,7 @@ impl Default for Prices {
         Self {
             currency: Currency::default(),
             monthly: [5_00, 15_00, 30_00, 60_00].map(Cents),
+            backup_gb: Cents(0),
         }
     }
 }
@@ -148,6 +181,7 @@ impl Default for Catalogue {
             open: true,
             prices: Prices::default(),
             alerts: Arc::default(),
+            invoices: InvoiceTerms::default(),
         }
     }
 }

@@ -15,6 +15,7 @@ mod delivery;
 mod duration;
 mod events;
 mod instance;
+mod invoice;
 mod key;
 mod listen;
 mod objects;
@@ -54,6 +55,9 @@ pub enum Command {
     /// Create, list and show accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
+    /// List and show invoices, and issue them before the end of the month
+    #[command(subcommand, visible_alias = "invoices", alias = "inv")]
+    Invoice(invoice::InvoiceCommand),
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -79,6 +83,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Webhook(command) => webhook::run(command).await,
         Command::Delivery(command) => delivery::run(command).await,
         Command::Account(command) => account::run(command).await,
+        Command::Invoice(command) => invoice::run(command).await,
         Command::Key(command) => key::run(command).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,

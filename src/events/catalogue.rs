@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     EventType,
-    payload::{self, AlertObject, BackupObject, ErrorObject, InstanceObject, MetricObject, User},
+    payload::{
+        self, AlertObject, AmountObject, BackupObject, ErrorObject, InstanceObject, InvoiceObject,
+        MetricObject, PeriodObject, User,
+    },
 };
 use crate::resources::{DeliverySpec, InstanceState, Plan};
 
@@ -18,28 +21,6 @@ const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
 /// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 
-/// An invoice, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct InvoiceObject {
-    /// Identifier, `inv_…`.
-    pub id: &'static str,
-    /// `issued`.
-    pub status: &'static str,
-    /// First day, RFC 3339.
-    pub period_start: &'static str,
-    /// Last day, RFC 3339.
-    pub period_end: &'static str,
-    /// When it was issued, RFC 3339.
-    pub created_at: &'static str,
-}
-
-/// An amount of money, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AmountObject {
-    /// Decimal number with two places.
-    pub value: &'static str,
-    /// ISO 4217 code.
-    pub currency: &'static str,
 }
 
 /// The possible keys of `data`, in the order in which they are serialised.
@@ -58,7 +39,7 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     metric: Option<MetricObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    invoice: Option<InvoiceObject>,
+    invoice: Option<InvoiceObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     amount: Option<AmountObject>,
 }
@@ -127,14 +108,19 @@ fn data(event_type: EventType) -> Data {
         }),
         invoice: has("invoice").then_some(InvoiceObject {
             id: "inv_1ta4q7hz0c9k2m8x",
+            number: "2026-000042",
             status: "issued",
-            period_start: "2026-11-01T00:00:00Z",
-            period_end: "2026-11-30T23:59:59Z",
-            created_at: "2026-12-01T00:00:00Z",
+            period: PeriodObject {
+                from: "2026-11-01T00:00:00Z".to_owned(),
+                to: "2026-12-01T00:00:00Z".to_owned(),
+            },
+            issued_at: "2026-12-01T00:00:05Z".to_owned(),
+            due_date: "2026-12-15",
+            lines_count: 3,
         }),
         amount: has("amount").then_some(AmountObject {
-            value: "15.00",
-            currency: "EUR",
+            value: "15.00".to_owned(),
+            currency: "EUR".to_owned(),
         }),
     }
 }
@@ -237,10 +223,15 @@ fn object_schema(key: &str) -> Value {
         }),
         "invoice" => json!({
             "id": id("inv_", "invoice"),
+            "number": { "type": "string", "pattern": "^[0-9]{4}-[0-9]{6,}$", "description": "Its number, without gaps within the year in which it was issued." },
             "status": { "type": "string", "const": "issued", "description": "Always `issued`: the invoice is final." },
-            "period_start": time("First second of the billing period."),
-            "period_end": time("Last second of the billing period."),
-            "created_at": time("When the invoice was issued."),
+            "period": {
+                "type": "object", "required": ["from", "to"], "description": "The time that it covers, half-open.",
+                "properties": { "from": time("The first moment."), "to": time("The first moment after it.") },
+            },
+            "issued_at": time("When the invoice was issued."),
+            "due_date": { "type": "string", "format": "date", "description": "The day on which it is due." },
+            "lines_count": { "type": "integer", "minimum": 1, "description": "Number of its lines." },
         }),
         _ => json!({
             "value": { "type": "string", "pattern": r"^[0-9]+\.[0-9]{2}$", "description": "Decimal number with two places." },

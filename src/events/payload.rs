@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{EventType, OutboxEntry};
 use crate::resources::{
     Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
-    conditions::whole_seconds, ids,
+    conditions::whole_seconds, ids, money::Cents,
 };
 
 /// The account holder, as events show them.
@@ -234,6 +234,102 @@ pub fn alert_event(
             name: alert.metric.as_str(),
             value: alert.value,
             unit: MetricObject::UNIT,
+        },
+    };
+    OutboxEntry {
+        body: body(&id, event_type, now, data),
+        id,
+        event_type,
+        sequence,
+        created_at: now,
+    }
+}
+
+/// An invoice that is issued, for its event.
+#[derive(Clone, Copy, Debug)]
+pub struct InvoiceIssued<'a> {
+    /// UID of the Invoice.
+    pub uid: &'a str,
+    /// Identifier, `inv_…`.
+    pub id: &'a str,
+    /// Its number.
+    pub number: &'a str,
+    /// The time that it covers, half-open.
+    pub period: (Timestamp, Timestamp),
+    /// The day on which it is due.
+    pub due_date: &'a str,
+    /// Number of its lines.
+    pub lines_count: u32,
+    /// What is to be paid.
+    pub amount: Cents,
+    /// Currency of the amount.
+    pub currency: &'a str,
+}
+
+/// An invoice, as events show it (decisions, section 7).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InvoiceObject<'a> {
+    /// Identifier, `inv_…`.
+    pub id: &'a str,
+    /// Its number.
+    pub number: &'a str,
+    /// `issued`.
+    pub status: &'static str,
+    /// The time that it covers.
+    pub period: PeriodObject,
+    /// When it was issued, RFC 3339.
+    pub issued_at: String,
+    /// The day on which it is due.
+    pub due_date: &'a str,
+    /// Number of its lines.
+    pub lines_count: u32,
+}
+
+/// The time that an invoice covers, half-open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PeriodObject {
+    /// The first moment, RFC 3339.
+    pub from: String,
+    /// The first moment after it, RFC 3339.
+    pub to: String,
+}
+
+/// An amount of money, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AmountObject {
+    /// Decimal number with two places.
+    pub value: String,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// The keys of `data` in the event of an invoice.
+#[derive(Clone, Debug, Serialize)]
+struct InvoiceData<'a> {
+    invoice: InvoiceObject<'a>,
+    amount: AmountObject,
+}
+
+/// The event of an invoice that is issued now, the first one of its object.
+pub fn invoice_event(issued: &InvoiceIssued<'_>, now: Timestamp) -> OutboxEntry {
+    let (sequence, event_type) = (1, EventType::InvoiceCreated);
+    let id = ids::event_id(issued.uid, sequence);
+    let data = InvoiceData {
+        invoice: InvoiceObject {
+            id: issued.id,
+            number: issued.number,
+            status: "issued",
+            period: PeriodObject {
+                from: issued.period.0.to_string(),
+                to: issued.period.1.to_string(),
+            },
+            issued_at: whole_seconds(now).to_string(),
+            due_date: issued.due_date,
+            lines_count: issued.lines_count,
+        },
+        amount: AmountObject {
+            value: issued.amount.to_string(),
+            currency: issued.currency.to_owned(),
         },
     };
     OutboxEntry {

@@ -3,7 +3,7 @@
 //! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
 //! the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
-//! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `account`, `keys`, `catalogue`: the resources, with
+//! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
 //!   their bodies and views;
 //! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler; `kept_rate_limits` outlasts restarts;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
@@ -22,6 +22,7 @@ mod extract;
 mod fields;
 mod idempotency;
 mod instances;
+mod invoices;
 mod kept_rate_limits;
 mod keys;
 mod middleware;

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     backups,
+    billing::{Period, metering},
     events::{
         EventType, OutboxEntry, outbox,
         payload::{User, alert_event, instance_event},
@@ -78,6 +79,7 @@ pub fn decide(
     if gate.is_open(&machine.status) || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
     }
+    meter(instance, &mut machine.status, now);
     let next = machine.status.operation.take();
     machine.status.operation = next.map(|next| told_apart(next, machine.ended.as_ref()));
     let Machine {
@@ -139,6 +141,27 @@ pub fn decide(
         finished,
         may_be_stored_later: may_be_stored_later && backup_due.is_none(),
         backup_due,
+    }
+}
+
+/// Keeps `status.metering`: billed is an instance from when it first runs until its deletion is accepted, for the plan in effect.
+fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
+    if instance.is_deleting() {
+        return;
+    }
+    let plan = status.plan.unwrap_or(instance.spec.plan);
+    match &mut status.metering {
+        Some(hours) => {
+            if metering::change(hours, plan, milliseconds(now)) {
+                // What is older has long been copied to the ledger of the account.
+                let last_month = Period::before(Period::month_of(now));
+                metering::forget(hours, last_month.from);
+            }
+        }
+        None if status.power == Some(PowerState::Running) => {
+            status.metering = Some(metering::begin(plan, milliseconds(now)));
+        }
+        None => {}
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     Instance, conditions,
     event::{HasOutbox, OutboxEntry},
     ids,
-    instance::Plan,
+    plan::Plan,
     times,
 };
 

@@ -12,7 +12,10 @@ use super::{
     alert::{Alert, MAX_ALERTS},
     conditions,
     event::{HasOutbox, OutboxEntry},
-    ids, times,
+    ids,
+    metering::Metering,
+    plan::Plan,
+    times,
 };
 
 /// Keeps an Instance until its server is gone.
@@ -21,33 +24,6 @@ pub const FINALIZER: &str = "stellage.dev/server";
 /// Annotation with the Idempotency-Keys of the latest actions. Written in the same patch as the request's nonce, so that
 /// the same key never acts twice.
 pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
-
-/// Size and price class of an instance (specification, section 2.3).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Deserialize,
-    Serialize,
-    JsonSchema,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Plan {
-    /// 1 vCPU, 2 GB of memory, 40 GB of disk.
-    Starter,
-    /// 2 vCPU, 4 GB of memory, 80 GB of disk.
-    Business,
-    /// 4 vCPU, 8 GB of memory, 160 GB of disk.
-    Performance,
-    /// 8 vCPU, 16 GB of memory, 320 GB of disk.
-    Enterprise,
-}
 
 /// Whether a server should be running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -459,6 +435,10 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub next_backup_at: Option<Timestamp>,
+
+    /// The hours for which the instance is billed, as far as they may not have been invoiced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metering: Option<Metering>,
 
     /// When the server was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -78,6 +78,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         deliveries: watches.spawn(Vec::new()),
         instances: watches.spawn(Vec::new()),
         backups: watches.spawn(Vec::new()),
+        invoices: watches.spawn(Vec::new()),
     };
     let shown = stores.clone();
     let usage_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -88,6 +89,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         shown.deliveries.wait_until_ready().await.unwrap();
         shown.instances.wait_until_ready().await.unwrap();
         shown.backups.wait_until_ready().await.unwrap();
+        shown.invoices.wait_until_ready().await.unwrap();
         // Whatever is due happens within a few turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
 //! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
-//! - [`account`], [`keys`]: the account itself, and its API keys;
+//! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
@@ -22,6 +22,7 @@ pub mod id;
 pub mod idempotency;
 pub mod index;
 pub mod instances;
+pub mod invoices;
 pub mod keys;
 pub mod nonce;
 pub mod precondition;
@@ -87,6 +88,8 @@ pub struct Service {
     has_event_log: bool,
     /// How long logged events are shown.
     log_retention: SignedDuration,
+    /// The operator's namespace, where the prices of the past are.
+    operator_namespace: String,
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
     measurements: Box<dyn Measurements>,
@@ -154,6 +157,7 @@ impl Service {
             key_quota: size(DEFAULT_KEY_QUOTA),
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),
+            operator_namespace: "stellage-system".to_owned(),
             catalogue,
             clock,
             measurements,
@@ -206,6 +210,15 @@ impl Service {
     pub fn with_log_retention(self, hours: u32) -> Self {
         Self {
             log_retention: SignedDuration::from_hours(hours.into()),
+            ..self
+        }
+    }
+
+    /// Sets the operator's namespace; `stellage-system` without this.
+    #[must_use]
+    pub fn with_operator_namespace(self, namespace: &str) -> Self {
+        Self {
+            operator_namespace: namespace.to_owned(),
             ..self
         }
     }

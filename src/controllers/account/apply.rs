@@ -38,6 +38,8 @@ const CHECK_AGAIN: Duration = Duration::from_secs(30);
 /// When to check again whether a namespace is gone, which takes about 5 s, or whether Kubernetes can count all kinds, which
 /// takes up to 30 s.
 const CHECK_AGAIN_SOON: Duration = Duration::from_secs(3);
+/// When to check again whether the last invoice of a deleted Account is issued and kept.
+const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 /// When to check again whether Kubernetes has counted a new quota, which takes some tenths of a second.
 const QUOTA_POLL: Duration = Duration::from_millis(500);
 /// Objects on one page of a list.
@@ -506,6 +508,15 @@ impl Work<'_> {
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
                 return Ok(Action::requeue(CHECK_AGAIN));
+            }
+            if account.owned_namespace().is_some()
+                && !self
+                    .shared
+                    .deps
+                    .ledger
+                    .is_closed(&super::uid(account), &self.namespace)
+            {
+                return Ok(Action::requeue(UNTIL_CLOSED));
             }
             self.clear(namespace, created_by_operator).await?;
         }

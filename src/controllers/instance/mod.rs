@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
-use super::backup::BackupIndex;
+use super::{backup::BackupIndex, ledger::Ledger};
 use crate::{
     catalogue::SharedCatalogue,
     events::{Outbox, payload::User},
@@ -41,6 +41,8 @@ pub struct InstanceController<P> {
     pub backups: BackupIndex,
     /// What the samples of their servers' usage mean for alerts.
     pub monitor: Arc<Monitor>,
+    /// Whether the end of an instance is recorded, so that it is billed.
+    pub ledger: Ledger,
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.

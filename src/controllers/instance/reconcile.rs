@@ -50,6 +50,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 const MAX_OUTBOX: usize = 32;
 /// When to look again whether a backup can be restored.
 const RESTORE_AGAIN: Duration = Duration::from_secs(2);
+/// When to look again whether the end of an instance is recorded.
+const UNTIL_RECORDED: Duration = Duration::from_millis(100);
 /// When to try again with an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
@@ -170,6 +172,9 @@ impl<P: Provider> Reconciler<P> {
             let timings = &self.controller.timings;
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
+                if holder.is_some() && !self.controller.ledger.has_end_of(&draft.instance) {
+                    return Ok(Some(UNTIL_RECORDED));
+                }
                 self.finish(&draft.instance).await?;
                 return Ok(None);
             }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{backups, deliveries, error::ErrorCode, events, instances, keys, monitoring, webhooks},
+    super::{backups, deliveries, error::ErrorCode, events, instances, invoices, keys, monitoring, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
@@ -39,6 +39,7 @@ pub(super) fn complete(document: &mut Value) {
         deliveries::view::shared_schemas(),
         events::shared_schemas(),
         keys::view::shared_schemas(),
+        invoices::view::shared_schemas(),
         receivers::schemas(),
         shared_by_errors,
     ] {
@@ -48,7 +49,7 @@ pub(super) fn complete(document: &mut Value) {
             schemas.extend(shared);
         }
     }
-    document["components"]["schemas"]["EventType"]["description"] = json!(receivers::types_description());
+    document["components"]["schemas"]["EventType"]["description"] = json!("Type of an event.");
     // The program's version. The API's version is in its paths (specification, section 9).
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     // A relative URL, so that the document is the same for every installation.
@@ -204,6 +205,8 @@ impl Operation<'_> {
             "alert"
         } else if self.path.starts_with("/v1/keys") {
             "key"
+        } else if self.path.starts_with("/v1/invoices") {
+            "invoice"
         } else if self.path == EVENTS_PATH {
             "events"
         } else if self.path.starts_with(EVENTS_PATH) {
@@ -335,13 +338,14 @@ impl Operation<'_> {
                 "backup" => "BackupIdParameter",
                 "key" => "KeyIdParameter",
                 "event" => "EventIdParameter",
+                "invoice" => "InvoiceIdParameter",
                 _ => "WebhookIdParameter",
             });
         }
         if self.word() == "delivery" {
             names.push("DeliveryIdParameter");
         }
-        if self.is_list() {
+        if self.is_list() || self.word() == "invoice" {
             names.extend(["Page", "Limit"]);
         }
         if self.method == "post" {
@@ -456,6 +460,10 @@ fn parameters() -> Value {
         "EventIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the event.",
             "schema": schema_reference("EventId"), "example": examples::EVENT_ID,
+        },
+        "InvoiceIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the invoice.",
+            "schema": schema_reference("InvoiceId"), "example": examples::INVOICE_ID,
         },
         "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",

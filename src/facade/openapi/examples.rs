@@ -49,6 +49,8 @@ pub(super) const DELIVERY_ID: &str = "dlv_2m8x1ta4q7hz0c9k";
 pub(super) const KEY_ID: &str = "key-ta4q7hz0c9k2m8x1";
 /// The id of an event.
 pub(super) const EVENT_ID: &str = "evt_5m2k8x1ta4q7hz0c";
+/// The id of an invoice.
+pub(super) const INVOICE_ID: &str = "inv_1ta4q7hz0c9k2m8x";
 /// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
@@ -269,6 +271,16 @@ pub(super) fn success(operation: &str) -> Option<Value> {
             "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
             "message": "Store the key now; it will not be shown again.",
         })),
+        "listInvoices" => list(json!([invoice(true)])),
+        "getInvoice" | "getCurrentInvoice" => {
+            let mut shown = invoice(operation == "getInvoice");
+            shown["lines"] = json!([{
+                "instance_id": ID, "name": "web-1",
+                "hours": [{ "plan": "starter", "hours": 720, "unit_price": { "value": "0.00745", "currency": "EUR" } }],
+                "amount": { "value": "5.00", "currency": "EUR" },
+            }]);
+            Some(json!({ "data": shown, "pagination": Pagination::new(1, 20, 1) }))
+        }
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
@@ -278,6 +290,17 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "listImages" => list(json!([{ "id": "debian-13", "distribution": "debian", "version": "13" }])),
         _ => None,
     }
+}
+
+/// An invoice without its lines.
+fn invoice(is_issued: bool) -> Value {
+    let money = |value: &str| json!({ "value": value, "currency": "EUR" });
+    json!({
+        "id": INVOICE_ID, "number": is_issued.then_some("2026-000042"), "status": if is_issued { "issued" } else { "open" },
+        "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+        "issued_at": is_issued.then_some("2026-12-01T00:00:05Z"), "due_date": is_issued.then_some("2026-12-15"),
+        "net": money("5.00"), "tax": money("0.95"), "amount": money("5.95"), "lines_count": 1,
+    })
 }
 
 fn webhooks(operation: &str) -> Option<Value> {
@@ -334,7 +357,7 @@ fn invalid_input(word: &str) -> ApiError {
     }
     let (field, must) = match word {
         "webhook" => ("url", "must begin with https://"),
-        "delivery" | "backup" | "alert" => ("limit", "must be an integer from 1 to 100"),
+        "delivery" | "backup" | "alert" | "invoice" => ("limit", "must be an integer from 1 to 100"),
         "new backup" => (
             "name",
             "must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends",
