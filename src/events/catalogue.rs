@@ -21,8 +21,6 @@ const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
 /// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 
-}
-
 /// The possible keys of `data`, in the order in which they are serialised.
 #[derive(Default, Serialize)]
 struct Data {
