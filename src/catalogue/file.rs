@@ -319,12 +319,12 @@ impl Contents {
             prices: Prices {
                 currency: self.currency,
                 monthly,
-                backup_gb: contents.backups.price_per_gb_monthly,
+                backup_gb: self.backups.price_per_gb_monthly,
             },
             invoices: InvoiceTerms {
-                tax: contents.tax,
-                seller: contents.seller,
-                due_days: contents.invoices.due_days,
+                tax: self.tax,
+                seller: self.seller,
+                due_days: self.invoices.due_days,
             },
             alerts: Arc::new(alerts),
         }
