@@ -33,7 +33,10 @@ while :; do
     echo "$id: $status" >&2
     case $status in
         running) break ;;
-        error) echo "$id could not be created; kubectl describe instance says why" >&2; exit 1 ;;
+        error)
+            echo "$id could not be created: $(jq -r '.data | .status_message // .status_reason' <<<"$instance")" >&2
+            exit 1
+            ;;
     esac
     sleep 5
 done

@@ -5,8 +5,8 @@
 //! - [`serve`] connects the parts for `stellage run`, `api` and `controller`, configured by the flags in [`settings`];
 //! - [`facade`] serves the REST API, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
 //! - [`service`] is what an account holder can do, without HTTP;
-//! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`billing`] what an instance costs,
-//!   [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
+//! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`monitoring`] samples its usage,
+//!   [`billing`] computes what it costs, [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
 //! - [`events`] has the bodies of events, [`providers`] run the servers, [`catalogue`] lists what can be ordered, [`runtime`] is
 //!   the common infrastructure: watches, leader election, clock, metrics;
 //! - [`resources`] are the kinds.
@@ -21,6 +21,7 @@ pub mod events;
 pub mod facade;
 pub mod lifecycle;
 pub mod mail;
+pub mod monitoring;
 pub mod providers;
 pub mod resources;
 pub mod runtime;

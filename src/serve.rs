@@ -21,15 +21,20 @@ use crate::{
         account::{self, AccountController, AccountDirectory},
         backup::{self, BackupController, BackupIndex},
         instance::InstanceController,
+        invoice::{self, InvoiceController},
         key_copies,
+        ledger::Ledger,
+        monitoring::{self, MonitoringController},
         webhook::{self, WebhookController},
     },
     delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
     facade::Facade,
     mail::{MailError, Mailer},
+    monitoring::{LeaderSlot, Monitor, measurements::Anywhere, remote::Remote, wire::ADDRESS_ANNOTATION},
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{
-        Account, ApiKey, Backup, Delivery, Instance, OperationKind, Webhook, delivery::FINISHED_LABEL,
+        Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
+        delivery::FINISHED_LABEL, invoice::SETTLED_LABEL,
     },
     runtime::{
         ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
@@ -131,6 +136,7 @@ pub async fn serve(
 
     let (rules, own_ranges_read) = rules(&common, &watches, api_server);
     let mut on_accounts: Vec<Box<dyn Listener<Account>>> = Vec::new();
+    let own_answers = LeaderSlot::default();
     let mut on_instances: Vec<Box<dyn Listener<Instance>>> = Vec::new();
     let mut on_backups: Vec<Box<dyn Listener<Backup>>> = Vec::new();
     let mut on_webhooks: Vec<Box<dyn Listener<Webhook>>> = Vec::new();
@@ -140,7 +146,19 @@ pub async fn serve(
         let certificate = settings.certificate()?;
         api_url = Some(url(&listener, certificate.is_some()));
         let catalogue = catalogue.clone();
-        let service = service(&common, &settings, catalogue, &rules, &watches, clock.clone());
+        let measurements = Anywhere {
+            own: own_answers.clone(),
+            remote: Remote::new(&watches.client, &common.namespace, clock.clone()),
+        };
+        let service = service(
+            &common,
+            &settings,
+            catalogue,
+            measurements,
+            &rules,
+            &watches,
+            clock.clone(),
+        );
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
         let facade = Facade::new(service, provisioning, &metrics);
@@ -163,17 +181,26 @@ pub async fn serve(
             }),
         ));
     }
-    let controllers = controller
+    let mut controllers = controller
         .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock, server_time))
         .transpose()?;
+    let mut usage_listener = None;
+    if let Some(controllers) = &mut controllers {
+        controllers.own_answers = own_answers;
+        let address = controllers.settings.monitoring.usage_listen;
+        usage_listener = Some(bind(address, "--usage-listen").await?);
+    }
     reload(catalogue_file, &watches, controllers.as_ref());
     let mut deliveries = None;
+    let mut invoices = None;
     if let Some(controllers) = &controllers {
         let listeners = controllers.webhooks.listeners();
         on_webhooks.push(listeners.webhooks);
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
-        let instances_by_namespace = ByNamespace::default();
+        let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
+        invoices = Some(watches.spawn_selected::<Invoice>(unsettled, controllers.on_invoices()));
+        let instances_by_namespace = controllers.instances.clone();
         on_instances.extend(controllers.on_instances(&instances_by_namespace));
         on_backups.extend(controllers.on_backups());
         on_accounts.extend(controllers.on_accounts(instances_by_namespace));
@@ -182,9 +209,12 @@ pub async fn serve(
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some((controllers, deliveries)) = controllers.zip(deliveries) {
+    if let Some(((controllers, (deliveries, invoices)), usage_listener)) =
+        controllers.zip(deliveries.zip(invoices)).zip(usage_listener)
+    {
         let stores = Stores {
             accounts,
+            invoices,
             instances,
             backups,
             webhooks,
@@ -192,7 +222,7 @@ pub async fn serve(
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(stores, own_ranges_read, shutdown.clone())),
+            tokio::spawn(controllers.lead(stores, usage_listener, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -257,6 +287,7 @@ fn service(
     common: &CommonSettings,
     settings: &ApiSettings,
     catalogue: SharedCatalogue,
+    measurements: Anywhere,
     rules: &TargetRules,
     watches: &Watches,
     clock: Arc<dyn Clock>,
@@ -266,9 +297,7 @@ fn service(
         client: watches.client.clone(),
         catalogue,
         clock,
-        usage: Box::new(SimulatedUsage {
-            faults: Faults::new(common.simulator_faults),
-        }),
+        measurements: Box::new(measurements),
         receiver_check: Arc::new(move |url| match ReceiverUrl::parse(url, &rules) {
             Ok(_) => Ok(()),
             Err(complaint) => Err(complaint.to_string()),
@@ -279,7 +308,8 @@ fn service(
         .with_key_quota(common.api_keys_per_account)
         .with_backup_limits(common.backups_per_instance, common.backups_per_account)
         .with_event_log(common.delivery_log == DeliveryLog::All)
-        .with_log_retention(common.delivery_retention_hours);
+        .with_log_retention(common.delivery_retention_hours)
+        .with_operator_namespace(&common.namespace);
     Arc::new(service)
 }
 
@@ -315,6 +345,8 @@ struct Stores {
     webhooks: Store<Webhook>,
     /// Unfinished ones.
     deliveries: Store<Delivery>,
+    /// Those about which something is left to do.
+    invoices: Store<Invoice>,
 }
 
 /// The controllers, and what they need to run.
@@ -326,9 +358,16 @@ struct Controllers {
     accounts: AccountController,
     directory: AccountDirectory,
     queue: ReconcileQueue<Instance>,
+    instances: ByNamespace<Instance>,
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
+    ledger: Ledger,
+    invoices: InvoiceController,
+    invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
+    monitor: Arc<Monitor>,
+    /// Where the facade of this process finds what the leader knows.
+    own_answers: LeaderSlot,
     watches: Watches,
     clock: Arc<dyn Clock>,
 }
@@ -359,7 +398,23 @@ impl Controllers {
             write_concurrency: settings.write_concurrency,
             metrics: watches.metrics.clone(),
             clock: clock.clone(),
+            server_time: server_time.clone(),
+        });
+        let (ledger, instances) = (Ledger::default(), ByNamespace::default());
+        let backups = BackupIndex::new(backup_queue.clone());
+        let invoices = InvoiceController::new(invoice::Deps {
+            client: watches.client.clone(),
+            namespace: common.namespace.clone(),
+            directory: directory.clone(),
+            ledger: ledger.clone(),
+            instances: instances.clone(),
+            backups: backups.clone(),
+            outbox: webhooks.outbox(),
+            catalogue: catalogue.clone(),
+            clock: clock.clone(),
             server_time,
+            metrics: watches.metrics.clone(),
+            events: Events::new(watches.client.clone(), "invoice-controller", &identity),
         });
         Ok(Self {
             accounts: AccountController::new(account::Deps {
@@ -375,18 +430,28 @@ impl Controllers {
                         + settings.delivery.held_deliveries_per_account,
                     finished_deliveries: settings.delivery.delivery_retention,
                 },
+                ledger: ledger.clone(),
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),
             }),
+            monitor: Monitor::new(
+                usize::try_from(settings.monitoring.monitoring_series).unwrap_or(usize::MAX),
+                clock.now(),
+            ),
+            own_answers: LeaderSlot::default(),
             settings,
             common: common.clone(),
             catalogue,
             identity,
             directory,
             queue,
-            backups: BackupIndex::new(backup_queue.clone()),
+            instances,
+            backups,
             backup_queue,
+            ledger,
+            invoices,
+            invoice_queue: ReconcileQueue::default(),
             webhooks,
             watches: watches.clone(),
             clock,
@@ -394,28 +459,41 @@ impl Controllers {
     }
 
     /// The listeners for the watch of Instances. They include `by_namespace`.
-    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 5] {
+    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 8] {
+        let [invoices_before, invoices_after] = self.invoices.instance_listeners();
         [
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.queue.clone()),
+            invoices_before,
             Box::new(by_namespace.clone()),
+            self.monitor.listener(),
+            invoices_after,
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
         ]
     }
 
     /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
-    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 4] {
+    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 5] {
         [
             self.backups.listener(),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),
+            self.invoices.backup_listener(),
+        ]
+    }
+
+    /// The listeners for the watch of Invoices.
+    fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
+        vec![
+            self.webhooks.outbox_listener(),
+            Box::new(self.invoice_queue.clone()),
         ]
     }
 
     /// The listeners for the watch of Accounts.
-    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 2] {
+    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 3] {
         let owner_changed = self.webhooks.owner_changed();
         let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
         let backups = self.backups.clone();
@@ -424,7 +502,11 @@ impl Controllers {
             queue.again(instances.of(namespace));
             backup_queue.again(backups.within(namespace));
         });
-        [self.accounts.account_listener(), directory]
+        [
+            self.accounts.account_listener(),
+            directory,
+            self.invoices.account_listener(),
+        ]
     }
 
     /// The simulator; the addresses of the known instances are taken.
@@ -449,6 +531,8 @@ impl Controllers {
             provider,
             holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
             backups: self.backups.clone(),
+            monitor: self.monitor.clone(),
+            ledger: self.ledger.clone(),
             outbox: self.webhooks.outbox(),
             catalogue: self.catalogue.clone(),
             timings: self.common.timings(),
@@ -477,6 +561,7 @@ impl Controllers {
             instance_queue: self.queue.clone(),
             limits: backups::Limits {
                 per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
+                per_account: usize::try_from(self.common.backups_per_account).unwrap_or(usize::MAX),
             },
             clock: self.clock.clone(),
             metrics: self.watches.metrics.clone(),
@@ -488,10 +573,32 @@ impl Controllers {
         }
     }
 
+    fn monitoring_controller(&self, instances: Store<Instance>) -> MonitoringController<SimulatedUsage> {
+        let faults = Faults::new(self.common.simulator_faults);
+        let settings = &self.settings.monitoring;
+        MonitoringController {
+            client: self.watches.client.clone(),
+            namespace: self.common.namespace.clone(),
+            usage: Arc::new(SimulatedUsage { faults }),
+            monitor: self.monitor.clone(),
+            catalogue: self.catalogue.clone(),
+            queue: self.queue.clone(),
+            instances,
+            clock: self.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            concurrency: settings.sampling_concurrency,
+            provider_timeout: self.provider_timeout(),
+            shown: settings
+                .instance_metrics
+                .then(|| usize::try_from(settings.instance_metrics_limit).unwrap_or(usize::MAX)),
+        }
+    }
+
     /// Waits for the Lease, and runs the controllers while it is held.
     async fn lead(
         self,
         stores: Stores,
+        usage_listener: TcpListener,
         own_ranges_read: Arc<SetOnce<()>>,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
@@ -501,11 +608,16 @@ impl Controllers {
             backups,
             webhooks,
             deliveries,
+            invoices,
         } = stores;
         let Watches { client, metrics, .. } = self.watches.clone();
         let namespace = &self.common.namespace;
-        let election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
+        let mut election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
             .with_times(self.settings.lease_times());
+        let given = self.settings.monitoring.usage_address.as_deref();
+        if let Some(address) = monitoring::advertised(&usage_listener, given) {
+            election = election.with_annotation(ADDRESS_ANNOTATION, &address);
+        }
         // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
         let warm = async {
             // Before that, receivers could have addresses of the cluster.
@@ -517,6 +629,7 @@ impl Controllers {
                 .and(backups.wait_until_ready().await)
                 .and(webhooks.wait_until_ready().await)
                 .and(deliveries.wait_until_ready().await)
+                .and(invoices.wait_until_ready().await)
         };
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -529,6 +642,9 @@ impl Controllers {
         let provider = self.simulator(&instances);
         let controller = self.instance_controller(provider.clone());
         let backup_controller = self.backup_controller(provider, instances.clone());
+        let monitoring = self.monitoring_controller(instances.clone());
+        let usage = monitoring.answers();
+        self.own_answers.lead(usage.clone());
         let grace = self.common.shutdown_grace();
         let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
         let stores = webhook::Stores {
@@ -537,6 +653,7 @@ impl Controllers {
             sources: vec![
                 webhook::Source::new(instances.clone(), self.queue.clone()),
                 webhook::Source::new(backups.clone(), self.backup_queue.clone()),
+                webhook::Source::new(invoices.clone(), self.invoice_queue.clone()),
             ],
         };
         // Open before the first instance is reconciled, so that its first event is already taken over.
@@ -551,10 +668,13 @@ impl Controllers {
         let work = async {
             tokio::join!(
                 self.webhooks.run(webhook_events, shutdown.clone(), grace),
+                self.invoices
+                    .run(accounts.clone(), self.invoice_queue, invoices, shutdown.clone()),
                 self.accounts.run(accounts, &self.watches, shutdown.clone()),
                 controller.run(self.queue, instances, shutdown.clone()),
                 backup_controller.run(self.backup_queue, backups, shutdown.clone()),
                 key_copies::run(client, shutdown.clone()),
+                monitoring.run(usage, usage_listener, shutdown.clone()),
             )
         };
         let overdue = async {

@@ -216,6 +216,10 @@ pub struct ControllerSettings {
     #[arg(long, env = "STELLAGE_PROVIDER_TIMEOUT_SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub provider_timeout_seconds: u64,
 
+    /// How the usage of instances is sampled
+    #[command(flatten)]
+    pub monitoring: MonitoringSettings,
+
     /// How events are delivered and recorded
     #[command(flatten)]
     pub delivery: DeliverySettings,
@@ -223,6 +227,34 @@ pub struct ControllerSettings {
     /// How account holders are notified
     #[command(flatten)]
     pub mail: MailSettings,
+}
+
+/// Settings of the samples of usage.
+#[derive(Args, Clone, Debug)]
+pub struct MonitoringSettings {
+    /// Address on which other replicas ask the leader about usage; port 0 takes a free one
+    #[arg(long, env = "STELLAGE_USAGE_LISTEN", default_value = "0.0.0.0:9091")]
+    pub usage_listen: SocketAddr,
+
+    /// HOST:PORT under which other replicas reach --usage-listen; default: its address, or the first one of this machine
+    #[arg(long, env = "STELLAGE_USAGE_ADDRESS", value_name = "HOST:PORT", value_parser = host_and_port)]
+    pub usage_address: Option<String>,
+
+    /// Samples taken at the same time; accounts take turns, and one gets at most half of them
+    #[arg(long, env = "STELLAGE_SAMPLING_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub sampling_concurrency: u16,
+
+    /// Monitored instances whose samples of a day are kept in memory, some 6 KiB each; further ones have alerts but no series
+    #[arg(long, env = "STELLAGE_MONITORING_SERIES", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub monitoring_series: u32,
+
+    /// Show the usage of monitored instances among the metrics, labelled with namespace and instance
+    #[arg(long, env = "STELLAGE_INSTANCE_METRICS")]
+    pub instance_metrics: bool,
+
+    /// Instances that --instance-metrics shows
+    #[arg(long, env = "STELLAGE_INSTANCE_METRICS_LIMIT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub instance_metrics_limit: u32,
 }
 
 impl ControllerSettings {
@@ -236,6 +268,13 @@ fn ipv6_range(text: &str) -> Result<Ipv6Net, String> {
     match text.parse::<Ipv6Net>() {
         Ok(range) if range.prefix_len() <= 64 => Ok(range),
         _ => Err("must be an IPv6 range of a /64 or wider, such as 2001:db8::/32".to_owned()),
+    }
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    match text.parse::<http::uri::Authority>() {
+        Ok(authority) if authority.port_u16().is_some() && !text.contains('@') => Ok(text.to_owned()),
+        _ => Err("must be a host and a port, such as 10.0.0.7:9091".to_owned()),
     }
 }
 

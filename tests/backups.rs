@@ -151,15 +151,34 @@ async fn a_backup_is_completed_told_signed_and_restored_to_its_instance_and_to_a
     );
 
     let order = json!({ "name": "copy", "plan": "starter", "region": "fr-par-1", "backup": id });
-    let copy = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&order), &[])
+    let key = [("Idempotency-Key", "copy")];
+    let copy = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&order), &key)
         .await
         .json();
     assert_eq!(copy["data"]["image"], "debian-13");
+    wait_for(&tenant, id_of(&copy["data"]), "running").await;
+    let rebuild = format!("/v1/instances/{}/rebuild", id_of(&copy["data"]));
+    expect(&tenant, 202, Method::POST, &rebuild, Some(&restore), &key).await;
     wait_for(&tenant, id_of(&copy["data"]), "running").await;
 
     let path = format!("/v1/backups/{id}");
     expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
     expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+    // What was done once is answered again, although the backup is gone.
+    for (status, path, body) in [(201, "/v1/instances", &order), (202, rebuild.as_str(), &restore)] {
+        let repeated = expect(&tenant, status, Method::POST, path, Some(body), &key).await;
+        assert_eq!(repeated.header("idempotency-replayed"), "true");
+        assert_eq!(repeated.json()["data"]["id"], copy["data"]["id"]);
+        let refused = expect(&tenant, 422, Method::POST, path, Some(body), &[]).await;
+        assert_eq!(fields(&refused), ["backup"]);
+        let other =
+            json!({ "backup": "bkp_0000000000000000", "name": "-", "region": "fr-par-1", "plan": "starter" });
+        let reused = expect(&tenant, 422, Method::POST, path, Some(&other), &key).await;
+        assert_eq!(code(&reused), "idempotency_key_reused");
+    }
+    let wrong = json!({ "name": "-", "plan": "starter", "region": "fr-par-1", "backup": id });
+    let refused = expect(&tenant, 422, Method::POST, "/v1/instances", Some(&wrong), &[]).await;
+    assert_eq!(fields(&refused), ["backup", "name"]);
     let gone = await_condition(
         tenant.backups(),
         &name,
@@ -233,6 +252,17 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
                 })
             })
             .await;
+    }
+    // What cannot be installed keeps nothing else from being done.
+    let id = tenant.instances().get("web").await.unwrap().id();
+    for (action, shown, state) in [
+        ("start", "starting", InstanceState::Running),
+        ("stop", "stopping", InstanceState::Stopped),
+    ] {
+        let path = format!("/v1/instances/{id}/{action}");
+        let answer = expect(&tenant, 202, Method::POST, &path, None, &[]).await.json();
+        assert_eq!(answer["data"]["status"], shown);
+        tenant.wait_for_state("web", state).await;
     }
     patch(request("before-upgrade", "debian-13", "2026-11-22T10:00:01Z")).await;
     tenant

@@ -16,6 +16,7 @@ use tokio::process::Command;
 use crate::support::{
     PATIENCE, Tenant,
     receivers::{Answer, Receiver},
+    say_not_run,
 };
 
 /// The page with the commands that customers use.
@@ -96,7 +97,7 @@ async fn take_tour(mut tour: Command, tenant: &Tenant) {
     assert_eq!(receiver.count(), 1);
 }
 
-/// Whether Node.js is installed, which `make test` does not require. If not, the log says which test was skipped.
+/// Whether Node.js is installed, which `make test` does not require. If not, the output says what was not tested.
 async fn there_is_node() -> bool {
     let version = async |program: &str| {
         let output = Command::new(program).arg("--version").output().await.ok()?;
@@ -109,8 +110,8 @@ async fn there_is_node() -> bool {
     };
     let there = version("node").await.is_some_and(|major| major >= 20) && version("npm").await.is_some();
     if !there {
-        eprintln!(
-            "NOT RUN: the client in TypeScript, since Node.js 20 or newer with npm is not installed (Debian: apt-get install npm)"
+        say_not_run(
+            "the client in TypeScript, since Node.js 20 or newer with npm is not installed (Debian: apt-get install npm)",
         );
     }
     there

@@ -156,6 +156,33 @@ fn the_settings_page_has_every_variable_of_the_local_run() {
     assert_eq!(described, taken);
 }
 
+/// The section of a page below a heading of the second level.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let (_, section) = page
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("there is no section {heading}"));
+    section.split("\n## ").next().unwrap_or_default()
+}
+
+#[test]
+fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_other() {
+    let operations = read("src/facade/openapi/operations.txt");
+    let served: BTreeSet<String> = operations
+        .lines()
+        .filter(|line| !line.starts_with(' '))
+        .map(|line| line.replace('{', "<").replace('}', ">"))
+        .collect();
+    let page = read("docs/rest-api.md");
+    let named: BTreeSet<String> = section(&page, "All endpoints")
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(ToOwned::to_owned)
+        .collect();
+    assert!(served.contains("GET /v1/backups/<id>"), "{served:?}");
+    assert_eq!(named, served);
+}
+
 /// A page without code blocks.
 fn prose(page: &str) -> String {
     let mut in_code = false;

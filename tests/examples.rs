@@ -1,75 +1,221 @@
-//! Runs the examples exactly as the README says.
+//! Runs the examples, and the commands that the README and the pages under docs/ show.
 
 use std::process::Command;
 
-use control_plane::Identity;
-use reqwest::StatusCode;
+use kube::api::{Patch, PatchParams};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use stellage::providers::simulator::FAULT_ANNOTATION;
+use tokio::time::timeout;
 
-use crate::support::{
-    STELLAGE, Tenant, eventually, kubectl, new_key,
-    receivers::{Answer, Receiver},
-    shared,
+use crate::{
+    facade::{contract::expect, wait_for},
+    support::{
+        PATIENCE, Tenant, eventually, kubectl,
+        receivers::{Answer, OWN_ADDRESS, Options, Receiver},
+        shared,
+        walkthrough::{Shell, Step, steps},
+    },
 };
 
-/// Runs one line of the README in a shell with the variables of `.run/env`.
-async fn run_line_of_readme(line: &str, key: &str) -> String {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
-    assert!(
-        readme.lines().any(|l| l.trim_start_matches("$ ").trim() == line),
-        "the README does not say: {line}"
-    );
-    let cluster = shared().await;
-    let binaries = std::path::Path::new(STELLAGE).parent().unwrap();
-    let path = format!(
-        "{}:{}:{}",
-        binaries.display(),
-        cluster.plane.assets().kubectl_folder().display(),
-        std::env::var("PATH").unwrap_or_default()
-    );
-    let (line, key) = (line.to_owned(), key.to_owned());
-    let output = tokio::task::spawn_blocking(move || {
-        Command::new("bash")
-            .args(["-c", &line])
-            .current_dir(root)
-            .env("PATH", path)
-            .env("KUBECONFIG", cluster.plane.kubeconfig(Identity::Admin))
-            .env("STELLAGE_URL", &cluster.operator.url)
-            .env("STELLAGE_API_KEY", key)
-            .output()
-            .unwrap()
-    })
-    .await
-    .unwrap();
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    text
+/// The output of the only command that contains this text.
+fn output_of<'a>(ran: &'a [(String, String)], text: &str) -> &'a str {
+    let mut found = ran.iter().filter(|(command, _)| command.contains(text));
+    match (found.next(), found.next()) {
+        (Some((_, output)), None) => output,
+        found => panic!("not one command with {text}: {found:?}"),
+    }
 }
 
 #[tokio::test]
-async fn the_examples_run_as_the_readme_says() {
-    run_line_of_readme("kubectl apply -f examples/account.yaml", "").await;
-    run_line_of_readme("kubectl wait --for=condition=Ready account/ada --timeout=2m", "").await;
-    run_line_of_readme("kubectl apply -f examples/instance.yaml", "").await;
-    run_line_of_readme(
-        "kubectl -n ada wait --for=condition=Ready instance/web --timeout=5m",
-        "",
-    )
-    .await;
-    let key = new_key(shared().await.plane, "ada", "write");
-    let plans = format!("{}/v1/plans", shared().await.operator.url);
-    let answer = async || {
-        let answer = reqwest::Client::new().get(&plans).bearer_auth(&key).send().await;
-        answer.unwrap().status()
-    };
-    eventually("the key to be known", answer, |status| *status == StatusCode::OK).await;
-    let seen = run_line_of_readme("examples/create-and-wait.sh", &key).await;
+async fn the_tour_runs_as_the_readme_says() {
+    let tenant = Tenant::new("demo").await;
+    let mut shell = Shell::start(&tenant).await;
+    let mut ran = Vec::new();
+    for step in steps("README.md", "## A short tour") {
+        // The shared cluster takes their place.
+        if step.command.starts_with("make run") || step.command == "source .run/env" {
+            continue;
+        }
+        if step.command.contains("$instance/stop") {
+            // kubectl may have seen the end of the resize a moment before the facade.
+            let id = shell.run("echo $id").await;
+            wait_for(&tenant, &id, "running").await;
+        }
+        let output = shell.run(&step.command).await;
+        ran.push((step.command, output));
+    }
+    let output_of = |text| output_of(&ran, text);
+    assert!(output_of("apply -f examples/account.yaml").contains("account.stellage.dev/ada"));
+    assert!(output_of("-n ada wait").contains("instance.stellage.dev/web condition met"));
+    let created = output_of("examples/create-and-wait.sh");
+    assert!(created.contains(": Instance web is being created"), "{created}");
+    assert!(created.ends_with(": running"), "{created}");
+    let id = shell.run("echo $id").await;
+    assert!(output_of("get instances -A").contains(&id));
+    let resized = output_of("PATCH");
+    for expected in [
+        r#""status":"resizing""#,
+        r#""plan":"starter","pending_plan":"business""#,
+    ] {
+        assert!(resized.contains(expected), "{resized}");
+    }
+    assert!(output_of("-n demo wait").contains("condition met"));
+    assert_eq!(output_of("/stop"), r#""Instance web is being shut down.""#);
+    let refused = output_of("/reboot");
+    assert!(refused.starts_with("the instance is stop"), "{refused}");
     assert!(
-        seen.contains(": provisioning") || seen.contains(": running"),
-        "{seen}"
+        refused.ends_with("; reboot is allowed from running, error"),
+        "{refused}"
     );
-    assert!(seen.contains("\"status\": \"running\""), "{seen}");
+    assert_eq!(output_of("DELETE"), "");
+    let path = format!("/v1/instances/{id}");
+    expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+}
+
+#[tokio::test]
+async fn the_example_says_why_an_instance_could_not_be_created() {
+    let tenant = Tenant::new("example-error").await;
+    let mut script = tokio::process::Command::new("examples/create-and-wait.sh");
+    script
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("STELLAGE_URL", &tenant.url)
+        .env("STELLAGE_API_KEY", &tenant.key)
+        .kill_on_drop(true);
+    let script = tokio::spawn(async move { script.output().await.unwrap() });
+    let instances = async || tenant.all_instances().await;
+    let found = eventually("the instance", instances, |found| !found.is_empty()).await;
+    // Its server may have been made by now, so it is made once more. The script looks again after five seconds.
+    let fault = Patch::Merge(json!({
+        "metadata": { "annotations": { FAULT_ANNOTATION: "provisioning" } },
+        "spec": { "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
+    }));
+    let name = found[0].metadata.name.as_deref().unwrap();
+    let params = PatchParams::default();
+    tenant.instances().patch(name, &params, &fault).await.unwrap();
+    let ended = timeout(PATIENCE, script).await.unwrap().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    let shown = wait_for(&tenant, &found[0].id(), "error").await;
+    let message = shown["status_message"].as_str().unwrap();
+    assert!(
+        message.contains("the simulated fault 'provisioning' is switched on"),
+        "{message}"
+    );
+    assert_eq!(last, format!("{} could not be created: {message}", found[0].id()));
+}
+
+/// Whether two JSON values have the same fields. Of lists, the first items count.
+fn have_the_same_fields(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().all(|(name, value)| {
+                    other
+                        .get(name)
+                        .is_some_and(|other| have_the_same_fields(value, other))
+                })
+        }
+        (Value::Array(one), Value::Array(other)) => match (one.first(), other.first()) {
+            (Some(one), Some(other)) => have_the_same_fields(one, other),
+            (one, other) => one.is_none() == other.is_none(),
+        },
+        _ => true,
+    }
+}
+
+#[tokio::test]
+async fn a_failed_delivery_is_understood_and_sent_again_as_the_page_says() {
+    let tenant = Tenant::new("walk-delivery").await;
+    // Tests of other checkouts may run at the same time.
+    let port = 20_000 + u16::try_from(std::process::id() % 5000).unwrap();
+    let options = Options {
+        listen: format!("{OWN_ADDRESS}:{port}").parse().unwrap(),
+        ..Options::default()
+    };
+    let mut shell = Shell::start(&tenant).await;
+    let mut receiver = None;
+    let mut ran = Vec::new();
+    for Step { command, shown } in steps("docs/receivers.md", "## A failed delivery, step by step") {
+        // The shared cluster takes their place; its retries take a second in all.
+        if command.starts_with("make run") || command == "source .run/env" {
+            continue;
+        }
+        if command.contains("receiver.py") {
+            assert!(receiver.is_none());
+            receiver = Some(Receiver::with(options, |_| Answer::ok()).await);
+            continue;
+        }
+        let command = command.replace("127.0.0.1:8443", &options.listen.to_string());
+        let output = shell.run(&command).await;
+        if let Ok(shown) = serde_json::from_str::<Value>(&shown) {
+            let output: Value = serde_json::from_str(&output).unwrap();
+            assert!(
+                have_the_same_fields(&shown, &output),
+                "{command} shows {output:#}"
+            );
+        }
+        ran.push((command, output));
+    }
+    let output_of = |text| output_of(&ran, text);
+    let webhook = output_of("{active, health,");
+    assert!(
+        webhook.contains(r#""health_reason": "retries_exhausted""#),
+        "{webhook}"
+    );
+    let listed = output_of("join(");
+    for expected in ["instance.created exhausted", "instance.started held"] {
+        assert!(listed.lines().any(|line| line.ends_with(expected)), "{listed}");
+    }
+    let delivery: Value = serde_json::from_str(output_of(".attempts |=")).unwrap();
+    assert_eq!(
+        delivery["attempts"][0]["error"],
+        "cannot connect to the receiver: connection refused"
+    );
+    let sent = output_of("/redeliver");
+    assert!(
+        sent.ends_with("but only once, because its webhook is disabled."),
+        "{sent}"
+    );
+    assert_eq!(output_of("PATCH"), "true");
+    let received = receiver.unwrap().wait_for(2).await;
+    let types: Vec<_> = received
+        .iter()
+        .map(|it| it.header("X-Service-Event-Type"))
+        .collect();
+    assert_eq!(types, ["instance.created", "instance.started"]);
+    assert_eq!(
+        received[0].header("X-Service-Event-ID"),
+        delivery["event_id"].as_str().unwrap()
+    );
+}
+
+#[tokio::test]
+async fn an_api_key_is_rotated_as_the_page_says() {
+    let tenant = Tenant::new("walk-key").await;
+    let mut shell = Shell::start(&tenant).await;
+    let auth = steps("docs/rest-api.md", "## Requests")
+        .into_iter()
+        .find(|step| step.command.starts_with("auth="));
+    shell.run(&auth.unwrap().command).await;
+    let mut ran = Vec::new();
+    for Step { command, .. } in steps("docs/rest-api.md", "### Rotating an API key") {
+        let output = shell.run(&command).await;
+        ran.push((command, output));
+    }
+    assert_eq!(output_of(&ran, "/v1/account"), "walk-key");
+    assert_eq!(output_of(&ran, "DELETE"), "");
+    let status = async || tenant.call(Method::GET, "/v1/plans", None).await.status;
+    eventually("the old key to be refused", status, |status| {
+        *status == StatusCode::UNAUTHORIZED
+    })
+    .await;
+    let new = shell.run("echo $new").await;
+    let client = reqwest::Client::new();
+    let plans = format!("{}/v1/plans", tenant.url);
+    let answer = client.get(plans).bearer_auth(new).send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
 }
 
 #[tokio::test]

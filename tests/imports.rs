@@ -32,7 +32,15 @@ const LIBRARY: &str = "src/lib.rs";
 const LAYERS: [&[&str]; 5] = [
     &["serve", "settings"],
     &["facade", "console", "controllers", "cli"],
-    &["service", "delivery", "lifecycle", "backups", "billing", "mail"],
+    &[
+        "service",
+        "delivery",
+        "lifecycle",
+        "backups",
+        "billing",
+        "mail",
+        "monitoring",
+    ],
     &["events", "providers", "runtime", "catalogue"],
     &["resources"],
 ];

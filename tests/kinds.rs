@@ -10,7 +10,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use serde_json::{Value, json};
-use stellage::resources::{Account, ApiKey, Backup, Delivery, Instance, Webhook};
+use stellage::resources::{Account, ApiKey, Backup, Delivery, Instance, Invoice, InvoicePage, Webhook};
 
 use crate::support;
 
@@ -48,9 +48,16 @@ fn whole_instance_status() -> Value {
         "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "restoreFrom": "before", "forced": true },
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:00Z",
         "rebootRequestedAt": "2026-11-21T10:00:00Z", "rebuildRequestedAt": "2026-11-21T10:00:00Z",
-        "restoredFrom": "before", "nextBackupAt": "2026-11-21T10:00:00Z",
+        "restoredFrom": "before",
+        "refusedInstallation": { "image": "debian-13", "restoreFrom": "gone", "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
+        "nextBackupAt": "2026-11-21T10:00:00Z",
+        "metering": { "since": "2026-11-21T10:00:00Z", "changes": [{ "hour": 0, "plan": "starter", "then": "business" }] },
         "provisionedAt": "2026-11-21T10:00:00Z", "startedAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:00Z",
         "announcedPower": "Running", "eventSequence": 7,
+        "alerts": [{
+            "id": "alr_a", "rule": "cpu_usage_high", "phase": "Ended", "metric": "cpu_usage", "threshold": 90.5, "value": 95.25,
+            "since": "2026-11-21T10:00:00Z", "firedAt": "2026-11-21T10:05:00Z", "endedAt": "2026-11-21T10:10:00Z",
+        }],
         "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
@@ -114,6 +121,44 @@ fn whole_webhook_status() -> Value {
             "generation": 3, "notifiedAt": "2026-11-21T10:00:00Z", "notificationError": "no",
         },
         "conditions": [condition()],
+    })
+}
+
+/// An Invoice with all its fields. Its status is an ordinary field, set in the same write.
+fn whole_invoice() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Invoice", "metadata": { "name": "inv-abcdefgh01234567" },
+        "spec": {
+            "account": "u", "accountName": "ada", "currency": "EUR",
+            "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+        },
+        "status": {
+            "id": "inv_abcdefgh01234567", "phase": "Issued", "number": "2026-000001", "issuedAt": "2026-12-01T00:00:05Z",
+            "dueDate": "2026-12-15", "amount": "5.95 EUR", "netCents": 500, "taxCents": 95, "taxRate": "19.00", "linesCount": 1,
+            "pageLines": [1, 0], "seller": ["Stellage Ltd"], "buyer": ["Ada"], "email": "ada@example.com",
+            "nothingUntil": "2026-11-21T10:00:00Z", "eventSequence": 1,
+            "outbox": [{ "id": "evt_a", "type": "invoice.created", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
+        },
+    })
+}
+
+/// An InvoicePage with all its fields.
+fn whole_invoice_page() -> Value {
+    json!({
+        "apiVersion": "stellage.dev/v1", "kind": "InvoicePage", "metadata": { "name": "inv-abcdefgh01234567-00001" },
+        "spec": {
+            "account": "u", "invoice": "inv-abcdefgh01234567", "number": 1,
+            "entries": [{
+                "uid": "i", "instanceId": "i-abcdefgh01234567", "name": "web", "since": "2026-11-21T10:00:00Z",
+                "changes": [{ "hour": 0, "plan": "starter", "then": "business" }], "backupId": "bkp_abcdefgh01234567",
+                "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z",
+                "billedCents": 1, "capCents": 2,
+            }],
+            "lines": [{
+                "instanceId": "i-abcdefgh01234567", "backupId": "bkp_abcdefgh01234567", "name": "web",
+                "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "amountCents": 500,
+            }],
+        },
     })
 }
 
@@ -204,7 +249,7 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
     });
     let account = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": "kinds-whole" },
-        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100 },
+        "spec": { "email": "ada@example.com", "namespace": "kinds-round-trip", "instanceQuota": 0, "webhookQuota": 3, "rateLimitPerHour": 100, "billingAddress": ["Ada", "1 Main Street"], "invoicesClosedUntil": "2026-11-21T10:00:00Z" },
     });
     let account_status = json!({
         "id": "usr_a", "namespace": "x", "ownerSince": "2026-11-21T10:00:00Z", "observedGeneration": 3, "notifiedAt": ["2026-11-21T10:00:00Z"], "conditions": [condition()],
@@ -227,6 +272,8 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             Some("kinds-round-trip"),
         ),
         (whole_delivery(), None, Some("kinds-round-trip")),
+        (whole_invoice(), None, Some("kinds-round-trip")),
+        (whole_invoice_page(), None, Some("kinds-round-trip")),
         (account, Some(account_status), None),
     ];
     for (object, status, namespace) in whole {
@@ -242,14 +289,11 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
         let operators = dynamic(operator.clone(), &kind, namespace);
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         let made: DynamicObject = serde_json::from_value(object.clone()).unwrap();
-        let creating = if ["Backup", "Delivery"].contains(&kind.as_str()) {
-            &operators
-        } else {
-            &api
-        };
+        let by_operator = ["Backup", "Delivery", "Invoice", "InvoicePage"].contains(&kind.as_str());
+        let creating = if by_operator { &operators } else { &api };
         let back = creating.create(&PostParams::default(), &made).await.unwrap();
         assert_eq!(back.data["spec"], object["spec"], "{kind}");
-        if kind == "Delivery" {
+        if ["Delivery", "Invoice"].contains(&kind.as_str()) {
             for field in fields(&crd, "status") {
                 assert!(
                     object["status"].get(&field).is_some(),
@@ -263,6 +307,8 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             "Backup" => spec_of(&serde_json::from_value::<Backup>(object.clone()).unwrap()),
             "Webhook" => spec_of(&serde_json::from_value::<Webhook>(object.clone()).unwrap()),
             "Delivery" => spec_of(&serde_json::from_value::<Delivery>(object.clone()).unwrap()),
+            "Invoice" => spec_of(&serde_json::from_value::<Invoice>(object.clone()).unwrap()),
+            "InvoicePage" => spec_of(&serde_json::from_value::<InvoicePage>(object.clone()).unwrap()),
             "ApiKey" => spec_of(&serde_json::from_value::<ApiKey>(object.clone()).unwrap()),
             _ => spec_of(&serde_json::from_value::<Account>(object.clone()).unwrap()),
         };
@@ -290,8 +336,60 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             let kept = back.data["status"]["conditions"].as_array().unwrap();
             assert!(kept.contains(&condition()), "{kept:?}");
         }
-        api.delete(&name, &DeleteParams::default()).await.unwrap();
+        let deleting = if kind.starts_with("Invoice") {
+            &operators
+        } else {
+            &api
+        };
+        deleting.delete(&name, &DeleteParams::default()).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invoices_are_written_and_deleted_by_the_operator_alone() {
+    let plane = support::shared().await.plane;
+    let (admin, operator) = (
+        plane.client(Identity::Admin).await.unwrap(),
+        plane.client(Identity::Operator).await.unwrap(),
+    );
+    support::kubectl(plane, &["create", "namespace", "kinds-invoices"], None).unwrap();
+    for object in [whole_invoice(), whole_invoice_page()] {
+        let kind = object["kind"].as_str().unwrap().to_owned();
+        let admins = dynamic(admin.clone(), &kind, Some("kinds-invoices"));
+        let operators = dynamic(operator.clone(), &kind, Some("kinds-invoices"));
+        let made: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+        let refused = |outcome: Result<(), kube::Error>| {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("by the operator alone"), "{kind}: {error}");
+        };
+        refused(admins.create(&PostParams::default(), &made).await.map(drop));
+        operators.create(&PostParams::default(), &made).await.unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let change = json!({ "spec": { "account": "other" } });
+        let patch = Patch::Merge(&change);
+        refused(
+            admins
+                .patch(name, &PatchParams::default(), &patch)
+                .await
+                .map(drop),
+        );
+        refused(admins.delete(name, &DeleteParams::default()).await.map(drop));
+        let annotate = json!({ "metadata": { "annotations": { "example.com/note": "mine" } } });
+        let patch = Patch::Merge(&annotate);
+        admins.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+    let table = support::kubectl(plane, &["-n", "kinds-invoices", "get", "inv"], None).unwrap();
+    let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    let shown = [
+        "inv-abcdefgh01234567",
+        "2026-000001",
+        "2026-11-01T00:00:00Z",
+        "2026-12-01T00:00:00Z",
+        "5.95",
+        "EUR",
+        "Issued",
+    ];
+    assert_eq!(row[..7], shown, "{table}");
 }
 
 fn spec_of(object: &impl serde::Serialize) -> Value {

@@ -17,6 +17,8 @@ mod a_chart;
 mod a_listen;
 #[path = "local_run.rs"]
 mod a_local_run;
+#[path = "monitoring.rs"]
+mod a_monitoring;
 #[path = "resilience.rs"]
 mod a_resilience;
 #[path = "webhooks/mod.rs"]
@@ -37,6 +39,7 @@ mod examples;
 mod facade;
 mod imports;
 mod instances;
+mod invoices;
 mod key_copies;
 mod kinds;
 mod leader;

@@ -16,7 +16,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use jiff::Timestamp;
 use stellage::delivery::signature::{self, SigningKeys};
 
-use crate::support::{PATIENCE, STELLAGE};
+use crate::support::{PATIENCE, STELLAGE, say_not_run};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -27,7 +27,7 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Whether a program is installed that `make test` does not require. If not, the log says which test was skipped.
+/// Whether a program is installed that `make test` does not require. If not, the output says what was not tested.
 pub fn there_is(program: &str) -> bool {
     let there = Command::new(program)
         .arg("--version")
@@ -36,7 +36,9 @@ pub fn there_is(program: &str) -> bool {
         .status()
         .is_ok_and(|status| status.success());
     if !there {
-        eprintln!("NOT RUN: the receiver for {program}, since {program} is not installed");
+        say_not_run(&format!(
+            "what needs the example receiver for {program}, since {program} is not installed"
+        ));
     }
     there
 }

@@ -19,6 +19,7 @@
 //! - start-up, memory and locks with very many webhooks and instances (`scale`), compared with a tenth of them; once, since
 //!   filling the cluster takes minutes;
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
+//! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -47,6 +48,7 @@ mod kwok;
 mod latencies;
 mod load;
 mod memory;
+mod monitoring;
 mod objects;
 mod page;
 mod processes;
@@ -112,12 +114,13 @@ enum Part {
     Quota,
     Scale,
     Kwok,
+    Monitoring,
     Webhooks(webhooks::Part),
 }
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 13] = [
+    const ALL: [(&str, Self); 14] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
         ("convergence", Self::Convergence),
         ("creates", Self::Creates),
@@ -131,6 +134,7 @@ impl Part {
         ("webhooks-memory", Self::Webhooks(webhooks::Part::Memory)),
         ("scale", Self::Scale),
         ("kwok", Self::Kwok),
+        ("monitoring", Self::Monitoring),
     ];
     /// Selects all parts whose names begin with it.
     const WEBHOOKS: &str = "webhooks";
@@ -152,6 +156,7 @@ impl Part {
             Self::Connections => attack::measure(table, sizes).await,
             Self::Quota => quota::measure(table, sizes).await,
             Self::Kwok => kwok::measure(table, sizes).await,
+            Self::Monitoring => monitoring::measure(table, sizes).await,
             Self::Scale => scale::measure(table, sizes).await,
             Self::Webhooks(part) => part.measure(table, baseline, sizes).await,
         }

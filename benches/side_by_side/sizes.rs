@@ -48,6 +48,8 @@ pub struct Sizes {
     pub receipts: u64,
     /// What is in the cluster when many webhooks and instances are measured.
     pub scale: Scale,
+    /// Time between two samples of a monitored instance.
+    pub sampling: Duration,
 }
 
 /// What is in the cluster.
@@ -90,6 +92,7 @@ impl Sizes {
             webhooks: 20,
             instances: 200,
         },
+        sampling: Duration::from_secs(60),
     };
 
     /// Small sizes, for testing the bench itself.
@@ -120,5 +123,6 @@ impl Sizes {
             webhooks: 5,
             instances: 20,
         },
+        sampling: Duration::from_secs(2),
     };
 }

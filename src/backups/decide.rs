@@ -66,6 +66,8 @@ impl<'a> Source<'a> {
 pub struct Limits {
     /// Of one instance.
     pub per_instance: usize,
+    /// Of an account.
+    pub per_account: usize,
 }
 
 /// What a decision depends on, besides the Backup and the provider.
@@ -74,6 +76,8 @@ pub struct Situation<'a> {
     pub source: Source<'a>,
     /// The backups of an Instance of the same name, this one included.
     pub others: &'a [&'a Backup],
+    /// Whether the account has room for this one, if it is a manual one that waits.
+    pub has_room_in_account: bool,
     /// Whether the namespace belongs to an Account. Otherwise the Backup is left alone, and no event is recorded.
     pub has_account: bool,
     /// Whether nothing is left to do for the outbox entry with this id.
@@ -259,6 +263,13 @@ impl Machine<'_> {
             self.fail("resource_limit_exceeded", message);
             return;
         }
+        if !self.situation.has_room_in_account {
+            let limit = self.situation.limits.per_account;
+            let message =
+                format!("the account has {limit} manual backups already; delete one, then create another");
+            self.fail("resource_limit_exceeded", message);
+            return;
+        }
         let status = instance.status.as_ref();
         let state = status.and_then(|status| status.state);
         let is_busy = status.is_none_or(|status| status.operation.is_some());
@@ -430,12 +441,17 @@ impl Machine<'_> {
         self.note(true, "BackupFailed", message);
     }
 
-    /// Records the end, and its event, which is thereby recorded once: an end is written once, and there is no other.
+    /// Records the end, and its event, which is thereby recorded once: an end is written once, and there is no other. Of a Backup
+    /// that never had an instance there is nothing to tell.
     fn end(&mut self, phase: BackupPhase) {
         let now = milliseconds(self.now);
         let status = &mut self.decision.status;
         status.phase = Some(phase);
         status.completed_at = Some(now);
+        let has_instance = status.source.is_some() || self.backup.instance_id().is_some();
+        if !has_instance {
+            return;
+        }
         status.event_sequence += 1;
         let sequence = status.event_sequence;
         let entry = backup_event(

@@ -47,22 +47,22 @@ pub fn has_room<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup
     let begun_or_older = |other: &&Backup| {
         counts(other)
             && other.metadata.uid != backup.metadata.uid
-            && (other.phase() != BackupPhase::Waiting || turn(other) < turn(backup))
+            && (other.phase() != BackupPhase::Waiting || queue_key(other) < queue_key(backup))
     };
     backup.is_scheduled() || others.into_iter().filter(begun_or_older).count() < limit
 }
 
-/// Orders the backups that wait: those made first go first.
-fn turn(backup: &Backup) -> impl Ord + use<'_> {
+/// Sorts the backups that wait: those made first go first.
+fn queue_key(backup: &Backup) -> impl Ord + use<'_> {
     (backup.created_at(), backup.metadata.uid.as_deref())
 }
 
-/// Whether it is a waiting backup's turn: none of the same instance runs, and none waits for longer.
+/// Whether a waiting backup may begin: none of the same instance runs, and none has waited for longer.
 pub fn is_next<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup>) -> bool {
     !others.into_iter().any(|other| {
         other.metadata.uid != backup.metadata.uid
             && (other.phase() == BackupPhase::Running
-                || other.phase() == BackupPhase::Waiting && turn(other) < turn(backup))
+                || other.phase() == BackupPhase::Waiting && queue_key(other) < queue_key(backup))
     })
 }
 

@@ -10,7 +10,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{retention::KEPT, *};
+use super::{
+    retention::{KEPT, has_room},
+    *,
+};
 use crate::{
     events::EventType,
     providers::{BackupObservation, BackupProgress, ProviderError},
@@ -45,6 +48,7 @@ struct World {
     deleted: HashSet<String>,
     has_account: bool,
     settled: bool,
+    limits: Limits,
 }
 
 fn instance() -> Instance {
@@ -71,6 +75,10 @@ impl World {
             deleted: HashSet::new(),
             has_account: true,
             settled: true,
+            limits: Limits {
+                per_instance: LIMIT,
+                per_account: usize::MAX,
+            },
         }
     }
 
@@ -141,7 +149,8 @@ impl World {
             others: &others,
             has_account: self.has_account,
             is_settled: &|_| self.settled,
-            limits: Limits { per_instance: LIMIT },
+            limits: self.limits,
+            has_room_in_account: has_room(&backup, others.iter().copied(), self.limits.per_account),
         };
         let unavailable = ProviderError::Unavailable("away".to_owned());
         let begun = backup.status.as_ref().and_then(|status| status.started_at);
@@ -225,7 +234,8 @@ impl World {
             let events = self.events.get(backup.metadata.uid.as_ref().unwrap());
             let expected = match backup.phase() {
                 BackupPhase::Completed => Some(vec![EventType::BackupCompleted]),
-                BackupPhase::Failed => Some(vec![EventType::BackupFailed]),
+                // Of one that never had an instance there is nothing to tell.
+                BackupPhase::Failed if backup.instance_id().is_some() => Some(vec![EventType::BackupFailed]),
                 _ => None,
             };
             assert_eq!(events, expected.as_ref(), "one event for each end");
@@ -400,22 +410,49 @@ fn an_instance_that_is_deleted_meanwhile_fails_its_backup_and_keeps_those_that_a
 }
 
 #[test]
-fn beyond_the_limit_a_manual_backup_fails_and_the_schedule_goes_on() {
-    let mut world = World::new();
-    for _ in 0..=LIMIT {
-        world.make_manual();
+fn beyond_a_limit_a_manual_backup_fails_and_the_schedule_goes_on() {
+    for (per_instance, per_account, whose) in [
+        (LIMIT, usize::MAX, "the instance has 4"),
+        (usize::MAX, LIMIT, "the account has 4"),
+    ] {
+        let mut world = World::new();
+        world.limits = Limits {
+            per_instance,
+            per_account,
+        };
+        for _ in 0..=LIMIT {
+            world.make_manual();
+            world.settle();
+            world.now += 60;
+            world.settle();
+        }
+        let [refused] = world.of_phase(BackupPhase::Failed)[..] else {
+            panic!("one is too many");
+        };
+        let error = refused.status.as_ref().unwrap().error.as_ref().unwrap();
+        assert_eq!(error.code, "resource_limit_exceeded");
+        assert!(error.message.starts_with(whose), "{}", error.message);
+        world.make_scheduled(at(world.now), false);
         world.settle();
-        world.now += 60;
-        world.settle();
+        assert_eq!(world.of_phase(BackupPhase::Running).len(), 1);
     }
-    let [refused] = world.of_phase(BackupPhase::Failed)[..] else {
-        panic!("one is too many");
-    };
-    let error = refused.status.as_ref().unwrap().error.as_ref().unwrap();
-    assert_eq!(error.code, "resource_limit_exceeded");
-    world.make_scheduled(at(world.now), false);
+}
+
+#[test]
+fn a_backup_that_never_had_an_instance_ends_without_an_event() {
+    let mut world = World::new();
+    world.instance = None;
+    world.make_manual();
     world.settle();
-    assert_eq!(world.of_phase(BackupPhase::Running).len(), 1);
+    let backup = world.backups.values_mut().next().unwrap();
+    assert_eq!(backup.phase(), BackupPhase::Waiting);
+    backup.metadata.deletion_timestamp = Some(Time(at(0)));
+    world.settle();
+    assert!(
+        world.backups.is_empty() && world.events.is_empty(),
+        "{:?}",
+        world.events
+    );
 }
 
 #[test]

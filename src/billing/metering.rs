@@ -26,14 +26,14 @@ pub fn begin(plan: Plan, now: Timestamp) -> Metering {
 
 /// Takes over that `plan` is in effect from now on. The hour in progress is billed for it if it is dearer than those before it
 /// in that hour, unless that hour belongs to a month that has ended: its invoice may have been issued, so `plan` counts from
-/// the next hour.
-pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) {
+/// the next hour. Returns whether the plan is a new one.
+pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) -> bool {
     let Some(last) = metering.changes.last().copied() else {
         *metering = begin(plan, metering.since);
-        return;
+        return true;
     };
     if last.then == plan {
-        return;
+        return false;
     }
     // Not before the last change, should the clock have been set back.
     let hour = hour_of(metering.since, now).max(last.hour);
@@ -55,6 +55,7 @@ pub fn change(metering: &mut Metering, plan: Plan, now: Timestamp) {
             then: plan,
         });
     }
+    true
 }
 
 /// Forgets the hours that began before `until`, for they have been invoiced.
@@ -67,6 +68,13 @@ pub fn forget(metering: &mut Metering, until: Timestamp) {
         .count();
     // The last of them says which plan follows.
     metering.changes.drain(..invoiced.saturating_sub(1));
+}
+
+/// The changes of `metering`, after those before them that it has forgotten and `known` has not.
+pub fn merged(known: &[MeteredHour], metering: &Metering) -> Vec<MeteredHour> {
+    let first = metering.changes.first().map_or(i64::MAX, |entry| entry.hour);
+    let before = known.iter().take_while(|entry| entry.hour < first);
+    before.chain(&metering.changes).copied().collect()
 }
 
 /// The number of the hour that contains a moment; 0 before the first.

@@ -26,6 +26,12 @@ impl Period {
         Self::starting_at(midnight(month(moment)))
     }
 
+    /// The month before this one.
+    pub fn before(month: Self) -> Self {
+        let last = month.from.checked_sub(jiff::SignedDuration::from_secs(1));
+        last.map_or(month, Self::month_of)
+    }
+
     /// Whether this moment is in the period.
     pub fn contains(&self, moment: Timestamp) -> bool {
         self.from <= moment && moment < self.to
@@ -64,6 +70,7 @@ mod tests {
         }
         let month = Period::month_of(time("2026-11-30T23:59:59Z"));
         assert_eq!(month.from, time("2026-11-01T00:00:00Z"));
+        assert_eq!(Period::before(Period::starting_at(month.to)), month);
         assert_eq!(Period::starting_at(month.to), Period::month_of(month.to));
     }
 }

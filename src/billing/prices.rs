@@ -1,8 +1,34 @@
 //! Which prices were in effect when.
 
-use jiff::Timestamp;
+use std::collections::BTreeMap;
 
-use crate::catalogue::Prices;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    catalogue::Prices,
+    resources::{
+        Plan,
+        money::{Cents, Currency},
+    },
+};
+
+/// Changes of prices that are kept. With four plans, a line has at most four times as many prices.
+const MAX_CHANGES: usize = 20;
+
+/// Prices as they are stored.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct StoredPrices {
+    /// From when on they hold; not there in the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<Timestamp>,
+    currency: Currency,
+    /// Cents a month.
+    plans: BTreeMap<Plan, u64>,
+    /// Cents a month.
+    backup_gb: u64,
+}
 
 /// The prices of the past and the present. An hour costs what was in effect when it began, so a change of prices holds from
 /// each instance's next hour.
@@ -21,6 +47,62 @@ impl PriceHistory {
             first: prices,
             changes: Vec::new(),
         }
+    }
+
+    /// The currency.
+    pub const fn currency(&self) -> &Currency {
+        &self.first.currency
+    }
+
+    /// The history that was [stored](Self::stored). `None` if the text is not one.
+    pub fn read(text: &str) -> Option<Self> {
+        let stored: Vec<StoredPrices> = serde_json::from_str(text).ok()?;
+        let mut stored = stored.into_iter().map(|stored| {
+            let by_plan = stored.plans.into_iter().map(|(plan, cents)| (plan, Cents(cents)));
+            let prices = Prices::of(&stored.currency, &by_plan.collect());
+            (stored.since, prices.with_backups(Cents(stored.backup_gb)))
+        });
+        let (_, first) = stored.next()?;
+        let changes = stored.map(|(since, prices)| Some((since?, prices)));
+        Some(Self {
+            first,
+            changes: changes.collect::<Option<_>>()?,
+        })
+    }
+
+    /// The history as a text to store.
+    pub fn stored(&self) -> String {
+        let all = [(None, &self.first)].into_iter();
+        let all = all.chain(self.changes.iter().map(|(since, prices)| (Some(*since), prices)));
+        let all: Vec<StoredPrices> = all
+            .map(|(since, prices)| StoredPrices {
+                since,
+                currency: prices.currency.clone(),
+                plans: prices
+                    .by_plan()
+                    .into_iter()
+                    .map(|(plan, price)| (plan, price.0))
+                    .collect(),
+                backup_gb: prices.backup_gb.0,
+            })
+            .collect();
+        // Serialising fails only for maps whose keys are not strings; there are none.
+        serde_json::to_string(&all).unwrap_or_default()
+    }
+
+    /// Whether backups have or had a price.
+    pub fn has_backup_price(&self) -> bool {
+        self.spans().any(|(_, _, prices)| prices.backup_gb.0 > 0)
+    }
+
+    /// Whether these are the prices in effect.
+    pub fn is_current(&self, prices: &Prices) -> bool {
+        self.changes.last().map_or(&self.first, |(_, last)| last) == prices
+    }
+
+    /// Whether there is no room for another change.
+    pub fn is_full(&self) -> bool {
+        self.changes.len() >= MAX_CHANGES
     }
 
     /// Takes over the prices in effect from now on. Returns whether they are new.
@@ -84,6 +166,7 @@ mod tests {
                 (at(10), Timestamp::MAX, "60.00".to_owned()),
             ]
         );
+        assert_eq!(PriceHistory::read(&history.stored()), Some(history.clone()));
         history.forget(at(9));
         assert_eq!(spans(&history).len(), 3);
         history.forget(at(10));

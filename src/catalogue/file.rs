@@ -5,16 +5,17 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Catalogue, Prices};
+use super::{Alerts, Catalogue, InvoiceTerms, Prices, alerts::AlertsSection};
 use crate::resources::{
     Plan,
-    money::{Cents, Currency},
+    money::{Cents, Currency, TaxRate},
     validation,
 };
 
@@ -22,6 +23,9 @@ use crate::resources::{
 const MAX_BYTES: u64 = 256 * 1024;
 /// Regions or images that a file may list.
 const MAX_ENTRIES: usize = 1000;
+
+/// Days after its issue within which an invoice may be due.
+const MAX_DUE_DAYS: u16 = 365;
 
 /// Why a file cannot be used as the catalogue.
 #[derive(Debug, Error)]
@@ -78,10 +82,11 @@ impl Catalogue {
             value
         };
         check_shape(&value).map_err(wrong)?;
-        let contents: Contents = serde_path_to_error::deserialize(value)
+        let mut contents: Contents = serde_path_to_error::deserialize(value)
             .map_err(|error| wrong((error.path().to_string(), error.inner().to_string())))?;
         contents.check().map_err(wrong)?;
-        Ok(contents.into())
+        let alerts = std::mem::take(&mut contents.alerts).alerts().map_err(wrong)?;
+        Ok(contents.into_catalogue(alerts))
     }
 }
 
@@ -91,9 +96,18 @@ fn check_shape(file: &Value) -> Result<(), (String, String)> {
     let each = plans.and_then(Value::as_object).into_iter().flatten();
     let each = each.map(|(name, plan)| (format!("plans.{name}"), plan));
     let all = [(".".to_owned(), file)].into_iter();
+    let alerts = file.get("alerts");
+    let rules = alerts.and_then(|alerts| alerts.get("rules")?.as_array());
+    let rules = rules.into_iter().flatten().enumerate();
+    let rules = rules.map(|(index, rule)| (format!("alerts.rules[{index}]"), rule));
     let all = all
-        .chain(plans.map(|plans| ("plans".to_owned(), plans)))
-        .chain(each);
+        .chain(
+            ["plans", "backups", "invoices", "alerts"]
+                .into_iter()
+                .filter_map(|name| Some((name.to_owned(), file.get(name)?))),
+        )
+        .chain(each)
+        .chain(rules);
     match all.into_iter().find(|(_, value)| !value.is_object()) {
         Some((field, _)) => Err((
             field,
@@ -127,6 +141,24 @@ struct Contents {
     regions: Vec<Region>,
     images: Vec<Image>,
     plans: Plans,
+    alerts: AlertsSection,
+    backups: BackupTerms,
+    tax: TaxRate,
+    seller: Vec<String>,
+    invoices: InvoiceSettings,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct BackupTerms {
+    #[serde(rename = "pricePerGBMonthly")]
+    price_per_gb_monthly: Cents,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct InvoiceSettings {
+    due_days: u16,
 }
 
 #[derive(Debug, Deserialize)]
@@ -180,6 +212,7 @@ impl Default for Contents {
             regions,
             images,
             prices,
+            invoices,
             ..
         } = Catalogue::default();
         Self {
@@ -187,6 +220,15 @@ impl Default for Contents {
             regions: regions.into_iter().map(Region).collect(),
             images: images.into_iter().map(Image).collect(),
             plans: Plans::default(),
+            alerts: AlertsSection::default(),
+            backups: BackupTerms {
+                price_per_gb_monthly: prices.backup_gb,
+            },
+            tax: invoices.tax,
+            seller: invoices.seller,
+            invoices: InvoiceSettings {
+                due_days: invoices.due_days,
+            },
         }
     }
 }
@@ -222,6 +264,14 @@ impl Contents {
     fn check(&self) -> Result<(), (String, String)> {
         check_list("regions", self.regions.iter().map(|region| &region.0))?;
         check_list("images", self.images.iter().map(|image| &image.0))?;
+        validation::address(&self.seller).map_err(|(line, problem)| {
+            let field = line.map_or_else(|| "seller".to_owned(), |line| format!("seller[{line}]"));
+            (field, problem)
+        })?;
+        if self.invoices.due_days > MAX_DUE_DAYS {
+            let problem = format!("{} must be at most {MAX_DUE_DAYS}", self.invoices.due_days);
+            return Err(("invoices.dueDays".to_owned(), problem));
+        }
         let monthly = self.monthly();
         for (pair, plans) in monthly.windows(2).zip(Plan::ALL.windows(2)) {
             if let ([smaller_price, price], [smaller, plan]) = (pair, plans)
@@ -258,18 +308,25 @@ fn check_list<'a>(
     Ok(())
 }
 
-impl From<Contents> for Catalogue {
-    fn from(contents: Contents) -> Self {
-        let monthly = contents.monthly();
-        Self {
-            regions: contents.regions.into_iter().map(|region| region.0).collect(),
-            images: contents.images.into_iter().map(|image| image.0).collect(),
+impl Contents {
+    fn into_catalogue(self, alerts: Alerts) -> Catalogue {
+        let monthly = self.monthly();
+        Catalogue {
+            regions: self.regions.into_iter().map(|region| region.0).collect(),
+            images: self.images.into_iter().map(|image| image.0).collect(),
             // The simulator, so far the only provider, serves others as well.
             open: true,
             prices: Prices {
-                currency: contents.currency,
+                currency: self.currency,
                 monthly,
+                backup_gb: self.backups.price_per_gb_monthly,
             },
+            invoices: InvoiceTerms {
+                tax: self.tax,
+                seller: self.seller,
+                due_days: self.invoices.due_days,
+            },
+            alerts: Arc::new(alerts),
         }
     }
 }
@@ -290,7 +347,7 @@ mod tests {
         let sample: serde_json::Value =
             serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let fields: Vec<&String> = sample.as_object().unwrap().keys().collect();
-        assert_eq!(fields.len(), 4, "{fields:?}");
+        assert_eq!(fields.len(), 9, "{fields:?}");
         assert_eq!(sample["plans"].as_object().unwrap().len(), Plan::ALL.len());
     }
 
@@ -307,6 +364,16 @@ mod tests {
             ["4.99", "15.00", "30.00", "60.00"]
         );
         assert_eq!(catalogue.regions, Catalogue::default().regions);
+        let catalogue = parse(
+            "tax: 7.7\nseller: [Stellage Ltd]\ninvoices: {dueDays: 30}\nbackups: {pricePerGBMonthly: 0.05}\n",
+        )
+        .unwrap();
+        let terms = &catalogue.invoices;
+        assert_eq!((terms.tax.to_string(), terms.due_days), ("7.70".to_owned(), 30));
+        assert_eq!(
+            (&terms.seller, catalogue.prices.backup_gb),
+            (&vec!["Stellage Ltd".to_owned()], Cents(5))
+        );
         let catalogue = parse("regions: [ch-zrh-1]\nimages: [alpine-3]\n").unwrap();
         assert_eq!(
             (catalogue.regions, catalogue.images),
@@ -320,7 +387,7 @@ mod tests {
             (
                 "region: [a]",
                 "region",
-                "expected one of `currency`, `regions`, `images`, `plans`",
+                "expected one of `currency`, `regions`, `images`, `plans`, `alerts`, `backups`, `tax`, `seller`, `invoices`",
             ),
             (
                 "plans: {starter: {price: 5}}",
@@ -359,8 +426,42 @@ mod tests {
             ("images: ['Debian 13']", "images[0]", "such as debian-13"),
             ("currency: euro", "currency", "three capital letters"),
             ("[]", ".", "must have fields"),
+            ("tax: 101", "tax", "percent from 0 to 100"),
+            ("seller: [a, '']", "seller[1]", "1 to 100 characters"),
+            ("seller: [a, b, c, d, e, f, g]", "seller", "at most 6 lines"),
+            ("seller: a", "seller", "expected a sequence"),
+            ("invoices: {dueDays: 366}", "invoices.dueDays", "at most 365"),
+            ("invoices: {days: 1}", "invoices.days", "expected `dueDays`"),
+            ("invoices: 3", "invoices", "must have fields"),
+            (
+                "backups: {pricePerGBMonthly: -1}",
+                "backups.pricePerGBMonthly",
+                "a price from 0",
+            ),
             ("plans: 5", "plans", "must have fields"),
             ("plans: {starter: [5]}", "plans.starter", "must have fields"),
+            ("alerts: [60s]", "alerts", "must have fields"),
+            ("alerts: {rules: [cpu]}", "alerts.rules[0]", "must have fields"),
+            (
+                "alerts: {every: 60s}",
+                "alerts.every",
+                "expected `interval` or `rules`",
+            ),
+            (
+                "alerts: {interval: 61s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 0s}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
+            (
+                "alerts: {interval: 1500ms}",
+                "alerts.interval",
+                "1 to 60 whole seconds",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(
@@ -369,6 +470,40 @@ mod tests {
             );
             assert!(error.contains(allowed), "{text}: {error}");
         }
+        let rule = "name: cpu, metric: cpu_usage, threshold: 90, for: 5m, rearmBelow: 80";
+        for (from, to, field, allowed) in [
+            ("name: cpu", "name: 'CPU'", "name", "such as cpu_usage_high"),
+            ("cpu_usage", "load", "metric", "expected one of `cpu_usage`"),
+            ("threshold: 90", "threshold: 101", "threshold", "from 0 to 100"),
+            (
+                "threshold: 90",
+                "threshold: 90.125",
+                "threshold",
+                "at most two decimals",
+            ),
+            ("for: 5m", "for: soon", "for", "such as 30s or 1m"),
+            ("for: 5m", "for: 25h", "for", "1 to 86400"),
+            ("rearmBelow: 80", "rearmBelow: 91", "rearmBelow", "at most 90 %"),
+        ] {
+            let error = parse(&format!("alerts: {{rules: [{{{}}}]}}", rule.replace(from, to))).unwrap_err();
+            assert!(
+                error.contains(&format!("file: alerts.rules[0].{field}: ")),
+                "{to}: {error}"
+            );
+            assert!(error.contains(allowed), "{to}: {error}");
+        }
+        let twice = parse(&format!("alerts: {{rules: [{{{rule}}}, {{{rule}}}]}}")).unwrap_err();
+        assert!(
+            twice.contains("alerts.rules[1].name: \"cpu\" is the name of another"),
+            "{twice}"
+        );
+        let many = parse(&format!(
+            "alerts: {{rules: [{}]}}",
+            vec![format!("{{{rule}}}"); 17].join(", ")
+        ));
+        assert!(many.unwrap_err().contains("must have at most 16"));
+        let none = parse("alerts: {rules: [], interval: 15s}").unwrap().alerts;
+        assert_eq!((none.rules.len(), none.interval.as_secs()), (0, 15));
         for text in ["regions: [", "currency: EUR\ncurrency: CHF"] {
             let error = parse(text).unwrap_err();
             assert!(error.contains("is not valid YAML"), "{text}: {error}");

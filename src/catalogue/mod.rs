@@ -1,21 +1,23 @@
-//! What can be ordered, and what it costs.
+//! What can be ordered, what it costs, and the rules for alerts.
 //!
+//! - [`alerts`]: the rules by which alerts fire;
 //! - [`file`](mod@file): the catalogue as a YAML file, with what is wrong with it;
 //! - [`shared`]: the catalogue in use, replaced when its file changes.
 
+pub mod alerts;
 pub mod file;
 pub mod shared;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
 use crate::resources::{
     Plan,
-    money::{Cents, Currency, UnitPrice},
+    money::{Cents, Currency, TaxRate, UnitPrice},
 };
 
-pub use self::shared::SharedCatalogue;
+pub use self::{alerts::Alerts, shared::SharedCatalogue};
 
 /// The size of a [`Plan`] (specification, section 2.3; disks from the decisions, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -78,9 +80,34 @@ pub struct Catalogue {
     pub open: bool,
     /// What the plans cost.
     pub prices: Prices,
+    /// How usage is sampled, and the rules for alerts.
+    pub alerts: Arc<Alerts>,
+    /// What invoices say beside their lines.
+    pub invoices: InvoiceTerms,
 }
 
-/// What the plans cost.
+/// What invoices say beside their lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvoiceTerms {
+    /// The tax on the sum of the lines; none by default.
+    pub tax: TaxRate,
+    /// Address lines of the seller.
+    pub seller: Vec<String>,
+    /// Days after its issue within which an invoice is to be paid.
+    pub due_days: u16,
+}
+
+impl Default for InvoiceTerms {
+    fn default() -> Self {
+        Self {
+            tax: TaxRate::default(),
+            seller: Vec::new(),
+            due_days: 14,
+        }
+    }
+}
+
+/// What the plans and backups cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
     /// The currency of all amounts.
@@ -88,6 +115,8 @@ pub struct Prices {
     /// Prices a month, in the order of [`Plan::ALL`]. None is lower than the one before it, so the larger of two plans is
     /// also the dearer one.
     monthly: [Cents; 4],
+    /// Price of a GB of a backup a month.
+    pub backup_gb: Cents,
 }
 
 impl Prices {
@@ -100,7 +129,14 @@ impl Prices {
                 price = by_plan.get(&plan).copied().unwrap_or(price).max(price);
                 price
             }),
+            backup_gb: Cents(0),
         }
+    }
+
+    /// The same, with a price for a GB of a backup a month.
+    #[must_use]
+    pub fn with_backups(self, backup_gb: Cents) -> Self {
+        Self { backup_gb, ..self }
     }
 
     /// The prices of all plans a month.
@@ -125,6 +161,7 @@ impl Default for Prices {
         Self {
             currency: Currency::default(),
             monthly: [5_00, 15_00, 30_00, 60_00].map(Cents),
+            backup_gb: Cents(0),
         }
     }
 }
@@ -143,6 +180,8 @@ impl Default for Catalogue {
             ]),
             open: true,
             prices: Prices::default(),
+            alerts: Arc::default(),
+            invoices: InvoiceTerms::default(),
         }
     }
 }

@@ -33,12 +33,27 @@ const POLL: Duration = Duration::from_millis(250);
 #[derive(Debug, Subcommand)]
 pub enum AccountCommand {
     /// Create an account and wait until it is ready
+    #[command(after_help = CREATE)]
     Create(CreateArgs),
     /// List all accounts
+    #[command(after_help = LIST)]
     List(ListArgs),
     /// Show one account
+    #[command(after_help = SHOW)]
     Show(ShowArgs),
 }
+
+const CREATE: &str = "\
+Examples:
+  stellage account create ada --email ada@example.com
+  stellage account create ada --email ada@example.com --instance-quota 20";
+const LIST: &str = "\
+Examples:
+  stellage account list
+  stellage account list --output json";
+const SHOW: &str = "\
+Example:
+  stellage account show ada";
 
 /// Create an account, with its namespace, and wait until it is ready.
 #[derive(Args, Debug)]
@@ -151,6 +166,8 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
         instance_quota: args.instance_quota,
         webhook_quota: args.webhook_quota,
         rate_limit_per_hour: args.rate_limit_per_hour,
+        billing_address: Vec::new(),
+        invoices_closed_until: None,
     };
     let api = Api::<Account>::all(cluster.client.clone());
     let account = cluster

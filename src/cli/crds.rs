@@ -8,8 +8,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use super::{CliError, output};
 use crate::resources::{self, FINALIZER_POLICY, POLICIES};
 
+const EXAMPLES: &str = "\
+Examples:
+  stellage crds --with-policies | kubectl apply --server-side -f -
+  stellage crds --output-dir crds";
+
 /// Print the CRDs as YAML, or write them to files.
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct CrdsArgs {
     /// Also print the admission policies, with their bindings: spec.deletionProtection holds for kubectl too, and only the
     /// operator writes statuses and Deliveries

@@ -31,12 +31,28 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
     /// Create a key and print it; it is shown only once
+    #[command(after_help = CREATE)]
     Create(CreateArgs),
     /// List keys, without the keys themselves
+    #[command(after_help = LIST)]
     List(ListArgs),
     /// Revoke a key; it stops working within a second
+    #[command(after_help = REVOKE)]
     Revoke(RevokeArgs),
 }
+
+const CREATE: &str = "\
+Examples:
+  stellage key create --account ada
+  stellage key create --account ada --scope read --expires 90d --name dashboard
+  stellage key create --account ada --output json";
+const LIST: &str = "\
+Examples:
+  stellage key list
+  stellage key list --account ada";
+const REVOKE: &str = "\
+Example:
+  stellage key revoke key-5m2k8x1t --account ada";
 
 /// Create a key. Only the key goes to stdout, so that KEY=$(stellage key create --account NAME) works.
 #[derive(Args, Debug)]

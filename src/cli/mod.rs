@@ -1,11 +1,12 @@
 //! The commands, which work on the cluster of the current kubeconfig: accounts, keys and CRDs for administrators; instances,
-//! webhooks and deliveries for everybody who can use kubectl.
+//! backups, webhooks and deliveries for everybody who can use kubectl.
 //!
 //! A command changes the objects directly, with its user's own rights, as kubectl does. `objects` finds them by name or id,
 //! `change` requests an operation with a guarded patch, `wait` waits until it is done, and `output` prints for people and
 //! scripts.
 
 mod account;
+mod backup;
 mod change;
 pub mod completions;
 mod connect;
@@ -14,6 +15,7 @@ mod delivery;
 mod duration;
 mod events;
 mod instance;
+mod invoice;
 mod key;
 mod listen;
 mod objects;
@@ -41,6 +43,9 @@ pub enum Command {
     /// List, show and operate instances
     #[command(subcommand, visible_alias = "instances", alias = "inst")]
     Instance(instance::InstanceCommand),
+    /// List, show and make backups of instances
+    #[command(subcommand, visible_alias = "backups", alias = "bkp")]
+    Backup(backup::BackupCommand),
     /// List, show, test and enable webhooks, and rotate their secrets
     #[command(subcommand, visible_alias = "webhooks", alias = "wh")]
     Webhook(webhook::WebhookCommand),
@@ -50,6 +55,9 @@ pub enum Command {
     /// Create, list and show accounts
     #[command(subcommand)]
     Account(account::AccountCommand),
+    /// List and show invoices, and issue them before the end of the month
+    #[command(subcommand, visible_alias = "invoices", alias = "inv")]
+    Invoice(invoice::InvoiceCommand),
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -63,7 +71,7 @@ pub enum Command {
     /// The log has the events of the last 24 hours, unless the operator is set to log none. Events go to stdout, one per line;
     /// everything else goes to stderr.
     Events(events::EventsArgs),
-    /// Print the CRDs, for `kubectl apply -f -`
+    /// Print the CRDs, for `kubectl apply --server-side -f -`
     Crds(crds::CrdsArgs),
 }
 
@@ -71,9 +79,11 @@ pub enum Command {
 pub async fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Instance(command) => instance::run(command).await,
+        Command::Backup(command) => backup::run(command).await,
         Command::Webhook(command) => webhook::run(command).await,
         Command::Delivery(command) => delivery::run(command).await,
         Command::Account(command) => account::run(command).await,
+        Command::Invoice(command) => invoice::run(command).await,
         Command::Key(command) => key::run(command).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,

@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     EventType,
-    payload::{self, BackupObject, ErrorObject, InstanceObject, User},
+    payload::{
+        self, AlertObject, AmountObject, BackupObject, ErrorObject, InstanceObject, InvoiceObject,
+        MetricObject, PeriodObject, User,
+    },
 };
 use crate::resources::{DeliverySpec, InstanceState, Plan};
 
@@ -18,63 +21,13 @@ const EXAMPLE_TIME: &str = "2026-11-21T10:02:31.250Z";
 /// Event id of the examples.
 const EXAMPLE_ID: &str = "evt_5m2k8x1ta4q7hz0c";
 
-/// An alert, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AlertObject {
-    /// Identifier, `alr_…`.
-    pub id: &'static str,
-    /// The rule that fired.
-    pub rule: &'static str,
-    /// For how many seconds the metric was above its threshold.
-    pub duration_seconds: u32,
-    /// When it fired, RFC 3339.
-    pub triggered_at: &'static str,
-}
-
-/// The metric of an alert, as events show it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MetricObject {
-    /// The metric, as in `include=metrics`.
-    pub name: &'static str,
-    /// Its value when the alert fired.
-    pub value: f64,
-    /// The threshold that it exceeds.
-    pub threshold: f64,
-    /// Unit of value and threshold.
-    pub unit: &'static str,
-}
-
-/// An invoice, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct InvoiceObject {
-    /// Identifier, `inv_…`.
-    pub id: &'static str,
-    /// `issued`.
-    pub status: &'static str,
-    /// First day, RFC 3339.
-    pub period_start: &'static str,
-    /// Last day, RFC 3339.
-    pub period_end: &'static str,
-    /// When it was issued, RFC 3339.
-    pub created_at: &'static str,
-}
-
-/// An amount of money, as events show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AmountObject {
-    /// Decimal number with two places.
-    pub value: &'static str,
-    /// ISO 4217 code.
-    pub currency: &'static str,
-}
-
 /// The possible keys of `data`, in the order in which they are serialised.
 #[derive(Default, Serialize)]
 struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     backup: Option<BackupObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    alert: Option<AlertObject>,
+    alert: Option<AlertObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<InstanceObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +37,7 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     metric: Option<MetricObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    invoice: Option<InvoiceObject>,
+    invoice: Option<InvoiceObject<'static>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     amount: Option<AmountObject>,
 }
@@ -122,8 +75,8 @@ fn data(event_type: EventType) -> Data {
         alert: has("alert").then_some(AlertObject {
             id: "alr_2m8x1ta4q7hz0c9k",
             rule: "cpu_usage_high",
-            duration_seconds: 300,
-            triggered_at: "2026-11-21T10:02:31Z",
+            threshold: 90.0,
+            since: "2026-11-21T09:57:31Z".to_owned(),
         }),
         instance: has("instance").then(|| InstanceObject {
             id: "i-4q7hz0c9k2m8x1ta".to_owned(),
@@ -149,19 +102,23 @@ fn data(event_type: EventType) -> Data {
         metric: has("metric").then_some(MetricObject {
             name: "cpu_usage",
             value: 96.4,
-            threshold: 90.0,
-            unit: "percent",
+            unit: MetricObject::UNIT,
         }),
         invoice: has("invoice").then_some(InvoiceObject {
             id: "inv_1ta4q7hz0c9k2m8x",
+            number: "2026-000042",
             status: "issued",
-            period_start: "2026-11-01T00:00:00Z",
-            period_end: "2026-11-30T23:59:59Z",
-            created_at: "2026-12-01T00:00:00Z",
+            period: PeriodObject {
+                from: "2026-11-01T00:00:00Z".to_owned(),
+                to: "2026-12-01T00:00:00Z".to_owned(),
+            },
+            issued_at: "2026-12-01T00:00:05Z".to_owned(),
+            due_date: "2026-12-15",
+            lines_count: 3,
         }),
         amount: has("amount").then_some(AmountObject {
-            value: "15.00",
-            currency: "EUR",
+            value: "15.00".to_owned(),
+            currency: "EUR".to_owned(),
         }),
     }
 }
@@ -254,21 +211,25 @@ fn object_schema(key: &str) -> Value {
         "alert" => json!({
             "id": id("alr_", "alert"),
             "rule": text("The rule that fired."),
-            "duration_seconds": { "type": "integer", "minimum": 0, "description": "For how many seconds the metric was above its threshold." },
-            "triggered_at": time("When the alert fired."),
+            "threshold": number("Threshold that the metric has crossed."),
+            "since": time("When the metric first crossed the threshold."),
         }),
         "metric" => json!({
             "name": { "type": "string", "enum": ["cpu_usage", "memory_usage", "disk_usage"], "description": "Name of the metric." },
             "value": number("Value when the alert fired."),
-            "threshold": number("Threshold that the value exceeds."),
-            "unit": { "type": "string", "const": "percent", "description": "Unit of value and threshold." },
+            "unit": { "type": "string", "const": MetricObject::UNIT, "description": "Unit of value and threshold." },
         }),
         "invoice" => json!({
             "id": id("inv_", "invoice"),
+            "number": { "type": "string", "pattern": "^[0-9]{4}-[0-9]{6,}$", "description": "Its number, without gaps within the year in which it was issued." },
             "status": { "type": "string", "const": "issued", "description": "Always `issued`: the invoice is final." },
-            "period_start": time("First second of the billing period."),
-            "period_end": time("Last second of the billing period."),
-            "created_at": time("When the invoice was issued."),
+            "period": {
+                "type": "object", "required": ["from", "to"], "description": "The time that it covers, half-open.",
+                "properties": { "from": time("The first moment."), "to": time("The first moment after it.") },
+            },
+            "issued_at": time("When the invoice was issued."),
+            "due_date": { "type": "string", "format": "date", "description": "The day on which it is due." },
+            "lines_count": { "type": "integer", "minimum": 1, "description": "Number of its lines." },
         }),
         _ => json!({
             "value": { "type": "string", "pattern": r"^[0-9]+\.[0-9]{2}$", "description": "Decimal number with two places." },

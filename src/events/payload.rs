@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
 use crate::resources::{
-    Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
-    conditions::whole_seconds, ids,
+    Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
+    conditions::whole_seconds, ids, money::Cents,
 };
 
 /// The account holder, as events show them.
@@ -102,12 +102,9 @@ impl<'a> BackupObject<'a> {
         let source = status.source.as_ref();
         Self {
             id: backup.id(),
-            instance_id: source.map(|source| source.id.clone()).or_else(|| {
-                Some(ids::instance_id(
-                    &backup.spec.instance,
-                    backup.spec.instance_uid.as_deref()?,
-                ))
-            }),
+            instance_id: source
+                .map(|source| source.id.clone())
+                .or_else(|| backup.instance_id()),
             instance_name: source.map_or(&backup.spec.instance, |source| &source.name),
             instance_deleted: status.instance_deleted,
             name: backup.display_name(),
@@ -168,6 +165,172 @@ pub fn backup_event(
             code: &error.code,
             message: &error.message,
         }),
+    };
+    OutboxEntry {
+        body: body(&id, event_type, now, data),
+        id,
+        event_type,
+        sequence,
+        created_at: now,
+    }
+}
+
+/// An alert, as events show it (decisions, section 7).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AlertObject<'a> {
+    /// Identifier, `alr_…`.
+    pub id: &'a str,
+    /// The rule that fired.
+    pub rule: &'a str,
+    /// The threshold that the metric has crossed.
+    pub threshold: f64,
+    /// When it first crossed it, RFC 3339.
+    pub since: String,
+}
+
+/// The metric of an alert, as events show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MetricObject {
+    /// The metric, as in `include=metrics`.
+    pub name: &'static str,
+    /// Its value when the alert fired.
+    pub value: f64,
+    /// Unit of value and threshold.
+    pub unit: &'static str,
+}
+
+impl MetricObject {
+    /// The unit of all metrics of alerts.
+    pub const UNIT: &'static str = "percent";
+}
+
+/// The keys of `data` in alert events.
+#[derive(Clone, Debug, Serialize)]
+struct AlertData<'a> {
+    alert: AlertObject<'a>,
+    instance: InstanceObject<'a>,
+    metric: MetricObject,
+}
+
+/// The event of an alert that has fired, about an instance whose status is now `status`.
+pub fn alert_event(
+    instance: &Instance,
+    status: &InstanceStatus,
+    alert: &Alert,
+    sequence: i64,
+    now: Timestamp,
+) -> OutboxEntry {
+    let id = ids::event_id(instance.metadata.uid.as_deref().unwrap_or_default(), sequence);
+    let event_type = EventType::AlertTriggered;
+    let data = AlertData {
+        alert: AlertObject {
+            id: &alert.id,
+            rule: &alert.rule,
+            threshold: alert.threshold,
+            since: whole_seconds(alert.since).to_string(),
+        },
+        instance: InstanceObject::of(instance, status),
+        metric: MetricObject {
+            name: alert.metric.as_str(),
+            value: alert.value,
+            unit: MetricObject::UNIT,
+        },
+    };
+    OutboxEntry {
+        body: body(&id, event_type, now, data),
+        id,
+        event_type,
+        sequence,
+        created_at: now,
+    }
+}
+
+/// An invoice that is issued, for its event.
+#[derive(Clone, Copy, Debug)]
+pub struct InvoiceIssued<'a> {
+    /// UID of the Invoice.
+    pub uid: &'a str,
+    /// Identifier, `inv_…`.
+    pub id: &'a str,
+    /// Its number.
+    pub number: &'a str,
+    /// The time that it covers, half-open.
+    pub period: (Timestamp, Timestamp),
+    /// The day on which it is due.
+    pub due_date: &'a str,
+    /// Number of its lines.
+    pub lines_count: u32,
+    /// What is to be paid.
+    pub amount: Cents,
+    /// Currency of the amount.
+    pub currency: &'a str,
+}
+
+/// An invoice, as events show it (decisions, section 7).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InvoiceObject<'a> {
+    /// Identifier, `inv_…`.
+    pub id: &'a str,
+    /// Its number.
+    pub number: &'a str,
+    /// `issued`.
+    pub status: &'static str,
+    /// The time that it covers.
+    pub period: PeriodObject,
+    /// When it was issued, RFC 3339.
+    pub issued_at: String,
+    /// The day on which it is due.
+    pub due_date: &'a str,
+    /// Number of its lines.
+    pub lines_count: u32,
+}
+
+/// The time that an invoice covers, half-open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PeriodObject {
+    /// The first moment, RFC 3339.
+    pub from: String,
+    /// The first moment after it, RFC 3339.
+    pub to: String,
+}
+
+/// An amount of money, as events show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AmountObject {
+    /// Decimal number with two places.
+    pub value: String,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// The keys of `data` in the event of an invoice.
+#[derive(Clone, Debug, Serialize)]
+struct InvoiceData<'a> {
+    invoice: InvoiceObject<'a>,
+    amount: AmountObject,
+}
+
+/// The event of an invoice that is issued now, the first one of its object.
+pub fn invoice_event(issued: &InvoiceIssued<'_>, now: Timestamp) -> OutboxEntry {
+    let (sequence, event_type) = (1, EventType::InvoiceCreated);
+    let id = ids::event_id(issued.uid, sequence);
+    let data = InvoiceData {
+        invoice: InvoiceObject {
+            id: issued.id,
+            number: issued.number,
+            status: "issued",
+            period: PeriodObject {
+                from: issued.period.0.to_string(),
+                to: issued.period.1.to_string(),
+            },
+            issued_at: whole_seconds(now).to_string(),
+            due_date: issued.due_date,
+            lines_count: issued.lines_count,
+        },
+        amount: AmountObject {
+            value: issued.amount.to_string(),
+            currency: issued.currency.to_owned(),
+        },
     };
     OutboxEntry {
         body: body(&id, event_type, now, data),

@@ -51,6 +51,8 @@ pub struct AccountQuotas {
     webhooks: QuotaView,
     /// API keys.
     api_keys: QuotaView,
+    /// Manual backups.
+    backups: QuotaView,
 }
 
 /// A quota: the number in use, and the maximum.
@@ -99,6 +101,7 @@ impl AccountView {
                 instances: quota(3, Some(20)),
                 webhooks: quota(1, Some(20)),
                 api_keys: quota(2, Some(50)),
+                backups: quota(4, Some(1000)),
             },
             rate_limit_per_hour: 3600,
             account_rate_limit_per_hour: rate_limit::of_account(3600),
@@ -120,6 +123,7 @@ pub async fn show(State(app): State<Arc<App>>, caller: Caller) -> Result<Respons
         instances: quotas.instances.into(),
         webhooks: quotas.webhooks.into(),
         api_keys: quotas.api_keys.into(),
+        backups: quotas.backups.into(),
     };
     let answer = Single {
         data: AccountView::of(tenant, quotas),

@@ -15,7 +15,10 @@ use super::{
     response,
     view::{List, Pagination},
 };
-use crate::resources::Plan;
+use crate::resources::{
+    Plan,
+    money::{Cents, UnitPrice},
+};
 
 /// An amount of money.
 #[derive(Serialize, ToSchema)]
@@ -37,6 +40,26 @@ pub struct UnitMoney {
     /// ISO 4217 code.
     #[schema(pattern = "^[A-Z]{3}$", example = "EUR")]
     currency: String,
+}
+
+impl Money {
+    /// An amount.
+    pub(super) fn of(cents: Cents, currency: &str) -> Self {
+        Self {
+            value: cents.to_string(),
+            currency: currency.to_owned(),
+        }
+    }
+}
+
+impl UnitMoney {
+    /// A price.
+    pub(super) fn of(price: UnitPrice, currency: &str) -> Self {
+        Self {
+            value: price.to_string(),
+            currency: currency.to_owned(),
+        }
+    }
 }
 
 /// A plan that can be ordered.
@@ -108,14 +131,8 @@ pub async fn plans(
             vcpu: size.vcpu,
             memory: size.memory_gb,
             disk_size: size.disk_gb,
-            price_monthly: Money {
-                value: prices.monthly(*plan).to_string(),
-                currency: prices.currency.to_string(),
-            },
-            price_hourly: UnitMoney {
-                value: prices.hourly(*plan).to_string(),
-                currency: prices.currency.to_string(),
-            },
+            price_monthly: Money::of(prices.monthly(*plan), prices.currency.as_str()),
+            price_hourly: UnitMoney::of(prices.hourly(*plan), prices.currency.as_str()),
         }
     };
     page(&parameters, &Plan::ALL, item)

@@ -50,6 +50,12 @@ impl Fields {
         }
     }
 
+    /// A string that has not been taken yet.
+    pub fn peek(&self, field: &str) -> Option<&str> {
+        let (_, value) = self.entries.iter().find(|(name, _)| name == field)?;
+        value.as_str()
+    }
+
     /// Adds a problem.
     pub fn problem(&mut self, detail: Detail) {
         self.problems.push(detail);

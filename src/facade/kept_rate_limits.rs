@@ -70,7 +70,8 @@ impl FullAt {
         }
     }
 
-    /// The later times of both, without those that are over: of keys and of accounts the latest.
+    /// The times of both; of a bucket that is in both, the later one. Times that have passed are left out, and at most [`MOST`]
+    /// keys and as many accounts are kept, those with the latest times.
     fn merged(self, other: Self, now: Timestamp) -> Self {
         let merged = |one: BTreeMap<Box<str>, i64>, other: BTreeMap<Box<str>, i64>| {
             let mut merged = one;

@@ -3,8 +3,8 @@
 //! A request passes through `middleware` (request id, key, scope, rate limit, panics, metrics, error format) to a handler in
 //! the folder of its resource, which reads the request with the extractors, calls the service and answers.
 //!
-//! - `instances`, `backups`, `webhooks`, `deliveries`, `events`, `account`, `keys`, `catalogue`: the resources, with their bodies
-//!   and views;
+//! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
+//!   their bodies and views;
 //! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler; `kept_rate_limits` outlasts restarts;
 //! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
 //! - `response`, `view`, `error`, `unreadable`: answers;
@@ -22,9 +22,11 @@ mod extract;
 mod fields;
 mod idempotency;
 mod instances;
+mod invoices;
 mod kept_rate_limits;
 mod keys;
 mod middleware;
+mod monitoring;
 pub mod openapi;
 mod precondition;
 mod query;

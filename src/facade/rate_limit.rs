@@ -60,8 +60,8 @@ pub struct Exceeded {
     pub retry_after: u64,
 }
 
-/// Number of buckets from which on full ones are looked for.
-const FEW: usize = 64;
+/// Full buckets are dropped only if there are at least this many buckets.
+const SWEEP_THRESHOLD: usize = 64;
 
 /// How long an empty bucket takes to be full.
 pub(super) const FULL_AFTER: Duration = Duration::from_secs(3600);
@@ -96,7 +96,7 @@ impl<C: Clock + Clone> ByUid<C> {
     /// The bucket of a UID; a restored or a full one if there is none with this limit. Drops full ones, which are worth nothing, each time
     /// their number has doubled: so those of keys that were deleted while they were in use do not pile up either.
     fn of(&mut self, uid: &str, limit: NonZeroU32, clock: &C) -> &Bucket<C> {
-        if self.buckets.len() >= FEW.max(2 * self.left) {
+        if self.buckets.len() >= SWEEP_THRESHOLD.max(2 * self.left) {
             self.buckets.retain(|_, bucket| !bucket.is_worthless());
             self.left = self.buckets.len();
         }

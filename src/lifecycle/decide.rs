@@ -6,16 +6,18 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     Timings,
-    decision::{Audience, Decision, Gate, Seen, Trouble},
-    requests::{accept, begin, state_during, take_on, told_apart},
+    decision::{Audience, Decision, Gate, Note, Seen, Trouble},
+    requests::{accept, begin, refuse, state_during, take_on, told_apart},
     summary,
 };
 use crate::{
     backups,
+    billing::{Period, metering},
     events::{
         EventType, OutboxEntry, outbox,
-        payload::{User, instance_event},
+        payload::{User, alert_event, instance_event},
     },
+    monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
@@ -49,6 +51,7 @@ pub fn decide(
         ended: None,
         retry: false,
     };
+    refuse(instance, &mut machine.status, gate);
     let mut recheck_after = None;
     let mut finished = false;
     match seen {
@@ -73,9 +76,10 @@ pub fn decide(
     if before.state.is_none() && machine.status.state.is_some() {
         machine.announce(EventType::InstanceCreated);
     }
-    if *gate == Gate::Open || instance.is_deleting() {
+    if gate.is_open(&machine.status) || instance.is_deleting() {
         take_on(instance, &mut machine.status, now);
     }
+    meter(instance, &mut machine.status, now);
     let next = machine.status.operation.take();
     machine.status.operation = next.map(|next| told_apart(next, machine.ended.as_ref()));
     let Machine {
@@ -103,7 +107,8 @@ pub fn decide(
     // Not together with the end of another operation: if that is lost, too, it is repeated.
     let may_be_stored_later =
         !retry && ended.is_none() && begun.is_some_and(|begun| is_harmless(begun, &before, &instance.spec));
-    let notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    let mut notes = summary::notes(&before, &status, ended.as_ref(), trouble.as_ref(), off_cause);
+    notes.extend(watch_alerts(instance, audience, &mut status, now));
     let backup_due = schedule_backup(instance, gate, &mut status, now);
     // One that is due while the gate is closed waits for a change.
     if let Some(next) = status.next_backup_at.filter(|next| *next > now) {
@@ -114,6 +119,9 @@ pub fn decide(
         && !finished
     {
         recheck_after = Some(recheck_after.map_or(wait, |at: Duration| at.min(wait)));
+    }
+    if status != before {
+        monitoring::alerts::purge(&mut status.alerts, now);
     }
     for (op, limit) in status
         .operation
@@ -136,6 +144,27 @@ pub fn decide(
     }
 }
 
+/// Keeps `status.metering`: billed is an instance from when it first runs until its deletion is accepted, for the plan in effect.
+fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
+    if instance.is_deleting() {
+        return;
+    }
+    let plan = status.plan.unwrap_or(instance.spec.plan);
+    match &mut status.metering {
+        Some(hours) => {
+            if metering::change(hours, plan, milliseconds(now)) {
+                // What is older has long been copied to the ledger of the account.
+                let last_month = Period::before(Period::month_of(now));
+                metering::forget(hours, last_month.from);
+            }
+        }
+        None if status.power == Some(PowerState::Running) => {
+            status.metering = Some(metering::begin(plan, milliseconds(now)));
+        }
+        None => {}
+    }
+}
+
 /// Keeps `status.nextBackupAt`, also while the spec asks for what cannot be done. Returns the time of the schedule for which a
 /// backup is to be made now, before the status is stored.
 fn schedule_backup(
@@ -152,6 +181,37 @@ fn schedule_backup(
     let plan = backups::schedule::plan(&instance.id(), is_wanted, status.next_backup_at, now);
     status.next_backup_at = plan.next;
     plan.due
+}
+
+/// Ends and fires alerts, in the status and with it in the outbox. The end of one is told nobody.
+fn watch_alerts(
+    instance: &Instance,
+    audience: Audience<'_>,
+    status: &mut InstanceStatus,
+    now: Timestamp,
+) -> Vec<Note> {
+    let now = milliseconds(now);
+    let is_watched = instance.spec.monitoring_enabled
+        && !instance.is_deleting()
+        && status.power == Some(PowerState::Running);
+    if !is_watched {
+        monitoring::alerts::end_all(&mut status.alerts, now);
+        return Vec::new();
+    }
+    let findings = audience
+        .findings
+        .filter(|findings| findings.started_at == status.started_at && audience.user.is_some());
+    let Some(findings) = findings else {
+        return Vec::new();
+    };
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
+    for alert in &fired {
+        status.event_sequence += 1;
+        let entry = alert_event(instance, status, alert, status.event_sequence, now);
+        status.outbox.push(entry);
+    }
+    fired.iter().map(summary::fired).collect()
 }
 
 /// Whether nobody is hurt by another operation of this kind, should a process die before it has stored that there was one.
@@ -378,7 +438,7 @@ impl Machine<'_> {
     /// power cycle, or removes it.
     fn stays_off(&self, gate: &Gate) -> bool {
         let mut next = self.status.clone();
-        if *gate == Gate::Open || self.instance.is_deleting() {
+        if gate.is_open(&next) || self.instance.is_deleting() {
             take_on(self.instance, &mut next, self.now);
         }
         next.operation

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use crate::{
     events::payload::User,
+    monitoring::alerts::Findings,
     providers::{Addresses, Observation, ProviderError},
     resources::{InstanceStatus, Operation},
 };
@@ -19,6 +20,8 @@ pub struct Audience<'a> {
     pub is_settled: &'a dyn Fn(&str) -> bool,
     /// Whether a backup of the instance is under way. Its failure is told before the deletion of the instance.
     pub is_backed_up_now: bool,
+    /// What the samples of the server's usage mean for its alerts, if there are any.
+    pub findings: Option<&'a Findings>,
 }
 
 /// Whether the instance may be reconciled at all.
@@ -30,6 +33,20 @@ pub enum Gate {
     NoAccount(String),
     /// Its spec is invalid or not available; the text names the field and the fix.
     InvalidSpec(String),
+    /// It has been accepted, but what its spec asks to install since then cannot be installed; the text names the field and the
+    /// fix. All else that the spec asks for is done.
+    CannotInstall(String),
+}
+
+impl Gate {
+    /// Whether an instance with this status is reconciled, at least in part.
+    pub const fn is_open(&self, status: &InstanceStatus) -> bool {
+        match self {
+            Self::Open => true,
+            Self::CannotInstall(_) => status.state.is_some(),
+            Self::NoAccount(_) | Self::InvalidSpec(_) => false,
+        }
+    }
 }
 
 /// What is known about the server.

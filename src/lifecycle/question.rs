@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::{Gate, project};
+use super::{Gate, requests::project_behind};
 use crate::resources::Instance;
 
 /// What to ask the provider about an instance.
@@ -21,12 +21,15 @@ pub fn question(instance: &Instance, gate: &Gate, now: Timestamp) -> Question {
     let status = instance.status.as_ref();
     let is_accepted = status.is_some_and(|status| status.state.is_some());
     match (instance.is_deleting(), is_accepted) {
-        (false, _) if *gate != Gate::Open => Question::Nothing,
-        (false, false) => Question::Addresses,
-        (true, false) => Question::Nothing,
+        (false, false) if *gate == Gate::Open => Question::Addresses,
+        (false, true) if status.is_some_and(|status| !gate.is_open(status)) => Question::Nothing,
+        (_, false) => Question::Nothing,
         // An operation is decided on before the provider hears of it. Until then there is nothing to ask: a step
         // would continue an operation that is about to be replaced.
-        (_, true) if status.is_some_and(|status| status.operation != project(instance, now).operation) => {
+        (_, true)
+            if status
+                .is_some_and(|status| status.operation != project_behind(gate, instance, now).operation) =>
+        {
             Question::Nothing
         }
         (_, true) => Question::Step,

@@ -2,16 +2,46 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::resources::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange, PowerState,
+use super::decision::Gate;
+use crate::{
+    resources::{
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange,
+        PowerState, instance::RefusedInstallation,
+    },
+    runtime::clock::milliseconds,
 };
-use crate::runtime::clock::milliseconds;
 
 /// The status as it will be once the controller has seen the spec. The facade shows it after writing a spec.
 pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
     take_on(instance, &mut status, now);
     status
+}
+
+/// As [`project`], for an instance whose gate the controller knows.
+pub(super) fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> InstanceStatus {
+    let mut status = instance.status.clone().unwrap_or_default();
+    refuse(instance, &mut status, gate);
+    take_on(instance, &mut status, now);
+    status
+}
+
+/// Keeps in the status which installation is refused, so that [`take_on`] leaves it out, in the facade, too.
+pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
+    match gate {
+        Gate::Open => status.refused_installation = None,
+        Gate::CannotInstall(_) => status.refused_installation = Some(installation(&instance.spec)),
+        Gate::NoAccount(_) | Gate::InvalidSpec(_) => {}
+    }
+}
+
+/// The installation that a spec asks for.
+fn installation(spec: &InstanceSpec) -> RefusedInstallation {
+    RefusedInstallation {
+        image: spec.image.clone(),
+        restore_from: spec.restore_from.clone(),
+        rebuild_requested_at: spec.rebuild_requested_at.clone(),
+    }
 }
 
 /// The status to show to people: the [`project`]ed one until the controller has seen the spec, then the stored one, which also
@@ -95,12 +125,13 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
     } else {
         status.power.unwrap_or(spec.power_state)
     };
-    if differs(
+    let wants_rebuild = differs(
         spec.rebuild_requested_at.as_ref(),
         status.rebuild_requested_at.as_ref(),
-    ) || (status.image.as_ref() != Some(&spec.image)
-        && !is_in_progress(status, OperationKind::Rebuild, spec))
-    {
+    ) || status.image.as_ref() != Some(&spec.image)
+        && !is_in_progress(status, OperationKind::Rebuild, spec);
+    let is_refused = |refused: &RefusedInstallation| *refused == installation(spec);
+    if wants_rebuild && !status.refused_installation.as_ref().is_some_and(is_refused) {
         status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
         begin(status, spec, OperationKind::Rebuild, as_before, now);
         return;

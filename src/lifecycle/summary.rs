@@ -6,7 +6,7 @@ use super::decision::{Gate, Note, Trouble};
 use crate::{
     providers::OffCause,
     resources::{
-        Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
+        Alert, Instance, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PowerState,
         conditions::{self, Desired, READY, RECONCILING, RESTART_REQUIRED, STALLED},
     },
 };
@@ -57,7 +57,7 @@ pub(super) fn describe(
     set(STALLED, Some(stalled), message_if(stalled));
     set(READY, ready, message.clone());
     match status.plan {
-        Some(plan) if plan != instance.spec.plan && !reconciling && *gate == Gate::Open => {
+        Some(plan) if plan != instance.spec.plan && !reconciling && gate.is_open(status) => {
             let message = plan_change_pending(instance.spec.plan, plan);
             let desired = Desired {
                 type_: RESTART_REQUIRED,
@@ -99,7 +99,7 @@ fn summarise(
         match gate {
             Gate::NoAccount(message) => return stalled("NoAccount", message),
             Gate::InvalidSpec(message) => return stalled("InvalidSpec", message),
-            Gate::Open => {}
+            Gate::Open | Gate::CannotInstall(_) => {}
         }
     }
     if let Some(trouble) = trouble {
@@ -136,6 +136,11 @@ fn summarise(
             reason,
             message: format!("{what}{forced}"),
         };
+    }
+    if let Gate::CannotInstall(message) = gate
+        && !instance.is_deleting()
+    {
+        return stalled("InvalidSpec", message);
     }
     match (state, instance.spec.power_state) {
         (Some(InstanceState::Running), _) => good("Running", "the server is running"),
@@ -204,6 +209,27 @@ fn end_of(operation: &Operation) -> (&'static str, String) {
 pub(super) fn begun<'a>(before: &InstanceStatus, after: &'a InstanceStatus) -> Option<&'a Operation> {
     let old = before.operation.as_ref().map(Operation::id);
     after.operation.as_ref().filter(|op| old != Some(op.id()))
+}
+
+/// The Event of an alert that has fired.
+pub(super) fn fired(alert: &Alert) -> Note {
+    let Alert {
+        rule,
+        metric,
+        threshold,
+        value,
+        ..
+    } = alert;
+    let since = conditions::whole_seconds(alert.since);
+    Note {
+        warning: true,
+        reason: "AlertTriggered",
+        message: format!(
+            "{rule}: {} is {value} %, and has been above {threshold} % since {since}",
+            metric.as_str()
+        ),
+        begins: false,
+    }
 }
 
 /// The Events of a transition: for changes of state or operation, and for new trouble. `ended` is the operation

@@ -10,6 +10,7 @@ pub mod timings;
 use std::{collections::BTreeMap, future::Future, time::Duration};
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use timings::Timings;
@@ -100,7 +101,7 @@ pub struct Observation {
 
 /// One snapshot of a server's usage (specification, section 2.2). Percentages are 0–100; network counters are bytes since
 /// the last start; `None` is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Usage {
     /// CPU usage in percent.
     pub cpu_usage: Option<f64>,
@@ -191,9 +192,9 @@ pub trait Provider: Send + Sync + 'static {
     fn delete_backup(&self, backup: &Backup) -> impl Future<Output = Result<(), ProviderError>> + Send;
 }
 
-/// Where the facade gets a server's usage from. Not from the API server: metrics are not part of the status.
+/// Where a server's usage is known. Not in the API server: metrics are not part of the status. Only the leader asks.
 pub trait UsageSource: Send + Sync + 'static {
-    /// The usage at `now`.
+    /// The usage at `now`. The caller sets a timeout.
     fn usage(
         &self,
         instance: &Instance,

@@ -3,10 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    conditions, times,
+    conditions,
+    invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
+    times,
     webhook::{DEFAULT_WEBHOOK_QUOTA, mail_times},
 };
 
@@ -82,6 +85,32 @@ pub struct AccountSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000), extend("format" = "int32"))]
     pub rate_limit_per_hour: Option<i32>,
+
+    /// Address lines of the account holder on invoices, at most six of 1 to 100 characters each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "address")]
+    pub billing_address: Vec<String>,
+
+    /// Time until which the account's invoices are to be closed: the open invoice is issued with the hours that began before it,
+    /// and the next one goes on from there. Set by stellage invoice close. A time in the past of that invoice has no effect, and
+    /// one in the future takes effect then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_moment")]
+    pub invoices_closed_until: Option<String>,
+}
+
+fn address(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": MAX_ADDRESS_LINES,
+        "items": {
+            "type": "string", "minLength": 1, "maxLength": MAX_ADDRESS_LINE,
+            "description": "One line of the address.",
+            "x-kubernetes-validations": [{
+                "rule": "!self.matches('[\\\\x00-\\\\x1f\\\\x7f]')",
+                "message": "must not have control characters",
+            }]
+        }
+    })
 }
 
 /// The observed state of an Account.
@@ -160,6 +189,11 @@ impl Account {
             .webhook_quota
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(DEFAULT_WEBHOOK_QUOTA)
+    }
+
+    /// Time until which its invoices are to be closed.
+    pub fn invoices_closed_until(&self) -> Option<Timestamp> {
+        self.spec.invoices_closed_until.as_deref()?.parse().ok()
     }
 
     /// Requests per hour for each of its keys.

@@ -12,7 +12,7 @@ use super::{
     Instance, conditions,
     event::{HasOutbox, OutboxEntry},
     ids,
-    instance::Plan,
+    plan::Plan,
     times,
 };
 
@@ -54,7 +54,8 @@ pub const DEFAULT_PER_ACCOUNT: u32 = 1000;
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     validation = Rule::new("has(self.spec.name) || size(self.metadata.name) <= 63")
         .message("metadata.name is also the backup's name, so it must be at most 63 characters; or set spec.name"),
-    selectable = ".spec.instance"
+    selectable = ".spec.instance",
+    selectable = ".status.phase"
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self == oldSelf").message("a Backup is immutable: delete it and create another"))]
@@ -303,6 +304,16 @@ impl Backup {
         source
             .map(|source| source.uid.as_str())
             .or(self.spec.instance_uid.as_deref())
+    }
+
+    /// Public identifier of its instance; `None` if there has been no Instance of that name yet.
+    pub fn instance_id(&self) -> Option<String> {
+        let source = self.status.as_ref().and_then(|status| status.source.as_ref());
+        let (name, uid) = (&self.spec.instance, self.spec.instance_uid.as_deref());
+        source.map(|source| source.id.clone()).or_else(|| {
+            let is_known = uid.is_some() || ids::is_instance_id(name);
+            is_known.then(|| ids::instance_id(name, uid.unwrap_or_default()))
+        })
     }
 
     /// Whether it is a backup of this instance.

@@ -64,10 +64,41 @@ pub fn derived_backup_name(seed: &str) -> String {
     format!("bkp-{}", derived_suffix(seed.as_bytes()))
 }
 
+/// The name of an account's invoice whose period begins at `from` (RFC 3339). Derived from both, so that there is never a second
+/// one.
+pub fn invoice_name(account_uid: &str, from: &str) -> String {
+    format!(
+        "inv-{}",
+        derived_suffix(format!("{account_uid}\n{from}").as_bytes())
+    )
+}
+
+/// The id of an Invoice: its name with `inv_` in place of `inv-`.
+pub fn invoice_id(name: &str) -> String {
+    match name.strip_prefix("inv-") {
+        Some(suffix) => format!("inv_{suffix}"),
+        None => name.to_owned(),
+    }
+}
+
+/// The name of the Invoice with this id; `None` if `id` is not an invoice id.
+pub fn invoice_name_of(id: &str) -> Option<String> {
+    let suffix = id.strip_prefix("inv_").filter(|suffix| is_suffix(suffix))?;
+    Some(format!("inv-{suffix}"))
+}
+
 /// The id of an event, derived from its object's UID and its sequence number, so that a transition recorded twice is one
 /// event.
 pub fn event_id(uid: &str, sequence: i64) -> String {
     format!("evt_{}", derived_suffix(format!("{uid}\n{sequence}").as_bytes()))
+}
+
+/// The id of an alert: `alr_` and a suffix derived from its instance's UID and the sequence number of its event.
+pub fn alert_id(uid: &str, sequence: i64) -> String {
+    format!(
+        "alr_{}",
+        derived_suffix(format!("{uid}\nalert\n{sequence}").as_bytes())
+    )
 }
 
 /// The name of the Delivery of an event to a webhook. Derived from both, so that there is never a second one.

@@ -9,9 +9,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    alert::{Alert, MAX_ALERTS},
     conditions,
     event::{HasOutbox, OutboxEntry},
-    ids, times,
+    ids,
+    metering::Metering,
+    plan::Plan,
+    times,
 };
 
 /// Keeps an Instance until its server is gone.
@@ -20,33 +24,6 @@ pub const FINALIZER: &str = "stellage.dev/server";
 /// Annotation with the Idempotency-Keys of the latest actions. Written in the same patch as the request's nonce, so that
 /// the same key never acts twice.
 pub const IDEMPOTENCY_ANNOTATION: &str = "stellage.dev/idempotency-keys";
-
-/// Size and price class of an instance (specification, section 2.3).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Deserialize,
-    Serialize,
-    JsonSchema,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Plan {
-    /// 1 vCPU, 2 GB of memory, 40 GB of disk.
-    Starter,
-    /// 2 vCPU, 4 GB of memory, 80 GB of disk.
-    Business,
-    /// 4 vCPU, 8 GB of memory, 160 GB of disk.
-    Performance,
-    /// 8 vCPU, 16 GB of memory, 320 GB of disk.
-    Enterprise,
-}
 
 /// Whether a server should be running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -182,6 +159,20 @@ impl OperationKind {
     }
 }
 
+/// What a spec asked to install on a server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedInstallation {
+    /// `spec.image`.
+    pub image: String,
+    /// `spec.restoreFrom`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_from: Option<String>,
+    /// `spec.rebuildRequestedAt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_requested_at: Option<String>,
+}
+
 /// The operation in progress. One that interrupts a server is written before the provider is called, so that after a crash in
 /// between it is repeated instead of another one started.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -253,6 +244,12 @@ impl Operation {
         json_path = ".status.conditions[?(@.type=='Ready')].reason",
         priority = 1
     ),
+    printcolumn(
+        name = "Alert",
+        type_ = "string",
+        json_path = ".status.alerts[?(@.phase=='Firing')].rule",
+        priority = 1
+    ),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.image", priority = 1),
     printcolumn(
@@ -308,7 +305,7 @@ pub struct InstanceSpec {
     #[serde(default)]
     pub backup_enabled: bool,
 
-    /// Whether alerts are wanted. Stored only: nothing fires alerts yet.
+    /// Whether the server's usage is sampled every minute, and alerts are fired by the rules of the catalogue.
     #[serde(default)]
     pub monitoring_enabled: bool,
 
@@ -429,10 +426,19 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_from: Option<String>,
 
+    /// The installation that the spec asks for and that cannot be done; the condition Ready says why. The instance is not
+    /// reinstalled until that changes; all else that the spec asks for is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_installation: Option<RefusedInstallation>,
+
     /// When the next backup of the daily schedule is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "times::optional_time")]
     pub next_backup_at: Option<Timestamp>,
+
+    /// The hours for which the instance is billed, as far as they may not have been invoiced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metering: Option<Metering>,
 
     /// When the server was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -463,6 +469,12 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub outbox: Vec<OutboxEntry>,
+
+    /// The alerts that are firing, and the last ones that have ended: at most four of each rule. Those that ended more than a day
+    /// ago are removed with the next change of the status.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ALERTS))]
+    pub alerts: Vec<Alert>,
 
     /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

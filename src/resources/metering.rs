@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{instance::Plan, times};
+use super::{plan::Plan, times};
 
 /// Most entries of [`Metering::changes`]: one for every hour of two months.
 pub const MAX_CHANGES: usize = 1488;

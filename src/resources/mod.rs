@@ -1,12 +1,13 @@
 //! The kinds of `stellage.dev/v1`: one file each with types, schema, admission rules and printer columns; no I/O.
 //!
-//! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`]: the kinds;
-//! - [`event`]: event types and outbox entries;
+//! - [`account`], [`api_key`], [`instance`], [`backup`], [`webhook`], [`delivery`], [`event_log`], [`invoice`],
+//!   [`invoice_page`]: the kinds;
+//! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
-//! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers;
+//! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
 //! - [`quota`]: refusals by a quota; [`size`]: how large texts become where they are stored;
 //! - `crd`: improvements to the derived schemas; `times`: schemas of times.
 
@@ -16,6 +17,7 @@
 )]
 
 pub mod account;
+pub mod alert;
 pub mod api_key;
 pub mod backup;
 pub mod conditions;
@@ -25,8 +27,11 @@ pub mod event;
 pub mod event_log;
 pub mod ids;
 pub mod instance;
+pub mod invoice;
+pub mod invoice_page;
 pub mod metering;
 pub mod money;
+pub mod plan;
 pub mod quota;
 pub mod size;
 mod times;
@@ -35,15 +40,18 @@ pub mod validation;
 pub mod webhook;
 
 pub use account::{Account, AccountSpec, AccountStatus};
+pub use alert::{Alert, AlertMetric, AlertPhase};
 pub use api_key::{ApiKey, ApiKeySpec, KeyScope};
 pub use backup::{Backup, BackupError, BackupPhase, BackupSource, BackupSpec, BackupStatus};
 pub use delivery::{Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus};
 pub use event::{EventType, HasOutbox, OutboxEntry};
 pub use event_log::{EventLog, EventLogSpec, LoggedDelivery, LoggedEvent, PageIndex};
 pub use instance::{
-    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, Plan, PlanChange,
-    PowerState,
+    Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange, PowerState,
 };
+pub use invoice::{Invoice, InvoicePeriod, InvoicePhase, InvoiceSpec, InvoiceStatus};
+pub use invoice_page::{InvoiceLine, InvoicePage, InvoicePageSpec, InvoicedHours, LedgerEntry};
+pub use plan::Plan;
 pub use webhook::{
     BacklogPeriod, DisableReason, Disabled, SecretReference, Webhook, WebhookSpec, WebhookStatus,
 };
@@ -71,6 +79,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Webhook::crd(),
         crd::without_subresources(Delivery::crd()),
         EventLog::crd(),
+        crd::without_subresources(Invoice::crd()),
+        InvoicePage::crd(),
     ]
     .map(crd::polish)
     .into()
@@ -83,7 +93,7 @@ pub const POLICIES: [(&str, &str); 3] = [
         "deletion-protection.yaml",
         include_str!("../../crds/deletion-protection.yaml"),
     ),
-    // Only the operator writes statuses, Deliveries and EventLogs.
+    // Only the operator writes statuses, Deliveries, EventLogs, Invoices and InvoicePages.
     (
         "operator-only.yaml",
         include_str!("../../crds/operator-only.yaml"),

@@ -15,6 +15,7 @@ const MAX_PRICE: Cents = Cents(100_000_000);
 /// A rate of 100 %, in hundredths of a percent.
 const MAX_RATE: u32 = 10_000;
 
+const RATE: &str = "must be a rate in percent from 0 to 100 with at most two decimals, such as 19 or 7.7";
 const PRICE: &str = "a price from 0 to 1000000 with at most two decimals, such as 5 or 4.99";
 
 /// An amount of money in cents, that is, hundredths of a [`Currency`].
@@ -103,11 +104,37 @@ impl TaxRate {
         }
     }
 
+    /// Whether there is no tax.
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
     /// The tax on an amount, rounded half up.
     pub const fn of(self, net: Cents) -> Cents {
         // Lossless, as `From` is, which cannot be called here.
         let (rate, all) = (self.0 as u64, MAX_RATE as u64);
         Cents((net.0 * rate + all / 2) / all)
+    }
+}
+
+impl fmt::Display for TaxRate {
+    /// In percent, with two decimals.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:02}", self.0 / 100, self.0 % 100)
+    }
+}
+
+/// A rate in a file: a number of percent, or a text with one.
+impl<'de> Deserialize<'de> for TaxRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wrong = || de::Error::custom(RATE);
+        let text = match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::Number(number) => number.to_string(),
+            serde_json::Value::String(text) => text,
+            _ => return Err(wrong()),
+        };
+        let rate = hundredths(&text).and_then(|rate| u32::try_from(rate).ok());
+        rate.and_then(Self::from_hundredths).ok_or_else(wrong)
     }
 }
 
@@ -168,6 +195,22 @@ mod tests {
             [0, 7, 60_00, 100_000_005].map(|cents| Cents(cents).to_string()),
             ["0.00", "0.07", "60.00", "1000000.05"]
         );
+    }
+
+    #[test]
+    fn a_tax_rate_is_read_exactly() {
+        for (text, rate) in [
+            ("19", "19.00"),
+            ("7.7", "7.70"),
+            ("\"8.25\"", "8.25"),
+            ("0", "0.00"),
+            ("100", "100.00"),
+        ] {
+            assert_eq!(serde_json::from_str::<TaxRate>(text).unwrap().to_string(), rate);
+        }
+        for text in ["100.01", "-1", "\"19%\"", "1e1000", "true", "19.001"] {
+            assert!(serde_json::from_str::<TaxRate>(text).is_err(), "{text}");
+        }
     }
 
     #[test]

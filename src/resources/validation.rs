@@ -3,6 +3,8 @@
 
 use ssh_key::{Algorithm, PublicKey, public::KeyData};
 
+use super::invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES};
+
 /// Longest name and tag, in bytes (decisions, section 6).
 pub const MAX_NAME: usize = 63;
 /// Most tags of an instance.
@@ -118,6 +120,28 @@ pub fn ssh_key(value: &str) -> Result<(), &'static str> {
             _,
         ) => Ok(()),
         _ => Err("must be an ed25519, ecdsa, rsa or security key"),
+    }
+}
+
+/// Checks the lines of an address: at most six, each 1 to 100 characters, none of them a control character. The error is the
+/// index of the wrong line, if it is one, and what is wrong.
+pub fn address(lines: &[String]) -> Result<(), (Option<usize>, String)> {
+    if lines.len() > MAX_ADDRESS_LINES {
+        let problem = format!(
+            "has {} lines; must have at most {MAX_ADDRESS_LINES} lines",
+            lines.len()
+        );
+        return Err((None, problem));
+    }
+    let is_wrong = |line: &String| {
+        line.is_empty() || line.chars().count() > MAX_ADDRESS_LINE || line.chars().any(char::is_control)
+    };
+    match lines.iter().position(is_wrong) {
+        Some(index) => Err((
+            Some(index),
+            format!("must have 1 to {MAX_ADDRESS_LINE} characters, and no control characters"),
+        )),
+        None => Ok(()),
     }
 }
 

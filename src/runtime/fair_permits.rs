@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::FairQueue;
 
-/// A number of permits, for which accounts wait by turns, and of which one account gets only so many at a time.
+/// A number of permits that are given to accounts round-robin, and of which one account gets only so many at a time.
 pub struct FairPermits {
     per_account: usize,
     state: Mutex<State>,
@@ -82,7 +82,7 @@ impl FairPermits {
         })
     }
 
-    /// Gives the free permits to those whose turn it is.
+    /// Gives the free permits to those that are next.
     fn give(self: &Arc<Self>, state: &mut State) {
         while state.free > 0 {
             let Some(Waiting { account, answer }) = state.queue.pop() else {

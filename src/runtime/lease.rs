@@ -165,6 +165,8 @@ pub struct LeaderElection {
     identity: Arc<str>,
     times: LeaseTimes,
     metrics: Metrics,
+    /// An annotation that the Lease has while this replica holds it.
+    annotation: Option<(&'static str, Arc<str>)>,
 }
 
 /// Whether the Lease is still held, by this process's own clock. Cheap to clone.
@@ -210,7 +212,30 @@ impl LeaderElection {
             identity: identity.into(),
             times: LeaseTimes::default(),
             metrics,
+            annotation: None,
         }
+    }
+
+    /// Has the Lease carry an annotation while this replica holds it.
+    #[must_use]
+    pub fn with_annotation(mut self, key: &'static str, value: &str) -> Self {
+        self.annotation = Some((key, value.into()));
+        self
+    }
+
+    /// The Lease to write as its holder, or to release it.
+    fn written(&self, lease: Option<&Lease>, is_held: bool) -> Lease {
+        let identity = if is_held { &*self.identity } else { "" };
+        let mut written = written(lease, &self.namespace, identity, self.times, Timestamp::now());
+        if let Some((key, value)) = &self.annotation {
+            let annotations = written.metadata.annotations.get_or_insert_default();
+            if is_held {
+                annotations.insert((*key).to_owned(), value.to_string());
+            } else {
+                annotations.remove(*key);
+            }
+        }
+        written
     }
 
     /// Replaces the default times.
@@ -260,13 +285,7 @@ impl LeaderElection {
             Instant::now(),
             self.times.duration,
         );
-        let ours = written(
-            lease.as_ref(),
-            &self.namespace,
-            &self.identity,
-            self.times,
-            Timestamp::now(),
-        );
+        let ours = self.written(lease.as_ref(), true);
         let held = match step {
             Step::Wait => {
                 let holder = lease.and_then(|l| l.spec).and_then(|s| s.holder_identity);
@@ -344,15 +363,7 @@ impl LeaderElection {
     /// Returns `None` if this replica no longer holds the Lease. A conflict may come from our own write whose response was
     /// lost, so the Lease is read again.
     async fn renew_once(&self, lease: &Lease) -> Result<Option<Lease>, CallError> {
-        let ours = |lease: &Lease| {
-            written(
-                Some(lease),
-                &self.namespace,
-                &self.identity,
-                self.times,
-                Timestamp::now(),
-            )
-        };
+        let ours = |lease: &Lease| self.written(Some(lease), true);
         let replace = async |lease: Lease| {
             self.api
                 .replace(LEASE_NAME, &PostParams::default(), &lease)
@@ -394,13 +405,7 @@ impl Leadership {
             if holder(&lease) != Some(&election.identity) {
                 return Ok(());
             }
-            let free = written(
-                Some(&lease),
-                &election.namespace,
-                "",
-                election.times,
-                Timestamp::now(),
-            );
+            let free = election.written(Some(&lease), false);
             election
                 .api
                 .replace(LEASE_NAME, &PostParams::default(), &free)

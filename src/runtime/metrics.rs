@@ -1,4 +1,5 @@
-//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects.
+//! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects, but for those of
+//! [`instance_metrics`](super::instance_metrics).
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,6 +13,8 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+
+use super::instance_metrics::InstanceMetrics;
 
 /// Labels of a REST request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -109,6 +112,14 @@ pub struct Metrics {
     pub mails: Family<OutcomeLabels, Counter>,
     /// Changes of the catalogue's file: `ok`, or `invalid` if it could not be used.
     pub catalogue_reloads: Family<OutcomeLabels, Counter>,
+    /// Samples of the servers' usage.
+    pub usage_samples: Family<OutcomeLabels, Counter>,
+    /// Monitored instances, in the leader.
+    pub monitored_instances: Gauge,
+    /// Monitored instances whose series are kept.
+    pub usage_series: Gauge,
+    /// The usage of instances, where it is shown.
+    pub instances: InstanceMetrics,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
 }
@@ -168,6 +179,10 @@ impl Metrics {
             webhook_lock_seconds: short_seconds(),
             mails: Family::default(),
             catalogue_reloads: Family::default(),
+            usage_samples: Family::default(),
+            monitored_instances: Gauge::default(),
+            usage_series: Gauge::default(),
+            instances: InstanceMetrics::default(),
             leader: Gauge::default(),
         };
         registry.register(
@@ -215,6 +230,7 @@ impl Metrics {
             "Changes of the catalogue's file",
             metrics.catalogue_reloads.clone(),
         );
+        metrics.register_monitoring(&mut registry);
         registry.register(
             "leader",
             "1 while this replica is the leader",
@@ -224,6 +240,25 @@ impl Metrics {
             registry: Arc::new(registry),
             ..metrics
         }
+    }
+
+    fn register_monitoring(&self, registry: &mut Registry) {
+        registry.register(
+            "usage_samples",
+            "Samples of the usage of monitored instances",
+            self.usage_samples.clone(),
+        );
+        registry.register(
+            "monitored_instances",
+            "Monitored instances",
+            self.monitored_instances.clone(),
+        );
+        registry.register(
+            "usage_series",
+            "Monitored instances whose series are kept in memory",
+            self.usage_series.clone(),
+        );
+        registry.register_collector(Box::new(self.instances.clone()));
     }
 
     fn register_deliveries(&self, registry: &mut Registry) {

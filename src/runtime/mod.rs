@@ -9,12 +9,13 @@
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
+//! - [`instance_metrics`]: the usage of instances among the metrics;
 //! - [`lease`]: leader election;
 //! - [`metrics`]: all metrics of the program;
 //! - [`open_files`]: how many files and connections the process may have open;
 //! - [`ops`]: the port of `/healthz`, `/readyz` and `/metrics`;
-//! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them, accounts by
-//!   turns;
+//! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
+//!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
@@ -30,6 +31,7 @@ pub mod fair_permits;
 pub mod fair_queue;
 pub mod health;
 pub mod http;
+pub mod instance_metrics;
 pub mod lease;
 pub mod metrics;
 pub mod open_files;

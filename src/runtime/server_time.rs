@@ -36,7 +36,7 @@ impl ServerTime {
         told.later(Instant::now())
     }
 
-    /// The earliest time of which what happened then is no older than `age`. Before the first answer nothing is old.
+    /// The time `age` ago: what happened earlier is older than `age`. Before the first answer, a time so early that nothing is.
     pub fn since(&self, age: SignedDuration) -> Timestamp {
         let since = self.now().and_then(|now| now.saturating_sub(age).ok());
         since.unwrap_or(Timestamp::MIN)

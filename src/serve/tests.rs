@@ -12,6 +12,7 @@ use std::{
 use clap::Parser;
 use kube::Client;
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
@@ -78,15 +79,18 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
         deliveries: watches.spawn(Vec::new()),
         instances: watches.spawn(Vec::new()),
         backups: watches.spawn(Vec::new()),
+        invoices: watches.spawn(Vec::new()),
     };
     let shown = stores.clone();
-    let mut leading = pin!(controllers.lead(stores, read, CancellationToken::new()));
+    let usage_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut leading = pin!(controllers.lead(stores, usage_listener, read, CancellationToken::new()));
     let all_shown = async {
         shown.accounts.wait_until_ready().await.unwrap();
         shown.webhooks.wait_until_ready().await.unwrap();
         shown.deliveries.wait_until_ready().await.unwrap();
         shown.instances.wait_until_ready().await.unwrap();
         shown.backups.wait_until_ready().await.unwrap();
+        shown.invoices.wait_until_ready().await.unwrap();
         // Whatever is due happens within a few turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -20,6 +20,8 @@ pub struct Quotas {
     pub webhooks: Quota,
     /// API keys that have not expired.
     pub api_keys: Quota,
+    /// Manual backups.
+    pub backups: Quota,
 }
 
 impl Service {
@@ -38,6 +40,10 @@ impl Service {
             api_keys: Quota {
                 used: self.credentials.count(&tenant.namespace, self.clock.now()),
                 limit: Some(self.key_quota),
+            },
+            backups: Quota {
+                used: self.manual_backups(&tenant.namespace),
+                limit: Some(self.backup_limits.per_account),
             },
         }
     }

@@ -15,9 +15,7 @@ use super::{
 };
 use crate::{
     backups::retention::counts,
-    resources::{
-        Backup, BackupPhase, BackupSource, BackupSpec, Instance, InstanceState, backup::FINALIZER, ids,
-    },
+    resources::{Backup, BackupPhase, BackupSource, BackupSpec, Instance, InstanceState, backup::FINALIZER},
 };
 
 /// A backup with values derived from it.
@@ -116,7 +114,7 @@ impl Service {
             filter.status.is_none_or(has_status)
                 && filter
                     .instance_id
-                    .is_none_or(|wanted| instance_id(&item.backup).as_deref() == Some(wanted))
+                    .is_none_or(|wanted| item.backup.instance_id().as_deref() == Some(wanted))
         };
         let (page, total) = self.backups.index().page_of(namespace, page, limit, matches);
         (page.into_iter().map(|item| self.shown(item)).collect(), total)
@@ -144,12 +142,8 @@ impl Service {
     /// A backup with what the index of instances knows of its instance.
     pub fn shown(&self, item: Arc<IndexedBackup>) -> ShownBackup {
         let backup = &*item.backup;
-        let instance_id = instance_id(backup);
-        let instance = instance_id
-            .as_deref()
-            .and_then(InstanceId::parse)
-            .and_then(|id| self.instances.index().get(backup.namespace(), id))
-            .filter(|found| backup.source_uid().is_none_or(|uid| uid == found.instance.uid()));
+        let instance_id = backup.instance_id();
+        let instance = self.instance_of(backup);
         let status = backup.status.as_ref();
         let source = status.and_then(|status| status.source.clone());
         let is_deleted = status.is_some_and(|status| status.instance_deleted)
@@ -160,6 +154,20 @@ impl Service {
             is_instance_deleted: is_deleted,
             item,
         }
+    }
+
+    /// The instance of a backup, if it is known and still exists.
+    fn instance_of(&self, backup: &Backup) -> Option<Arc<IndexedInstance>> {
+        let id = InstanceId::parse(&backup.instance_id()?)?;
+        let found = self.instances.index().get(backup.namespace(), id)?;
+        let is_source = |uid| uid == found.instance.uid();
+        backup.source_uid().is_none_or(is_source).then_some(found)
+    }
+
+    /// Whether the instance of a backup exists, or has existed.
+    fn has_had_instance(&self, backup: &Backup) -> bool {
+        let status = backup.status.as_ref();
+        status.is_some_and(|status| status.source.is_some()) || self.instance_of(backup).is_some()
     }
 
     /// Begins a backup of an instance, once per idempotency key. `invalid_state` unless the instance is running or stopped, and no
@@ -236,18 +244,19 @@ impl Service {
         Ok(())
     }
 
+    /// Number of an account's backups that the schedule has not made.
+    pub(super) fn manual_backups(&self, namespace: &str) -> usize {
+        let is_manual = |item: &IndexedBackup| !item.backup.is_scheduled();
+        self.backups.index().page_of(namespace, 1, 1, is_manual).1
+    }
+
     fn check_room(&self, instance: &Instance) -> Result<(), Error> {
-        let index = self.backups.index();
-        let count = |is_one: &dyn Fn(&Backup) -> bool| {
-            let is_one = |item: &IndexedBackup| is_one(&item.backup);
-            index.page_of(instance.namespace(), 1, 1, is_one).1
-        };
-        let of_instance = |backup: &Backup| counts(backup) && backup.is_of(instance);
-        let limits = self.backup_limits;
-        if count(&of_instance) >= limits.per_instance {
+        let (namespace, limits) = (instance.namespace(), self.backup_limits);
+        let of_instance = |item: &IndexedBackup| counts(&item.backup) && item.backup.is_of(instance);
+        if self.backups.index().page_of(namespace, 1, 1, of_instance).1 >= limits.per_instance {
             return Err(too_many("the instance", limits.per_instance));
         }
-        if count(&|backup| !backup.is_scheduled()) >= limits.per_account {
+        if self.manual_backups(namespace) >= limits.per_account {
             return Err(too_many("the account", limits.per_account));
         }
         Ok(())
@@ -262,7 +271,8 @@ impl Service {
     ) -> Result<(), Error> {
         let check = |item: &IndexedBackup| {
             precondition.check(&*item.backup)?;
-            if item.backup.is_unfinished() {
+            // One that waits for an instance that there is not would never end by itself.
+            if item.backup.is_unfinished() && self.has_had_instance(&item.backup) {
                 return Err(still_running());
             }
             Ok(())
@@ -288,39 +298,18 @@ impl Service {
             // The watch may lag behind.
             item = self.backups.find_now(namespace, &item).await?;
         }
-        let status = item.backup.status.as_ref();
-        let source = status.and_then(|status| status.source.as_ref());
-        match (item.backup.phase(), source) {
-            (BackupPhase::Completed, Some(source)) => Ok(RestorableBackup {
-                id: item.id,
-                name: item.backup.name().to_owned(),
-                image: source.image.clone(),
-                disk_size_gb: source.disk_size_gb,
-            }),
-            (phase, _) => {
-                let status = if phase == BackupPhase::Failed {
-                    "failed"
-                } else {
-                    "running"
-                };
-                let message = format!("is {status}; only a completed backup can be restored");
-                Err(Error {
-                    details: vec![Detail::new("backup", "invalid_state", message.clone())],
-                    ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
-                })
+        RestorableBackup::of(&item.backup).ok_or_else(|| {
+            let status = match item.backup.phase() {
+                BackupPhase::Failed => "failed",
+                _ => "running",
+            };
+            let message = format!("is {status}; only a completed backup can be restored");
+            Error {
+                details: vec![Detail::new("backup", "invalid_state", message.clone())],
+                ..Error::new(ErrorKind::InvalidState, format!("the backup {message}"))
             }
-        }
+        })
     }
-}
-
-/// The identifier of a backup's instance, as far as the backup tells.
-fn instance_id(backup: &Backup) -> Option<String> {
-    let source = backup.status.as_ref().and_then(|status| status.source.as_ref());
-    let name = &backup.spec.instance;
-    source.map(|source| source.id.clone()).or_else(|| {
-        let is_known = backup.spec.instance_uid.is_some() || ids::is_instance_id(name);
-        is_known.then(|| ids::instance_id(name, backup.spec.instance_uid.as_deref().unwrap_or_default()))
-    })
 }
 
 fn is_under_way(backup: &Backup, instance: &Instance) -> bool {
@@ -377,6 +366,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::resources::ids;
 
     fn backup(status: Value) -> IndexedBackup {
         let object = json!({
@@ -390,6 +380,6 @@ mod tests {
     fn the_instance_is_known_before_the_controller_has_seen_the_backup() {
         let item = backup(json!({}));
         let id = ids::instance_id("web", "u");
-        assert_eq!(instance_id(&item.backup), Some(id));
+        assert_eq!(item.backup.instance_id(), Some(id));
     }
 }

@@ -269,6 +269,18 @@ pub fn check_quota(count: usize, quota: u32, words: &str) -> Result<(), Error> {
     }
 }
 
+/// The refusal to show the samples of an instance that is not monitored.
+pub fn not_monitored() -> Error {
+    let message = "is false; set it to true, and wait for samples";
+    Error {
+        details: vec![Detail::new("monitoring_enabled", "invalid_state", message)],
+        ..Error::new(
+            ErrorKind::InvalidState,
+            "the instance is not monitored: monitoring_enabled is false",
+        )
+    }
+}
+
 /// The refusal to delete a protected instance.
 pub fn protected() -> Error {
     Error::new(

@@ -87,6 +87,11 @@ public_id!(
 );
 
 public_id!(
+    /// `inv_` and 16 of `[a-z0-9]`; the object is named `inv-…`.
+    InvoiceId, "inv_", ids::invoice_name_of
+);
+
+public_id!(
     /// `evt_` and 16 of `[a-z0-9]`, of an event that has happened. There is no object of this name.
     EventId, "evt_", event_name
 );

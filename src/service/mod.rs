@@ -1,16 +1,18 @@
 //! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
-//! - [`instances`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
-//! - [`account`], [`keys`]: the account itself, and its API keys;
+//! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
+//! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
 //! - [`id`]: public ids; [`error`]: the error type.
 //!
-//! The service is stateless: it reads from watches and writes to the API server. It asks providers for usage only.
+//! The service is stateless: it reads from watches and writes to the API server. Only the leader knows the usage of
+//! servers; the service asks it.
 
 pub mod account;
+pub mod alerts;
 pub mod backups;
 pub mod credentials;
 pub mod deliveries;
@@ -20,6 +22,7 @@ pub mod id;
 pub mod idempotency;
 pub mod index;
 pub mod instances;
+pub mod invoices;
 pub mod keys;
 pub mod nonce;
 pub mod precondition;
@@ -28,13 +31,12 @@ pub mod webhooks;
 
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 
 use crate::{
     catalogue::{Catalogue, SharedCatalogue},
-    providers::{ProviderError, Usage, UsageSource},
+    monitoring::Measurements,
     resources::{Account, ApiKey, Backup, Instance, Webhook, api_key::DEFAULT_KEY_QUOTA, backup},
     runtime::{Clock, watch::Listener},
 };
@@ -56,8 +58,8 @@ pub struct Dependencies {
     pub clock: Arc<dyn Clock>,
     /// What can be ordered.
     pub catalogue: SharedCatalogue,
-    /// Where the usage of an instance comes from.
-    pub usage: Box<dyn AnyUsageSource>,
+    /// Where the usage of instances is known.
+    pub measurements: Box<dyn Measurements>,
     /// Validates the URLs of receivers.
     pub receiver_check: ReceiverCheck,
 }
@@ -65,26 +67,6 @@ pub struct Dependencies {
 /// Checks the host of a receiver's URL; the error is for the account holder. It is called on every create and change, so it
 /// must neither block nor resolve names.
 pub type ReceiverCheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
-
-/// A [`UsageSource`] of any type.
-pub trait AnyUsageSource: Send + Sync + 'static {
-    /// The usage at `now`.
-    fn usage_of<'a>(
-        &'a self,
-        instance: &'a Instance,
-        now: Timestamp,
-    ) -> BoxFuture<'a, Result<Usage, ProviderError>>;
-}
-
-impl<S: UsageSource> AnyUsageSource for S {
-    fn usage_of<'a>(
-        &'a self,
-        instance: &'a Instance,
-        now: Timestamp,
-    ) -> BoxFuture<'a, Result<Usage, ProviderError>> {
-        Box::pin(self.usage(instance, now))
-    }
-}
 
 /// Everything that an account holder can do. Its indexes are empty until the [`Service::listeners`] are attached to watches.
 pub struct Service {
@@ -106,9 +88,11 @@ pub struct Service {
     has_event_log: bool,
     /// How long logged events are shown.
     log_retention: SignedDuration,
+    /// The operator's namespace, where the prices of the past are.
+    operator_namespace: String,
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
-    usage: Box<dyn AnyUsageSource>,
+    measurements: Box<dyn Measurements>,
     receiver_check: ReceiverCheck,
 }
 
@@ -135,7 +119,7 @@ impl Service {
             client: Client::try_from(nowhere).unwrap(),
             clock: Arc::new(crate::runtime::SystemClock),
             catalogue: SharedCatalogue::default(),
-            usage: Box::new(crate::providers::simulator::SimulatedUsage::default()),
+            measurements: Box::new(crate::monitoring::measurements::NoMeasurements),
             receiver_check: Arc::new(|_| Ok(())),
         })
     }
@@ -153,7 +137,7 @@ impl Service {
             client,
             clock,
             catalogue,
-            usage,
+            measurements,
             receiver_check,
         } = dependencies;
         let calls = Arc::new(ApiCalls::new(client, at_once));
@@ -173,9 +157,10 @@ impl Service {
             key_quota: size(DEFAULT_KEY_QUOTA),
             has_event_log: true,
             log_retention: SignedDuration::from_hours(24),
+            operator_namespace: "stellage-system".to_owned(),
             catalogue,
             clock,
-            usage,
+            measurements,
             receiver_check,
         }
     }
@@ -225,6 +210,15 @@ impl Service {
     pub fn with_log_retention(self, hours: u32) -> Self {
         Self {
             log_retention: SignedDuration::from_hours(hours.into()),
+            ..self
+        }
+    }
+
+    /// Sets the operator's namespace; `stellage-system` without this.
+    #[must_use]
+    pub fn with_operator_namespace(self, namespace: &str) -> Self {
+        Self {
+            operator_namespace: namespace.to_owned(),
             ..self
         }
     }

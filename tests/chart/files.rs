@@ -202,6 +202,8 @@ const OTHERWISE: &[(&str, &str)] = &[
     ("--smtp-url", "smtp.existingSecret, smtp.url"),
     ("--tls-cert", "tls.existingSecret"),
     ("--tls-key", "tls.existingSecret"),
+    ("--usage-address", "the pod's address, by default"),
+    ("--usage-listen", "listenAddress"),
 ];
 
 /// `--retry-schedule` as `retrySchedule`.

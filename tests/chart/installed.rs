@@ -444,6 +444,62 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
         "bind",
         "checked when a RoleBinding is written; it is no request of its own",
     ),
+    (
+        "stellage-api",
+        "configmaps",
+        "get",
+        "the prices of the past, for the open invoice; rate limits that were stored before",
+    ),
+    ("stellage-api", "invoices", "list", "GET /v1/invoices"),
+    ("stellage-api", "invoicepages", "list", "the lines of an invoice"),
+    (
+        "stellage-api",
+        "leases",
+        "get",
+        "where the leader is, to ask it about usage",
+    ),
+    (
+        "stellage-api",
+        "secrets",
+        "get",
+        "the key with which the leader is asked about usage",
+    ),
+    (
+        "stellage-controller",
+        "invoices",
+        "update",
+        "what changes after the first line, and the issue",
+    ),
+    (
+        "stellage-controller",
+        "invoices",
+        "delete",
+        "invoices of a deleted account, which have moved",
+    ),
+    (
+        "stellage-controller",
+        "invoicepages",
+        "update",
+        "what changes after the first line, and the issue",
+    ),
+    (
+        "stellage-controller",
+        "invoicepages",
+        "delete",
+        "invoices of a deleted account, which have moved",
+    ),
+    (
+        "stellage-controller",
+        "invoicepages",
+        "list",
+        "the books of an account after a restart",
+    ),
+    (
+        "stellage-controller",
+        "configmaps",
+        "update",
+        "numbers of invoices, and changed prices",
+    ),
 ];
 
 /// What the roles that are bound to a service account allow, as (`resource`, verb).

@@ -1,5 +1,6 @@
 //! The commands for kubectl users, run as users type them.
 
+mod backups;
 mod events;
 mod instances;
 mod plugin;

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{
     contract::{code, expect, fields},
-    create, order, wait_for,
+    create, new_instance, wait_for,
 };
 use crate::support::{Answer, Operator, Tenant, eventually, new_key, shared};
 
@@ -68,7 +68,12 @@ async fn without_a_valid_key_nothing_is_answered() {
     )
     .await;
     let path = "/v1/instances";
-    let refused = raw(read(Method::POST, path).json(&order("x")), &Method::POST, path).await;
+    let refused = raw(
+        read(Method::POST, path).json(&new_instance("x")),
+        &Method::POST,
+        path,
+    )
+    .await;
     assert_eq!(
         (refused.status.as_u16(), code(&refused).as_str()),
         (403, "token_readonly")
@@ -207,7 +212,14 @@ async fn what_the_status_or_an_administrator_forbids_is_refused() {
     let over = eventually(
         "the quota to be counted",
         async || {
-            super::contract::call(&tenant, Method::POST, "/v1/instances", Some(&order("more")), &[]).await
+            super::contract::call(
+                &tenant,
+                Method::POST,
+                "/v1/instances",
+                Some(&new_instance("more")),
+                &[],
+            )
+            .await
         },
         |answer| answer.status == 403,
     )

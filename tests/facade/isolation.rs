@@ -9,7 +9,7 @@ use stellage::resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Web
 
 use super::{
     contract::{self, Endpoint},
-    create, events, order, wait_for, webhooks,
+    create, events, new_instance, wait_for, webhooks,
 };
 use crate::support::{Answer, Tenant, eventually, new_key, shared};
 
@@ -36,6 +36,7 @@ struct Ids {
     webhook: String,
     delivery: String,
     event: String,
+    invoice: String,
     key: String,
 }
 
@@ -51,10 +52,20 @@ impl Ids {
         let id = |answer: &Answer| answer.json()["data"]["id"].as_str().unwrap().to_owned();
         let instance = create(tenant, "web").await;
         wait_for(tenant, &instance, "running").await;
+        // Its samples can be read.
+        let monitored = json!({ "monitoring_enabled": true });
+        let path = format!("/v1/instances/{instance}");
+        contract::expect(tenant, 200, Method::PATCH, &path, Some(&monitored), &[]).await;
         let backups = format!("/v1/instances/{instance}/backups");
         let backup = contract::expect(tenant, 201, Method::POST, &backups, None, &[]).await;
+        let current = async || {
+            let answer = contract::expect(tenant, 200, Method::GET, "/v1/invoices/current", None, &[]).await;
+            answer.json()["data"]["id"].as_str().map(str::to_owned)
+        };
+        let invoice = eventually("an open invoice", current, Option::is_some).await;
         Self {
             instance,
+            invoice: invoice.unwrap(),
             backup: id(&backup),
             webhook: webhook["id"].as_str().unwrap().to_owned(),
             delivery: id(&delivery),
@@ -70,6 +81,7 @@ impl Ids {
             webhook: "wh_0000000000000000".to_owned(),
             delivery: "dlv_0000000000000000".to_owned(),
             event: "evt_0000000000000000".to_owned(),
+            invoice: "inv_0000000000000000".to_owned(),
             key: "key-0000000000000000".to_owned(),
         }
     }
@@ -81,6 +93,7 @@ impl Ids {
             webhook: "nonsense".to_owned(),
             delivery: "nonsense".to_owned(),
             event: "nonsense".to_owned(),
+            invoice: "nonsense".to_owned(),
             key: "-nonsense-".to_owned(),
         }
     }
@@ -91,6 +104,7 @@ impl Ids {
             path if path.starts_with("/v1/backups/") => &self.backup,
             path if path.starts_with("/v1/webhooks/") => &self.webhook,
             path if path.starts_with("/v1/events/") => &self.event,
+            path if path.starts_with("/v1/invoices/") => &self.invoice,
             path if path.starts_with("/v1/keys/") => &self.key,
             path => panic!("whose ids are in {path}?"),
         };
@@ -183,6 +197,7 @@ async fn a_list_and_the_account_show_ones_own_alone() {
             &theirs.backup,
             &theirs.webhook,
             &theirs.event,
+            &theirs.invoice,
             &theirs.key,
             &ada.namespace,
         ] {
@@ -242,7 +257,7 @@ async fn the_same_idempotency_key_of_two_accounts_makes_two_instances() {
             201,
             Method::POST,
             "/v1/instances",
-            Some(&order("x")),
+            Some(&new_instance("x")),
             &headers,
         )
         .await;

@@ -3,13 +3,13 @@
 use reqwest::Method;
 use serde_json::json;
 
-use super::{contract::expect, create, order, wait_for};
+use super::{contract::expect, create, new_instance, wait_for};
 use crate::support::Tenant;
 
 #[tokio::test]
 async fn an_instance_goes_through_all_its_operations() {
     let tenant = Tenant::new("rest-life").await;
-    let mut body = order("web-1");
+    let mut body = new_instance("web-1");
     body["tags"] = json!(["env:prod", "env:prod", "b"]);
     body["backup_enabled"] = json!(true);
     body["private_network"] = json!("pn-abc1");
@@ -284,7 +284,7 @@ async fn deletion_protection_is_set_and_lifted_through_rest() {
 async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
     let tenant = Tenant::new("rest-filter").await;
     for (name, tag) in [("web", "env:prod"), ("web", "env:test"), ("db", "env:prod")] {
-        let mut body = super::order(name);
+        let mut body = super::new_instance(name);
         body["tags"] = json!([tag, "team.a"]);
         expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
     }

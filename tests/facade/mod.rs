@@ -27,8 +27,8 @@ use stellage::resources::{Account, conditions};
 use self::contract::expect;
 use crate::support::{Tenant, eventually};
 
-/// A minimal request.
-pub fn order(name: &str) -> Value {
+/// The body of a minimal request for a new instance.
+pub fn new_instance(name: &str) -> Value {
     json!({ "name": name, "plan": "starter", "region": "fr-par-1", "image": "debian-13" })
 }
 
@@ -39,7 +39,7 @@ pub async fn create(tenant: &Tenant, name: &str) -> String {
         201,
         Method::POST,
         "/v1/instances",
-        Some(&order(name)),
+        Some(&new_instance(name)),
         &[],
     )
     .await;

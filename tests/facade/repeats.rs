@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     contract::{code, expect},
-    create, order, wait_for,
+    create, new_instance, wait_for,
 };
 use crate::support::{Tenant, eventually};
 
@@ -17,7 +17,7 @@ async fn a_create_with_a_key_is_done_once() {
     super::limit_instances(&tenant, 1).await;
     let headers = [("Idempotency-Key", "first")];
     let path = "/v1/instances";
-    let body = order("web");
+    let body = new_instance("web");
     let first = expect(&tenant, 201, Method::POST, path, Some(&body), &headers).await;
     assert!(first.headers.get("idempotency-replayed").is_none());
     assert_eq!(first.header("idempotency-retention"), "resource");
@@ -31,7 +31,15 @@ async fn a_create_with_a_key_is_done_once() {
         (&again.json()["data"]["id"], &again.json()["data"]["status"]),
         (&json!(id), &json!("running"))
     );
-    let other = expect(&tenant, 422, Method::POST, path, Some(&order("other")), &headers).await;
+    let other = expect(
+        &tenant,
+        422,
+        Method::POST,
+        path,
+        Some(&new_instance("other")),
+        &headers,
+    )
+    .await;
     assert_eq!(code(&other), "idempotency_key_reused");
     // While a finalizer delays the deletion, the key can neither be reused nor replayed.
     let hold =
@@ -76,7 +84,7 @@ async fn a_create_with_a_key_is_done_once() {
 #[tokio::test]
 async fn a_hundred_creates_at_once_with_one_key_make_one_instance() {
     let tenant = Tenant::new("idem-burst").await;
-    let body = order("web");
+    let body = new_instance("web");
     let calls = (0..100).map(|_| {
         expect(
             &tenant,

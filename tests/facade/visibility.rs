@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{
     contract::{call, code, expect},
-    create, order, wait_for,
+    create, new_instance, wait_for,
 };
 use crate::support::Tenant;
 
@@ -19,7 +19,7 @@ async fn a_client_reads_what_it_wrote() {
             201,
             Method::POST,
             "/v1/instances",
-            Some(&order(&name)),
+            Some(&new_instance(&name)),
             &[],
         )
         .await;
@@ -118,7 +118,7 @@ async fn lists_are_filtered_ordered_and_paged() {
     let tenant = Tenant::new("see-lists").await;
     let mut ids = Vec::new();
     for number in 0..7 {
-        let mut body = order(&format!("web-{number}"));
+        let mut body = new_instance(&format!("web-{number}"));
         body["region"] = json!(if number < 3 { "de-fra-1" } else { "fr-par-1" });
         let created = expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
         ids.push(created.json()["data"]["id"].as_str().unwrap().to_owned());

@@ -1,10 +1,12 @@
 //! The control plane, the operator, and an own account for every test.
 //!
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
-//! - [`smtp`]: a mail server on loopback.
+//! - [`smtp`]: a mail server on loopback;
+//! - [`walkthrough`]: the commands that the documents show.
 
 pub mod receivers;
 pub mod smtp;
+pub mod walkthrough;
 
 use std::{
     num::NonZero,
@@ -44,6 +46,13 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+/// Says that something was not tested, and why.
+pub fn say_not_run(what: &str) {
+    use std::io::Write as _;
+    // Not with `eprintln!`, which the test harness shows only of tests that fail.
+    let _ = writeln!(std::io::stderr(), "\nNOT RUN: {what}");
+}
 
 /// Waits until `condition` is true of the result of `look`; fails with `what` after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> T, condition: impl Fn(&T) -> bool) -> T
@@ -295,10 +304,17 @@ fn spawn(
     if arguments.first() != Some(&"controller") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
+    if arguments.first() != Some(&"api") {
+        command.args(["--usage-listen", "127.0.0.1:0"]);
+    }
     command
-        .env("RUST_LOG", "info")
-        .envs(environment.iter().map(|(name, value)| (name, value)))
-        .env("KUBECONFIG", kubeconfig);
+        .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
+        .env("STELLAGE_USAGE_LISTEN", "127.0.0.1:0")
+        .env("STELLAGE_SIMULATOR_FAULTS", "true")
+        // Some tests create thousands.
+        .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")
+        .env("KUBECONFIG", kubeconfig)
+        .env("RUST_LOG", "info");
     let log = plane.folder().join(format!("{name}.log"));
     let daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
     Spawned {

@@ -2,7 +2,8 @@
 
 use control_plane::ControlPlane;
 use kube::api::PatchParams;
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
 use stellage::resources::{DeliveryPhase, DisableReason, InstanceState, Webhook, conditions};
 
 use super::{all_in, phase_of, types};
@@ -19,6 +20,14 @@ fn mails_to(plane: &ControlPlane, address: &str) -> Vec<String> {
     let mails = files.filter(|path| path.extension().is_some_and(|extension| extension == "eml"));
     let mails = mails.filter_map(|path| std::fs::read_to_string(path).ok());
     mails.filter(|mail| mail.contains(address)).collect()
+}
+
+/// The webhook as `GET /v1/webhooks/<id>` shows it.
+async fn shown_by_rest(tenant: &Tenant, webhook: &Webhook) -> Value {
+    let answer = tenant
+        .call(Method::GET, &format!("/v1/webhooks/{}", webhook.id()), None)
+        .await;
+    answer.json()["data"].clone()
 }
 
 fn is_disabled(webhook: &Webhook) -> bool {
@@ -117,12 +126,36 @@ async fn the_fifth_failed_retry_disables_in_status_tells_the_holder_once_and_hol
         })
         .await;
     assert_eq!(receiver.count(), 6, "sent although disabled");
+    let counted = |shown: &Value| shown["held"] == 2;
+    let shown = eventually(
+        "both to be counted",
+        async || shown_by_rest(&tenant, &webhook).await,
+        counted,
+    )
+    .await;
+    assert_eq!(
+        (&shown["health"], &shown["health_reason"]),
+        (&json!("disabled"), &json!("retries_exhausted"))
+    );
+    assert!(
+        shown["last_failure_at"].is_string() && shown["last_success_at"].is_null(),
+        "{shown}"
+    );
     failing.store(false, std::sync::atomic::Ordering::Relaxed);
     tenant
         .change_webhook("alarm", json!({ "enableRequestedAt": "2026-11-21T10:00:00Z" }))
         .await;
     let got = receiver.wait_for(8).await;
     assert_eq!(types(&got[6..]), ["instance.stopped", "instance.started"]);
+    let is_well = |shown: &Value| {
+        shown["health"] == "healthy" && shown["held"] == 0 && shown["last_success_at"].is_string()
+    };
+    eventually(
+        "it to be healthy",
+        async || shown_by_rest(&tenant, &webhook).await,
+        is_well,
+    )
+    .await;
     let webhook = tenant
         .wait_for_webhook("alarm", "the webhook to be enabled", |webhook| {
             webhook

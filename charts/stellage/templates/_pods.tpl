@@ -116,6 +116,8 @@ spec:
               value: /etc/stellage/tls/tls.key
             {{- end }}
             {{- if $controls }}
+            - name: STELLAGE_USAGE_LISTEN
+              value: {{ printf "%s:9091" $values.listenAddress | quote }}
             - name: STELLAGE_SERVICE_ACCOUNT
               value: {{ .serviceAccount }}
             {{- if eq $values.mode "split" }}
@@ -143,6 +145,9 @@ spec:
             - {name: rest, containerPort: 8080}
             {{- end }}
             - {name: metrics, containerPort: 9090}
+            {{- if $controls }}
+            - {name: usage, containerPort: 9091}
+            {{- end }}
           livenessProbe:
             httpGet: {path: /healthz, port: metrics}
             periodSeconds: 10

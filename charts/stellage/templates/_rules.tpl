@@ -20,6 +20,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list"]
+# The facade reads invoices.
+- apiGroups: ["stellage.dev"]
+  resources: ["invoices", "invoicepages"]
+  verbs: ["list"]
 # The facade looks up which account a key belongs to.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]
@@ -63,6 +67,13 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list", "create", "delete"]
+# The controller opens, writes and issues invoices, and moves those of a deleted account to its own namespace.
+- apiGroups: ["stellage.dev"]
+  resources: ["invoices"]
+  verbs: ["list", "watch", "create", "update", "delete"]
+- apiGroups: ["stellage.dev"]
+  resources: ["invoicepages"]
+  verbs: ["list", "create", "update", "delete"]
 # The controller deletes the keys of a deleted account, and marks copies of other accounts' digests.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
@@ -154,6 +165,47 @@ has both lists.
   verbs: ["create"]
 {{- end -}}
 
+{{- define "stellage.rules.invoices" -}}
+# The controller keeps the numbers of invoices and the prices of the past in these two ConfigMaps.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-invoice-numbers", "stellage-prices"]
+  verbs: ["get", "update"]
+# A create cannot be limited to a name: the name is not known when it is authorized.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  verbs: ["create"]
+{{- end -}}
+
+{{- define "stellage.rules.prices" -}}
+# The facade reads the prices of the past for the open invoice.
+- apiGroups: [""]
+  resources: ["configmaps"]
+  resourceNames: ["stellage-prices"]
+  verbs: ["get"]
+{{- end -}}
+
+{{- define "stellage.rules.usage.api" -}}
+# The facade asks the leader about the usage of servers: the Lease has its address, and this one Secret the key with which both sides
+# prove who they are.
+- apiGroups: ["coordination.k8s.io"]
+  resources: ["leases"]
+  resourceNames: ["stellage-controller"]
+  verbs: ["get"]
+- apiGroups: [""]
+  resources: ["secrets"]
+  resourceNames: ["stellage-usage-key"]
+  verbs: ["get"]
+{{- end -}}
+
+{{- define "stellage.rules.usage.controller" -}}
+# The leader writes the key into this one Secret if it has none.
+- apiGroups: [""]
+  resources: ["secrets"]
+  resourceNames: ["stellage-usage-key"]
+  verbs: ["get", "update"]
+{{- end -}}
+
 {{/*
 A role (a ClusterRole, or a Role if `.namespaced`) with `rules`, the names of templates, which is bound to `serviceAccount`, unless that
 is empty.
@@ -203,7 +255,7 @@ subjects:
 {{- define "stellage.rules.tenant.view" -}}
 # What is in an account's namespace, but for its keys and Secrets.
 - apiGroups: ["stellage.dev"]
-  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs"]
+  resources: ["instances", "backups", "webhooks", "deliveries", "eventlogs", "invoices", "invoicepages"]
   verbs: ["get", "list", "watch"]
 {{- end -}}
 

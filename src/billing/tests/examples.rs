@@ -3,9 +3,13 @@
 use jiff::Timestamp;
 
 use crate::{
-    billing::{Billed, Line, Period, PriceHistory, line, metering},
+    billing::{Billed, Line, Period, PriceHistory, backup, line, metering},
     catalogue::Prices,
-    resources::{Plan, metering::Metering, money::Cents},
+    resources::{
+        Plan,
+        metering::Metering,
+        money::{Cents, UnitPrice},
+    },
 };
 
 fn time(text: &str) -> Timestamp {
@@ -98,4 +102,47 @@ fn the_dearest_plan_of_the_month_sets_the_cap() {
     // 8.929 + 719 × 0.745 = 544.584 cents: less than the 60 EUR of enterprise, more than the 5 of starter.
     assert_eq!(line.amount, Cents(5_45));
     assert_eq!(hours(&line), [(Plan::Enterprise, 1), (Plan::Starter, 719)]);
+}
+
+#[test]
+fn a_backup_costs_its_size_for_each_hour_begun_and_nothing_without_a_price() {
+    let since = time("2026-11-10T10:30:00Z");
+    let free = PriceHistory::new(Prices::default());
+    let line = |prices: &PriceHistory, ended: Option<&str>, earlier| {
+        backup::line(since, ended.map(time), 12_400, november(), prices, earlier)
+    };
+    assert_eq!(line(&free, None, Billed::default()), None);
+    // 12.4 GB at 0.05: 62 cents a month, so 0.093 cents an hour, rounded up.
+    let priced = PriceHistory::new(Prices::default().with_backups(Cents(5)));
+    let day = line(&priced, Some("2026-11-11T10:30:00Z"), Billed::default()).unwrap();
+    let per_hour = |hours: &[(u64, UnitPrice)]| {
+        hours
+            .iter()
+            .map(|(n, price)| (*n, price.to_string()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(per_hour(&day.hours), [(24, "0.00093".to_owned())]);
+    assert_eq!(day.amount, Cents(2));
+    let month = backup::line(
+        time("2026-10-01T00:00:00Z"),
+        None,
+        12_400,
+        november(),
+        &priced,
+        Billed::default(),
+    );
+    assert_eq!(month.unwrap().amount, Cents(62), "at most a month's");
+    // A price from the second day on.
+    let mut later = free;
+    later.record(
+        &Prices::default().with_backups(Cents(5)),
+        time("2026-11-11T10:30:00Z"),
+    );
+    let two_days = line(&later, Some("2026-11-12T10:30:00Z"), Billed::default()).unwrap();
+    assert_eq!(two_days.hours[0].0, 24);
+    // One that was gone before it was completed.
+    assert_eq!(
+        line(&priced, Some("2026-11-10T10:30:00Z"), Billed::default()),
+        None
+    );
 }

@@ -2,8 +2,10 @@
 //!
 //! - `reference`: the rules of the decisions, section 7, as slowly and obviously as possible;
 //! - `histories`: random histories, billed period by period;
+//! - `ledger`: the books of an account, with processes that die after any write;
 //! - `examples`: invoices that can be checked by hand.
 
 mod examples;
 mod histories;
+mod ledger;
 mod reference;

@@ -9,7 +9,7 @@ use kube::api::ListParams;
 
 use self::operate::{Operation, operate};
 use super::{
-    CliError,
+    CliError, backup,
     connect::Cluster,
     objects::{self, InNamespace, InNamespaces},
     output::{self, Output},
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     lifecycle::Action,
     resources::{Instance, Plan, validation},
+    service::instances::Installation,
 };
 
 /// List, show and operate instances.
@@ -46,7 +47,7 @@ pub enum InstanceCommand {
     /// Change to another plan, with a reboot if the server is running; allowed from running and stopped
     #[command(after_help = RESIZE)]
     Resize(ResizeArgs),
-    /// Reinstall an instance from an image, which erases its disk; allowed from running, stopped and error
+    /// Reinstall an instance from an image or restore a backup, which erases its disk; allowed from running, stopped and error
     #[command(after_help = REBUILD)]
     Rebuild(RebuildArgs),
 }
@@ -76,8 +77,9 @@ Examples:
   stellage instance resize web -n ada --plan business --wait
   stellage instance resize web -n ada --plan business --on-reboot";
 const REBUILD: &str = "\
-Example:
-  stellage instance rebuild web -n ada --image debian-13 --wait";
+Examples:
+  stellage instance rebuild web -n ada --image debian-13 --wait
+  stellage instance rebuild web -n ada --backup bkp_4q7hz0c9k2m8x1ta --wait";
 
 /// List instances.
 #[derive(Args, Debug)]
@@ -144,9 +146,32 @@ pub struct RebuildArgs {
     #[command(flatten)]
     operate: OperateArgs,
 
+    #[command(flatten)]
+    source: RebuildSource,
+}
+
+/// What to install.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct RebuildSource {
     /// The operating-system image, such as debian-13
     #[arg(long, value_parser = image)]
-    image: String,
+    image: Option<String>,
+
+    /// Name or id of a completed backup, which may be of another instance of the namespace
+    #[arg(long, value_name = "NAME", value_parser = objects::name)]
+    backup: Option<String>,
+}
+
+impl RebuildSource {
+    async fn installation(self, cluster: &Cluster, namespace: &str) -> Result<Installation, CliError> {
+        match self.backup {
+            Some(name) => backup::restorable(cluster, namespace, &name)
+                .await
+                .map(Installation::Backup),
+            None => Ok(Installation::Image(self.image.unwrap_or_default())),
+        }
+    }
 }
 
 fn plans() -> impl clap::builder::TypedValueParser<Value = Plan> {
@@ -171,7 +196,11 @@ pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
             let (plan, on_reboot) = (args.plan, args.on_reboot);
             (args.operate, Operation::Resize { plan, on_reboot })
         }
-        InstanceCommand::Rebuild(args) => (args.operate, Operation::Rebuild { image: args.image }),
+        InstanceCommand::Rebuild(args) => {
+            let namespace = args.operate.place.of(&cluster);
+            let installation = args.source.installation(&cluster, namespace).await?;
+            (args.operate, Operation::Rebuild(installation))
+        }
     };
     let namespace = args.place.of(&cluster);
     let ended = operate(&cluster, namespace, &args.name, &operation, args.waiting).await?;

@@ -21,8 +21,9 @@ use crate::{
         conditions::{self, READY, STALLED},
     },
     service::{
+        error::Error,
         index::Indexed as _,
-        instances::{IndexedInstance, InstanceChange},
+        instances::{IndexedInstance, Installation, InstanceChange, disk_of},
         nonce::instance_nonce,
         store::merge_patch,
     },
@@ -41,10 +42,7 @@ pub(super) enum Operation {
         on_reboot: bool,
     },
     /// A reinstallation.
-    Rebuild {
-        /// The image to install.
-        image: String,
-    },
+    Rebuild(Installation),
 }
 
 /// How an operation ended.
@@ -60,7 +58,7 @@ impl Operation {
         match self {
             Self::Power(action) => *action,
             Self::Resize { .. } => Action::ChangePlan,
-            Self::Rebuild { .. } => Action::Rebuild,
+            Self::Rebuild(_) => Action::Rebuild,
         }
     }
 
@@ -97,8 +95,9 @@ impl Operation {
         }
         let mut spec = instance.spec.clone();
         let nonce = instance_nonce(now, &spec);
-        if let Self::Rebuild { image } = self {
-            spec.image.clone_from(image);
+        if let Self::Rebuild(installation) = self {
+            let requested = installation.request(&mut spec, disk_of(instance));
+            requested.map_err(|error| not_restorable(instance, &error))?;
         }
         self.action().request(&mut spec, &nonce);
         Ok(spec)
@@ -112,7 +111,12 @@ impl Operation {
             Self::Power(Action::Stop) => format!("instance {name} is being shut down"),
             Self::Power(Action::PowerOff) => format!("the power of instance {name} is being cut"),
             Self::Power(_) => format!("instance {name} is being rebooted"),
-            Self::Rebuild { image } => format!("instance {name} is being reinstalled from {image}"),
+            Self::Rebuild(Installation::Image(image)) => {
+                format!("instance {name} is being reinstalled from {image}")
+            }
+            Self::Rebuild(Installation::Backup(backup)) => {
+                format!("instance {name} is being restored from backup {}", backup.id)
+            }
             Self::Resize { plan, .. } if view::state(instance) == Some(InstanceState::Resizing) => {
                 format!("instance {name} is changing to plan {}", plan.as_str())
             }
@@ -130,6 +134,19 @@ impl Operation {
                 view::state(instance).map_or("gone", InstanceState::as_str)
             ),
         }
+    }
+}
+
+/// The error for a backup that does not fit on the instance's disk.
+fn not_restorable(instance: &Instance, error: &Error) -> CliError {
+    let why: Vec<_> = error
+        .details
+        .iter()
+        .map(|detail| detail.message.as_ref())
+        .collect();
+    CliError::Refused {
+        doing: format!("restore the backup to instance {}", instance.name_any()),
+        reason: format!("the backup {}", why.join("; ")),
     }
 }
 
@@ -291,9 +308,7 @@ mod tests {
                 json!({ "powerState": "Running", "startRequestedAt": nonce }),
             ),
             (
-                Operation::Rebuild {
-                    image: "debian-12".to_owned(),
-                },
+                Operation::Rebuild(Installation::Image("debian-12".to_owned())),
                 &on,
                 json!({ "image": "debian-12", "rebuildRequestedAt": nonce }),
             ),

@@ -39,6 +39,8 @@ const CHECK_AGAIN: Duration = Duration::from_secs(30);
 /// When to check again whether a namespace is gone, which takes about 5 s, or whether Kubernetes can count all kinds, which
 /// takes up to 30 s.
 const CHECK_AGAIN_SOON: Duration = Duration::from_secs(3);
+/// When to check again whether the last invoice of a deleted Account is issued and kept.
+const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 /// When to check again whether Kubernetes has counted a new quota, which takes some tenths of a second.
 const QUOTA_POLL: Duration = Duration::from_millis(500);
 /// Objects on one page of a list.
@@ -505,8 +507,10 @@ impl Work<'_> {
             // Register before listing, so that a deletion right after the list is noticed.
             self.shared.draining.lock().insert(self.namespace.clone());
             let contents = [
-                self.contents::<Instance>(("instance", "instances")).await?,
-                self.contents::<Backup>(("backup", "backups")).await?,
+                self.contents::<Instance>(("instance", "instances"), "").await?,
+                // There is nothing to lose with a failed one.
+                self.contents::<Backup>(("backup", "backups"), "status.phase!=Failed")
+                    .await?,
             ];
             if let Some(in_the_way) = decide::in_the_way(&contents) {
                 let note = format!("cannot be deleted yet: {in_the_way}");
@@ -519,6 +523,15 @@ impl Work<'_> {
                     events.publish(account, true, "DeletionHeldBack", "Delete", &note);
                 }
                 return Ok(Action::requeue(CHECK_AGAIN));
+            }
+            if account.owned_namespace().is_some()
+                && !self
+                    .shared
+                    .deps
+                    .ledger
+                    .is_closed(&super::uid(account), &self.namespace)
+            {
+                return Ok(Action::requeue(UNTIL_CLOSED));
             }
             self.clear(namespace, created_by_operator).await?;
         }
@@ -538,7 +551,11 @@ impl Work<'_> {
 
     /// Lists what is in the namespace, straight from the API server: a watch may lag behind, and deleting the namespace
     /// deletes everything in it.
-    async fn contents<K>(&self, words: (&'static str, &'static str)) -> Result<Contents, AccountError>
+    async fn contents<K>(
+        &self,
+        words: (&'static str, &'static str),
+        selector: &str,
+    ) -> Result<Contents, AccountError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -547,14 +564,15 @@ impl Work<'_> {
     {
         let list = self
             .inside::<K>()
-            .list_metadata(&ListParams::default().limit(PAGE))
+            .list_metadata(&ListParams::default().limit(PAGE).fields(selector))
             .doing("list the contents of the namespace")
             .await?;
         let more = list.metadata.remaining_item_count.unwrap_or(0);
         Ok(Contents {
             words,
             count: list.items.len() as u64 + u64::try_from(more).unwrap_or(0),
-            has_more: false,
+            // With a selector the API server does not count what remains.
+            has_more: more == 0 && list.metadata.continue_.is_some_and(|token| !token.is_empty()),
             names: list
                 .items
                 .into_iter()
@@ -584,6 +602,8 @@ impl Work<'_> {
         self.delete_all::<Webhook>(&all, "list the Webhooks", "delete a Webhook")
             .await?;
         self.delete_all::<EventLog>(&all, "list the EventLogs", "delete an EventLog")
+            .await?;
+        self.delete_all::<Backup>(&all, "list the Backups", "delete a Backup")
             .await?;
         let bindings = self.inside::<RoleBinding>();
         let binding = bindings.get_opt(children::OPERATOR.binding);

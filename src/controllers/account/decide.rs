@@ -464,6 +464,8 @@ pub(super) mod tests {
                 instance_quota: None,
                 webhook_quota: None,
                 rate_limit_per_hour: None,
+                billing_address: Vec::new(),
+                invoices_closed_until: None,
             },
         );
         account.metadata.uid = Some(format!("uid-{name}"));

@@ -40,6 +40,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
+use super::ledger::Ledger;
 use crate::{
     resources::{ACCOUNT_LABEL, Account},
     runtime::{
@@ -75,6 +76,8 @@ pub struct Deps {
     pub api_service_account: Option<String>,
     /// The limits of accounts that set none.
     pub quotas: DefaultQuotas,
+    /// Whether the invoices of a deleted Account are kept.
+    pub ledger: Ledger,
     /// Name of this replica in Kubernetes Events.
     pub identity: String,
     /// Where reconciles are counted.

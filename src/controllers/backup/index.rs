@@ -65,7 +65,7 @@ impl BackupIndex {
         shown.map(|shown| self.queue.freshest(shown))
     }
 
-    /// The backups of the Instances of this name: of the one that there is, and of those that there were.
+    /// The backups of the Instance with this name, and of earlier ones that had the same name.
     pub fn of(&self, namespace: &str, instance: &str) -> Vec<Arc<Backup>> {
         let shown: Vec<Arc<Backup>> = {
             let namespaces = self.namespaces.lock();

@@ -13,7 +13,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
-    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question},
+    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question, retention::has_room},
     events::OutboxVersion,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
@@ -45,13 +45,13 @@ pub(super) struct Reconciler<P> {
     pub(super) beginning: Mutex<HashSet<(String, String)>>,
 }
 
-/// Holds the turn of an instance's backups to begin.
-struct Turn<'a> {
+/// Permits one of an instance's backups to begin. Only one such permit of an instance exists at a time.
+struct BeginPermit<'a> {
     all: &'a Mutex<HashSet<(String, String)>>,
     key: (String, String),
 }
 
-impl Drop for Turn<'_> {
+impl Drop for BeginPermit<'_> {
     fn drop(&mut self) {
         self.all.lock().remove(&self.key);
     }
@@ -139,11 +139,11 @@ impl<P: Provider> Reconciler<P> {
                 backup = self.add_finalizer(&backup).await?;
             }
             // Two backups of an instance must not find each other waiting, and both begin.
-            let turn = if backup.phase() == BackupPhase::Waiting {
-                let Some(turn) = self.turn(&backup) else {
+            let permit = if backup.phase() == BackupPhase::Waiting {
+                let Some(permit) = self.begin_permit(&backup) else {
                     return Ok(Some(AFTER_ANOTHER));
                 };
-                Some(turn)
+                Some(permit)
             } else {
                 None
             };
@@ -161,7 +161,7 @@ impl<P: Provider> Reconciler<P> {
                 self.try_again(&backup).await?;
             }
             let written = self.store(&backup, &decision).await?;
-            drop(turn);
+            drop(permit);
             has_begun_now = backup.phase() == BackupPhase::Waiting;
             let has_changed = written.is_some();
             backup = written.unwrap_or(backup);
@@ -181,10 +181,10 @@ impl<P: Provider> Reconciler<P> {
         Ok(Some(Duration::ZERO))
     }
 
-    fn turn(&self, backup: &Backup) -> Option<Turn<'_>> {
+    fn begin_permit(&self, backup: &Backup) -> Option<BeginPermit<'_>> {
         let key = (namespace(backup).to_owned(), backup.spec.instance.clone());
         let is_free = self.beginning.lock().insert(key.clone());
-        is_free.then(|| Turn {
+        is_free.then(|| BeginPermit {
             all: &self.beginning,
             key,
         })
@@ -215,12 +215,18 @@ impl<P: Provider> Reconciler<P> {
                 !other.is_abandoned() && !matches!(uids, (Some(one), Some(other)) if one != other)
             })
             .collect();
+        let limits = self.controller.limits;
+        let has_room_in_account = backup.is_scheduled() || backup.phase() != BackupPhase::Waiting || {
+            let all = self.controller.index.within(namespace(backup));
+            has_room(backup, all.iter().map(|other| &**other), limits.per_account)
+        };
         with(&Situation {
             source,
             others: &others,
             has_account,
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
-            limits: self.controller.limits,
+            limits,
+            has_room_in_account,
         })
     }
 

@@ -14,10 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use reconcile::Reconciler;
 
-use super::backup::BackupIndex;
+use super::{backup::BackupIndex, ledger::Ledger};
 use crate::{
     catalogue::SharedCatalogue,
     events::{Outbox, payload::User},
+    monitoring::Monitor,
     providers::{Provider, Timings},
     resources::Instance,
     runtime::{
@@ -38,6 +39,10 @@ pub struct InstanceController<P> {
     pub holder_of: HolderOf,
     /// The backups of the instances.
     pub backups: BackupIndex,
+    /// What the samples of their servers' usage mean for alerts.
+    pub monitor: Arc<Monitor>,
+    /// Whether the end of an instance is recorded, so that it is billed.
+    pub ledger: Ledger,
     /// Takes over recorded events.
     pub outbox: Arc<dyn Outbox>,
     /// Available regions and images.

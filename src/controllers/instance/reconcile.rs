@@ -50,6 +50,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 const MAX_OUTBOX: usize = 32;
 /// When to look again whether a backup can be restored.
 const RESTORE_AGAIN: Duration = Duration::from_secs(2);
+/// When to look again whether the end of an instance is recorded.
+const UNTIL_RECORDED: Duration = Duration::from_millis(100);
 /// When to try again with an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
@@ -145,7 +147,8 @@ impl<P: Provider> Reconciler<P> {
             }
             let holder = self.holder_of(&draft.instance);
             let gate = self.gate(&draft.instance, holder.as_ref());
-            // Of an accepted instance whatever the gate: it may have a server, and is not deleted without the finalizer.
+            // An accepted instance needs the finalizer even if the gate is closed: it may have a server, and is refused deletion
+            // without the finalizer.
             if (gate == Gate::Open || is_accepted(&draft.instance)) && !draft.instance.has_finalizer() {
                 draft = Draft::new(self.add_finalizer(&draft.instance).await?);
             }
@@ -156,6 +159,7 @@ impl<P: Provider> Reconciler<P> {
             // answer still matches the status, which only this controller writes.
             draft.refresh(self.queue.freshest(draft.stored.clone()));
             let now = self.controller.clock.now();
+            let findings = self.controller.monitor.findings(&draft.instance);
             let audience = Audience {
                 user: holder.as_ref(),
                 is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
@@ -163,17 +167,28 @@ impl<P: Provider> Reconciler<P> {
                 is_backed_up_now: holder.is_some()
                     && draft.instance.is_deleting()
                     && self.controller.backups.has_unfinished(&draft.instance),
+                findings: findings.as_ref(),
             };
             let timings = &self.controller.timings;
-            let decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
+            let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
             if decision.finished {
+                if holder.is_some() && !self.controller.ledger.has_end_of(&draft.instance) {
+                    return Ok(Some(UNTIL_RECORDED));
+                }
                 self.finish(&draft.instance).await?;
                 return Ok(None);
             }
             let changed = draft.instance.status.as_ref() != Some(&decision.status);
             let next = decision.next(changed);
-            if let Some(due) = decision.backup_due {
-                self.make_backup(&draft.instance, due).await?;
+            if let Some(due) = decision.backup_due
+                && let Err(error) = self.make_backup(&draft.instance, due).await
+            {
+                // It is made later; nothing else waits for it.
+                let before = draft.instance.status.as_ref();
+                decision.status.next_backup_at = before.and_then(|status| status.next_backup_at);
+                draft.take(decision);
+                self.store(&mut draft).await?;
+                return Err(error);
             }
             let may_be_stored_later = decision.may_be_stored_later && !self.is_suspect(&draft.instance);
             draft.take(decision);
@@ -186,8 +201,8 @@ impl<P: Provider> Reconciler<P> {
             }
             self.backoffs.reset(uid(&draft.instance));
             // The watch of backups may lag behind what REST has seen.
-            let may_restore_soon =
-                matches!(gate, Gate::InvalidSpec(_)) && draft.instance.spec.restore_from.is_some();
+            let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
+            let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
             match next {
                 Next::Now => {}
                 Next::After(delay) if may_restore_soon => return Ok(Some(delay.min(RESTORE_AGAIN))),
@@ -272,7 +287,10 @@ impl<P: Provider> Reconciler<P> {
                 "namespace {namespace} belongs to no Account, so the instance is ignored; create an Account with spec.namespace {namespace}"
             ));
         }
-        match self.complaint(instance, is_accepted(instance)) {
+        let accepted = is_accepted(instance);
+        match self.complaint(instance, accepted) {
+            // All that is left to complain of is what to install.
+            Some(complaint) if accepted => Gate::CannotInstall(complaint),
             Some(complaint) => Gate::InvalidSpec(complaint),
             None => Gate::Open,
         }
@@ -320,7 +338,11 @@ impl<P: Provider> Reconciler<P> {
     /// Whether the spec asks for an installation that has not begun.
     fn will_install(&self, instance: &Instance) -> bool {
         let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
-        let next = operation(Some(&project(instance, self.controller.clock.now())));
+        let mut unrefused = instance.clone();
+        if let Some(status) = &mut unrefused.status {
+            status.refused_installation = None;
+        }
+        let next = operation(Some(&project(&unrefused, self.controller.clock.now())));
         let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
         installs && next != operation(instance.status.as_ref())
     }
@@ -357,8 +379,8 @@ impl<P: Provider> Reconciler<P> {
         })
     }
 
-    /// Asks the provider what there is to ask. Returns `None` if that needs a slot for suspects. What has not been stored yet is
-    /// stored if the provider does not answer at once.
+    /// Asks the provider whatever the instance needs now. Returns `None` if that needs a slot for suspects, which this reconcile
+    /// does not have. A status that has not been stored yet is stored meanwhile if the provider does not answer at once.
     async fn ask(
         &self,
         draft: &mut Draft,

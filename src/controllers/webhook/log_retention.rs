@@ -275,7 +275,8 @@ fn is_older(delivery: &Finished, page: &ObjectMeta) -> bool {
     created.is_some_and(|created| delivery.at < created.0)
 }
 
-/// Of deliveries that are older than what is kept, the newest first, those that are too much for the limit of bytes.
+/// The deliveries for which the limit of bytes leaves no room. They must come newest first, and be older than all that has been
+/// kept so far.
 fn beyond(deliveries: impl Iterator<Item = Finished>, kept: &mut Kept, limit: Size) -> Vec<Finished> {
     let mut surplus = Vec::new();
     for delivery in deliveries {

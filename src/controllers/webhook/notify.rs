@@ -1,5 +1,5 @@
-//! Notifies account holders by e-mail of disabled webhooks and of backlogs. What is untold of one account at one time is one
-//! mail.
+//! Notifies account holders by e-mail of disabled webhooks and of backlogs. All that an account holder has not been told yet goes
+//! into one mail.
 
 use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 

@@ -106,7 +106,7 @@ async fn prune(shared: &Shared, webhook_key: &WebhookKey) -> Result<u64, CallErr
     Ok(u64::try_from(count.saturating_sub(deleted)).unwrap_or(u64::MAX))
 }
 
-/// Of deliveries in the order of their ends, the newest first, those that were finished before `since`, or are beyond the limit.
+/// The deliveries that were finished before `since`, or exceed the limit. `finished` is sorted, the last finished first.
 fn surplus(finished: Vec<Finished>, kept: usize, since: Timestamp) -> Vec<Finished> {
     finished
         .into_iter()

@@ -132,10 +132,10 @@ pub(super) struct CachedWebhook {
     pub(super) notification: Option<Notification>,
     /// When its status was last written.
     pub(super) written: Option<Instant>,
-    /// When it is its turn to have its counters written.
-    pub(super) counters_turn: Option<Instant>,
-    /// When it is its turn to have its health written.
-    pub(super) health_turn: Option<Instant>,
+    /// The time reserved for a write of its counters.
+    pub(super) write_counters_at: Option<Instant>,
+    /// The time reserved for a write of its health.
+    pub(super) write_health_at: Option<Instant>,
     /// When a write of its status last failed.
     pub(super) failed: Option<Instant>,
 }
@@ -287,8 +287,8 @@ impl Shared {
                     disablement: None,
                     notification: None,
                     written: None,
-                    counters_turn: None,
-                    health_turn: None,
+                    write_counters_at: None,
+                    write_health_at: None,
                     failed: None,
                 };
                 state.webhooks.insert(key.clone(), cached);

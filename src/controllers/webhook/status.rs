@@ -202,8 +202,8 @@ fn is_backlogged(conditions: &[Condition], reason: &str) -> bool {
     backlog.is_some_and(|backlog| backlog.status == "True" && backlog.reason == reason)
 }
 
-/// The backlog to tell the account holder of, or that they were told of and that lasts. One that begins before an earlier one
-/// was told is told together with it.
+/// The backlog that the account holder has yet to be told of, or has been told of and that still lasts. A backlog that begins
+/// before an earlier one was reported counts as part of it.
 fn backlog_period(
     before: Option<&WebhookStatus>,
     conditions: &[Condition],

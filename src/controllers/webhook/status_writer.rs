@@ -124,34 +124,39 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
         let webhook = cached.webhook.clone();
         let mut at = may_be_tried.max(may_be_repeated.filter(|_| urgency != Urgency::Now));
         if at.is_none_or(|at| at <= now.mono) {
-            at = turn(&mut state, &key, urgency, now.mono);
+            at = write_at(&mut state, &key, urgency, now.mono);
         }
         if let Some(at) = at.filter(|at| *at > now.mono) {
             state.later.insert((at, key));
             continue;
         }
         if let Some(cached) = state.webhooks.get_mut(&key) {
-            cached.counters_turn = None;
-            cached.health_turn = None;
+            cached.write_counters_at = None;
+            cached.write_health_at = None;
         }
         due.push((webhook, status));
     }
     due
 }
 
-/// When it is the turn of a webhook to have its status written, which may be now. `None` if it need not wait for one.
-pub(super) fn turn(state: &mut State, key: &WebhookKey, urgency: Urgency, now: Instant) -> Option<Instant> {
+/// When the write budget lets a webhook have its status written, which may be now. `None` if such a write needs no budget.
+pub(super) fn write_at(
+    state: &mut State,
+    key: &WebhookKey,
+    urgency: Urgency,
+    now: Instant,
+) -> Option<Instant> {
     let cached = state.webhooks.get_mut(key)?;
     if urgency != Urgency::Health {
         // The health is again as it was, or is written anyway.
-        cached.health_turn = None;
+        cached.write_health_at = None;
     }
-    let (turn, budget) = match urgency {
+    let (write_at, budget) = match urgency {
         Urgency::Now => return None,
-        Urgency::Health => (&mut cached.health_turn, &mut state.health_writes),
-        Urgency::Counters => (&mut cached.counters_turn, &mut state.counter_writes),
+        Urgency::Health => (&mut cached.write_health_at, &mut state.health_writes),
+        Urgency::Counters => (&mut cached.write_counters_at, &mut state.counter_writes),
     };
-    Some(*turn.get_or_insert_with(|| budget.take(now)))
+    Some(*write_at.get_or_insert_with(|| budget.reserve(now)))
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec made obsolete.

@@ -8,12 +8,12 @@ const COUNTERS_PACE: Duration = Duration::from_millis(200);
 /// receivers fail together are shown as failing within ten seconds.
 const HEALTH_PACE: Duration = Duration::from_millis(50);
 
-/// A number of writes in a time, which webhooks share by taking turns.
+/// A rate of writes that all webhooks share. Each write reserves a time of its own.
 #[derive(Debug)]
 pub(super) struct WriteBudget {
-    /// Time between two turns.
+    /// Time between two writes.
     pace: Duration,
-    /// When the next turn is.
+    /// The earliest time that is not reserved.
     next: Option<Instant>,
 }
 
@@ -34,10 +34,11 @@ impl WriteBudget {
         }
     }
 
-    /// The next turn: now, unless others go before. Turns that nobody took are not made up for.
-    pub(super) fn take(&mut self, now: Instant) -> Instant {
-        let turn = self.next.map_or(now, |next| next.max(now));
-        self.next = Some(turn + self.pace);
-        turn
+    /// Reserves the time of a write: now, or after the writes that have reserved theirs. Time in which nobody writes is lost: it
+    /// allows no burst later.
+    pub(super) fn reserve(&mut self, now: Instant) -> Instant {
+        let write_at = self.next.map_or(now, |next| next.max(now));
+        self.next = Some(write_at + self.pace);
+        write_at
     }
 }

@@ -91,7 +91,7 @@ pub(super) struct Logs {
     accounts: HashMap<Arc<str>, AccountLog>,
     /// Namespaces whose logs have changed since the last [`Dispatcher::schedule_pages`].
     changed: BTreeSet<Arc<str>>,
-    /// Entries of which it is not known whether they are on a page, by namespace.
+    /// Entries that are looked up in the pages, because an earlier process may have logged them; by namespace.
     unknown: HashMap<Arc<str>, Unknown>,
 }
 
@@ -421,7 +421,7 @@ impl Dispatcher {
         }
     }
 
-    /// Has it looked up whether an event is on a page. `left` are its jobs of which no entry knows.
+    /// Has an event looked up in the pages. `left` are its jobs if its entry has gone; otherwise the entry lists them.
     pub(super) fn check_log(
         &mut self,
         namespace: &Arc<str>,

@@ -267,15 +267,16 @@ impl Job {
             && self.phase() == DeliveryPhase::Pending
     }
 
-    fn known_status(&self) -> Option<&DeliveryStatus> {
+    /// The current status, unless nothing has been recorded or decided yet.
+    fn latest_status(&self) -> Option<&DeliveryStatus> {
         let recorded = || self.record().and_then(|record| record.status.as_ref());
         self.desired.as_deref().or_else(recorded)
     }
 
     /// The current status, whether written or not.
     pub(super) fn status(&self) -> DeliveryStatus {
-        let known = self.known_status().cloned();
-        known.unwrap_or(DeliveryStatus::new(DeliveryPhase::Pending, None))
+        let latest = self.latest_status().cloned();
+        latest.unwrap_or(DeliveryStatus::new(DeliveryPhase::Pending, None))
     }
 
     /// Sets the current status, to be written.
@@ -286,19 +287,19 @@ impl Job {
 
     /// Whether the next attempt is the first of a run of the retry schedule.
     pub(super) fn is_first_attempt(&self) -> bool {
-        self.known_status().is_none_or(|status| status.retries == 0)
+        self.latest_status().is_none_or(|status| status.retries == 0)
     }
 
     /// The current phase, whether written or not.
     pub(super) fn phase(&self) -> DeliveryPhase {
-        self.known_status()
+        self.latest_status()
             .map_or(DeliveryPhase::Pending, |status| status.phase)
     }
 
     /// The nonce of a request to send it now that no attempt has answered yet. Tests are sent at once anyway.
     pub(super) fn request(&self) -> Option<&str> {
         let answered = self
-            .known_status()
+            .latest_status()
             .and_then(|status| status.attempt_requested_at.as_deref());
         let nonce = self.record()?.requested_attempt()?;
         (!self.test && answered != Some(nonce)).then_some(nonce)

@@ -141,7 +141,7 @@ impl Entries {
         }
     }
 
-    /// The event and the jobs of an entry of which it is not known whether it is on a page.
+    /// The event and the jobs of an entry, if it is not known yet whether the entry is on a page.
     pub(super) fn if_unknown_to_log(&self, id: &str) -> Option<(Arc<Event>, Vec<JobKey>)> {
         let entry = self.by_event.get(id)?;
         (entry.logged == Logged::Unknown).then(|| (entry.event.clone(), entry.jobs.clone()))

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::StatusCode;
 
-use super::{body::RebuildInstance, detail_of, installation, view::InstanceView};
+use super::{body::RebuildInstance, detail_of, installation::NamedBackup, view::InstanceView};
 use crate::{
     facade::{
         App,
@@ -18,7 +18,11 @@ use crate::{
         view::Single,
     },
     lifecycle::Action,
-    service::{id::InstanceId, instances::Installation},
+    service::{
+        id::InstanceId,
+        idempotency::IdempotentRequest,
+        instances::{ActionOutcome, Installation},
+    },
 };
 
 /// Starts an instance
@@ -116,52 +120,74 @@ async fn act(
     request: Request,
     action: Action,
 ) -> Result<Response, ApiError> {
+    let namespace = caller.namespace();
     let (installation, idempotent) = if action == Action::Rebuild {
-        let post = Post::with_body(request).await?;
+        let mut post = Post::with_body(request).await?;
+        let backup = NamedBackup::find(&app, namespace, &post.fields).await;
+        if backup.is_unsuitable()
+            && let Some(request) = &post.idempotent
+            && let Some(item) = app.service.instance_changed_by(namespace, id, request).await?
+        {
+            let what = backup_in_words(post.fields.peek("backup").unwrap_or_default());
+            let done = ActionOutcome { item, replayed: true };
+            return is_done(&done, action, &what, post.idempotent.as_ref());
+        }
+        backup.check(&mut post.fields);
         let body = RebuildInstance::read(post.fields, &app.service.catalogue())?;
-        let installation = installation::of(&app, caller.namespace(), body.image, body.backup).await?;
-        (Some(installation), post.idempotent)
+        (Some(backup.or(body.image)?), post.idempotent)
     } else {
         let post = Post::with_optional_body(request).await?;
         post.fields.finish()?;
         (None, post.idempotent)
     };
+    let request = idempotent.as_ref();
     let done = app
         .service
         .act_on_instance(
-            caller.namespace(),
+            namespace,
             id,
             action,
             installation.as_ref(),
-            idempotent.as_ref(),
+            request,
             &precondition,
         )
         .await?;
-    let name = done.item.instance.display_name();
-    let message = message(action, name, installation.as_ref());
+    let what = match &installation {
+        Some(Installation::Image(image)) => image.clone(),
+        Some(Installation::Backup(backup)) => backup_in_words(&backup.id),
+        None => String::new(),
+    };
+    is_done(&done, action, &what, request)
+}
+
+fn backup_in_words(id: impl std::fmt::Display) -> String {
+    format!("backup {id}")
+}
+
+/// The answer to an action. `what` has been installed by a rebuild.
+fn is_done(
+    done: &ActionOutcome,
+    action: Action,
+    what: &str,
+    request: Option<&IdempotentRequest>,
+) -> Result<Response, ApiError> {
+    let message = message(action, done.item.instance.display_name(), what);
     let response = detail_of(StatusCode::ACCEPTED, &done.item, Some(message))?;
     Ok(idempotency::answered(
-        idempotent.as_ref(),
+        request,
         done.replayed,
         Retention::Actions,
         response,
     ))
 }
 
-fn message(action: Action, name: &str, installation: Option<&Installation>) -> String {
+fn message(action: Action, name: &str, what: &str) -> String {
     match action {
         Action::Start => format!("Instance {name} is being started."),
         Action::Stop => format!("Instance {name} is being shut down."),
         Action::PowerOff => format!("The power of instance {name} is being cut."),
         Action::Reboot => format!("Instance {name} is being rebooted."),
-        Action::Rebuild => format!(
-            "Instance {name} is being reinstalled from {}.",
-            match installation {
-                Some(Installation::Image(image)) => image.clone(),
-                Some(Installation::Backup(backup)) => format!("backup {}", backup.id),
-                None => String::new(),
-            }
-        ),
+        Action::Rebuild => format!("Instance {name} is being reinstalled from {what}."),
         Action::ChangePlan => format!("Instance {name} is changing to another plan."),
     }
 }

@@ -51,7 +51,7 @@ pub struct CreateInstance {
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub backup_enabled: bool,
-    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
+    /// Whether the server's usage is sampled every minute, and alerts are fired.
     #[serde(default)]
     #[schema(required = false, default = false)]
     pub monitoring_enabled: bool,
@@ -151,7 +151,7 @@ pub struct ChangeInstance {
     /// Whether the instance is backed up daily. The last seven of these backups are kept.
     #[schema(nullable = false)]
     pub backup_enabled: Option<bool>,
-    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
+    /// Whether the server's usage is sampled every minute, and alerts are fired.
     #[schema(nullable = false)]
     pub monitoring_enabled: Option<bool>,
     /// Whether deletion is refused, through both REST and kubectl.

@@ -9,8 +9,9 @@ use crate::{
     },
     resources::validation,
     service::{
+        error::{Error, ErrorKind},
         id::{BackupId, PublicId as _},
-        instances::Installation,
+        instances::{Installation, RestorableBackup},
     },
 };
 
@@ -36,19 +37,43 @@ pub(super) fn read(fields: &mut Fields, catalogue: &Catalogue) -> (Option<String
     (image, backup)
 }
 
-/// What to install: `invalid_input` if the backup is not one of the account, `invalid_state` if it is not completed.
-pub(super) async fn of(
-    app: &App,
-    namespace: &str,
-    image: Option<String>,
-    backup: Option<String>,
-) -> Result<Installation, ApiError> {
-    if let Some(image) = image {
-        return Ok(Installation::Image(image));
+/// The backup that a request names, if the text can be an id.
+pub(super) struct NamedBackup(Option<Result<RestorableBackup, Error>>);
+
+impl NamedBackup {
+    /// Looks the backup up. It has to be known before all fields are read, so that one answer names every invalid field.
+    pub(super) async fn find(app: &App, namespace: &str, fields: &Fields) -> Self {
+        Self(match fields.peek("backup").and_then(BackupId::parse) {
+            Some(id) => Some(app.service.backup_to_restore(namespace, Some(id)).await),
+            None => None,
+        })
     }
-    let id = backup.as_deref().and_then(BackupId::parse);
-    let backup = app.service.backup_to_restore(namespace, id).await?;
-    Ok(Installation::Backup(backup))
+
+    /// Whether it cannot be restored. A repetition of a request is answered all the same: the backup may be gone by now.
+    pub(super) const fn is_unsuitable(&self) -> bool {
+        matches!(self.0, Some(Err(_)))
+    }
+
+    /// Adds to the problems that there is no such backup.
+    pub(super) fn check(&self, fields: &mut Fields) {
+        if let Some(Err(error)) = &self.0
+            && error.kind == ErrorKind::InvalidInput
+        {
+            for detail in &error.details {
+                fields.problem(detail.clone());
+            }
+        }
+    }
+
+    /// What to install, according to a request whose fields are valid; `invalid_state` if the backup is not completed.
+    pub(super) fn or(self, image: Option<String>) -> Result<Installation, ApiError> {
+        match (image, self.0) {
+            (Some(image), _) => Ok(Installation::Image(image)),
+            (None, Some(backup)) => Ok(Installation::Backup(backup?)),
+            // Unreachable: `read` reports it.
+            (None, None) => Err(ApiError::fault()),
+        }
+    }
 }
 
 fn check_image(text: &str, catalogue: &Catalogue) -> Result<(), &'static str> {

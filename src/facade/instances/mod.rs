@@ -19,6 +19,7 @@ use http::{StatusCode, header};
 
 use self::{
     body::{ChangeInstance, CreateInstance},
+    installation::NamedBackup,
     view::{InstanceView, ListItem, NewInstance},
 };
 use super::{
@@ -34,7 +35,9 @@ use super::{
 };
 use crate::service::{
     id::InstanceId,
+    idempotency::IdempotentRequest,
     instances::{Filter, IndexedInstance},
+    store::Created,
 };
 
 /// Lists instances
@@ -95,19 +98,32 @@ pub async fn create(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let post = Post::with_body(request).await?;
+    let mut post = Post::with_body(request).await?;
+    let tenant = caller.tenant();
+    let backup = NamedBackup::find(&app, &tenant.namespace, &post.fields).await;
+    if backup.is_unsuitable()
+        && let Some(request) = &post.idempotent
+        && let Some(created) = app.service.instance_created_by(tenant, request).await?
+    {
+        return is_created(&app, &created, post.idempotent.as_ref());
+    }
+    backup.check(&mut post.fields);
     let body = CreateInstance::read(post.fields, &app.service.catalogue())?;
-    let (image, backup) = (body.image.clone(), body.backup.clone());
-    let installation = installation::of(&app, caller.namespace(), image, backup).await?;
+    let installation = backup.or(body.image.clone())?;
+    let request = post.idempotent.as_ref();
     let created = app
         .service
-        .create_instance(
-            caller.tenant(),
-            body.into_spec(),
-            &installation,
-            post.idempotent.as_ref(),
-        )
+        .create_instance(tenant, body.into_spec(), &installation, request)
         .await?;
+    is_created(&app, &created, request)
+}
+
+/// The answer to a create.
+fn is_created(
+    app: &App,
+    created: &Created<IndexedInstance>,
+    request: Option<&IdempotentRequest>,
+) -> Result<Response, ApiError> {
     let item = &*created.item;
     let message = format!(
         "Instance {} is being created; this takes about {}.",
@@ -122,7 +138,7 @@ pub async fn create(
     )?;
     response::locate(&mut response, "/v1/instances", item.id);
     Ok(idempotency::answered(
-        post.idempotent.as_ref(),
+        request,
         created.replayed,
         Retention::Resource,
         response,

@@ -169,7 +169,7 @@ pub struct InstanceView<'a> {
     vcpu: i32,
     /// Whether the instance is backed up daily. The last seven of these backups are kept.
     backup_enabled: bool,
-    /// Whether alerts are requested. The value is stored, but no alerts fire yet.
+    /// Whether the server's usage is sampled every minute, and alerts are fired.
     monitoring_enabled: bool,
     /// Whether deletion is refused.
     deletion_protection: bool,
@@ -179,7 +179,7 @@ pub struct InstanceView<'a> {
     /// When it was created.
     #[schema(value_type = String, format = DateTime, example = "2026-11-21T10:00:00Z")]
     created_at: Seconds,
-    /// Current usage. Present only with `include=metrics`.
+    /// Current usage: the newest sample of a monitored instance. Present only with `include=metrics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     metrics: Option<InstanceMetrics>,

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{backups, deliveries, error::ErrorCode, events, instances, keys, webhooks},
+    super::{backups, deliveries, error::ErrorCode, events, instances, invoices, keys, monitoring, webhooks},
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 
@@ -34,10 +34,12 @@ pub(super) fn complete(document: &mut Value) {
     for shared in [
         instances::view::shared_schemas(),
         backups::view::shared_schemas(),
+        monitoring::view::shared_schemas(),
         webhooks::view::shared_schemas(),
         deliveries::view::shared_schemas(),
         events::shared_schemas(),
         keys::view::shared_schemas(),
+        invoices::view::shared_schemas(),
         receivers::schemas(),
         shared_by_errors,
     ] {
@@ -47,7 +49,7 @@ pub(super) fn complete(document: &mut Value) {
             schemas.extend(shared);
         }
     }
-    document["components"]["schemas"]["EventType"]["description"] = json!(receivers::types_description());
+    document["components"]["schemas"]["EventType"]["description"] = json!("Type of an event.");
     // The program's version. The API's version is in its paths (specification, section 9).
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     // A relative URL, so that the document is the same for every installation.
@@ -179,7 +181,16 @@ impl Operation<'_> {
     }
 
     fn is_list(self) -> bool {
-        self.method == "get" && !self.path.ends_with('}') && self.needs_key() && self.path != "/v1/account"
+        self.method == "get"
+            && !self.path.ends_with('}')
+            && self.needs_key()
+            && self.path != "/v1/account"
+            && !self.is_series()
+    }
+
+    /// Whether it shows the samples of an instance.
+    fn is_series(self) -> bool {
+        self.path.ends_with("/metrics")
     }
 
     /// The word for what its path names.
@@ -190,8 +201,12 @@ impl Operation<'_> {
             "webhook"
         } else if self.path.starts_with("/v1/backups") {
             "backup"
+        } else if self.path.starts_with("/v1/alerts") {
+            "alert"
         } else if self.path.starts_with("/v1/keys") {
             "key"
+        } else if self.path.starts_with("/v1/invoices") {
+            "invoice"
         } else if self.path == EVENTS_PATH {
             "events"
         } else if self.path.starts_with(EVENTS_PATH) {
@@ -209,6 +224,7 @@ impl Operation<'_> {
             {
                 "new backup"
             }
+            ErrorCode::InvalidState | ErrorCode::InvalidInput if self.is_series() => "series",
             _ => self.word(),
         }
     }
@@ -223,7 +239,7 @@ impl Operation<'_> {
     /// Whether it is refused in an unsuitable status.
     fn depends_on_status(self) -> bool {
         match self.word() {
-            "instance" => matches!(self.method, "post" | "patch"),
+            "instance" => matches!(self.method, "post" | "patch") || self.is_series(),
             "backup" => self.method == "delete",
             _ => self.path.ends_with("/test") || self.path.ends_with("/retry"),
         }
@@ -245,7 +261,7 @@ impl Operation<'_> {
     /// Whether the answer shows one object, and so has an `ETag`.
     fn shows_one(self) -> bool {
         let is_about_many = self.path.ends_with("/recover") || self.path.ends_with("/retry");
-        (self.has_id() || self.method == "post") && !self.is_list() && !is_about_many
+        (self.has_id() || self.method == "post") && !self.is_list() && !self.is_series() && !is_about_many
     }
 
     fn complete(self, operation: &mut Value) {
@@ -322,13 +338,14 @@ impl Operation<'_> {
                 "backup" => "BackupIdParameter",
                 "key" => "KeyIdParameter",
                 "event" => "EventIdParameter",
+                "invoice" => "InvoiceIdParameter",
                 _ => "WebhookIdParameter",
             });
         }
         if self.word() == "delivery" {
             names.push("DeliveryIdParameter");
         }
-        if self.is_list() {
+        if self.is_list() || self.word() == "invoice" {
             names.extend(["Page", "Limit"]);
         }
         if self.method == "post" {
@@ -443,6 +460,10 @@ fn parameters() -> Value {
         "EventIdParameter": {
             "name": "id", "in": "path", "required": true, "description": "Identifier of the event.",
             "schema": schema_reference("EventId"), "example": examples::EVENT_ID,
+        },
+        "InvoiceIdParameter": {
+            "name": "id", "in": "path", "required": true, "description": "Identifier of the invoice.",
+            "schema": schema_reference("InvoiceId"), "example": examples::INVOICE_ID,
         },
         "DeliveryIdParameter": {
             "name": "delivery_id", "in": "path", "required": true, "description": "Identifier of the delivery.",

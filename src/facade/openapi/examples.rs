@@ -11,17 +11,23 @@ use super::super::{
     error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
     keys::view::{KeyView, NewKey},
+    monitoring::{
+        view::{AlertView, SeriesView},
+        wrong_window,
+    },
     view::Pagination,
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{
     events::{EventType, catalogue},
     lifecycle::Action,
+    monitoring::{Measured, Window},
     resources::{ApiKey, Backup, Delivery, DeliveryPhase, Instance, Webhook},
     service::{
+        alerts::ShownAlert,
         backups::{IndexedBackup, ShownBackup, check_backup_state, still_running, too_many},
         deliveries::When,
-        error::{Error, protected, quota_used_up},
+        error::{Error, not_monitored, protected, quota_used_up},
         events::not_logged,
         idempotency,
         index::Indexed as _,
@@ -43,6 +49,8 @@ pub(super) const DELIVERY_ID: &str = "dlv_2m8x1ta4q7hz0c9k";
 pub(super) const KEY_ID: &str = "key-ta4q7hz0c9k2m8x1";
 /// The id of an event.
 pub(super) const EVENT_ID: &str = "evt_5m2k8x1ta4q7hz0c";
+/// The id of an invoice.
+pub(super) const INVOICE_ID: &str = "inv_1ta4q7hz0c9k2m8x";
 /// An ETag.
 pub(super) const ETAG: &str = "\"7c1b7f0e-6a55-4c7e-9a3a-0c1d2e3f4a5b-1\"";
 /// A request id.
@@ -107,6 +115,32 @@ fn backup(phase: &str) -> Option<ShownBackup> {
         is_instance_deleted: false,
         item: Arc::new(IndexedBackup::of(Arc::new(backup))),
     })
+}
+
+fn alert() -> Option<ShownAlert> {
+    let mut object = serde_json::to_value(&*instance("running", "Running", None)?.instance).ok()?;
+    object["status"]["alerts"] = json!([{
+        "id": "alr_2m8x1ta4q7hz0c9k", "rule": "cpu_usage_high", "phase": "Firing", "metric": "cpu_usage",
+        "threshold": 90.0, "value": 96.4, "since": "2026-11-21T09:57:31Z", "firedAt": "2026-11-21T10:02:31Z",
+    }]);
+    let instance: Instance = serde_json::from_value(object).ok()?;
+    Some(ShownAlert::first_of(Arc::new(IndexedInstance::of(Arc::new(
+        instance,
+    )))))
+}
+
+fn series() -> SeriesView {
+    let known_since = "2026-11-21T10:00:31Z".parse().ok();
+    let measured = Measured {
+        known_since,
+        first: 1_795_255_200,
+        cpu_usage: vec![Some(12.5), None],
+        memory_usage: vec![Some(41.0), None],
+        disk_usage: vec![Some(23.9), None],
+        network_in: vec![Some(1_048_576), None],
+        network_out: vec![Some(524_288), None],
+    };
+    SeriesView::of(Window::Hour, &measured)
 }
 
 fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
@@ -215,6 +249,8 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "createBackup" => Some(json!({
             "data": BackupView::of(&backup("Running")?), "message": "Instance web-1 is being backed up.",
         })),
+        "listAlerts" => list(json!([AlertView::of(&alert()?)?])),
+        "getInstanceMetrics" => Some(json!({ "data": series() })),
         "listWebhooks"
         | "createWebhook"
         | "getWebhook"
@@ -233,8 +269,18 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
         "createKey" => Some(json!({
             "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
-            "message": "Store the key now; it will not be item again.",
+            "message": "Store the key now; it will not be shown again.",
         })),
+        "listInvoices" => list(json!([invoice(true)])),
+        "getInvoice" | "getCurrentInvoice" => {
+            let mut shown = invoice(operation == "getInvoice");
+            shown["lines"] = json!([{
+                "instance_id": ID, "name": "web-1",
+                "hours": [{ "plan": "starter", "hours": 720, "unit_price": { "value": "0.00745", "currency": "EUR" } }],
+                "amount": { "value": "5.00", "currency": "EUR" },
+            }]);
+            Some(json!({ "data": shown, "pagination": Pagination::new(1, 20, 1) }))
+        }
         "listPlans" => list(json!([{
             "id": "starter", "vcpu": 1, "memory": 2, "disk_size": 40,
             "price_monthly": { "value": "5.00", "currency": "EUR" },
@@ -244,6 +290,17 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "listImages" => list(json!([{ "id": "debian-13", "distribution": "debian", "version": "13" }])),
         _ => None,
     }
+}
+
+/// An invoice without its lines.
+fn invoice(is_issued: bool) -> Value {
+    let money = |value: &str| json!({ "value": value, "currency": "EUR" });
+    json!({
+        "id": INVOICE_ID, "number": is_issued.then_some("2026-000042"), "status": if is_issued { "issued" } else { "open" },
+        "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+        "issued_at": is_issued.then_some("2026-12-01T00:00:05Z"), "due_date": is_issued.then_some("2026-12-15"),
+        "net": money("5.00"), "tax": money("0.95"), "amount": money("5.95"), "lines_count": 1,
+    })
 }
 
 fn webhooks(operation: &str) -> Option<Value> {
@@ -283,6 +340,7 @@ fn webhooks(operation: &str) -> Option<Value> {
 
 fn invalid_state(word: &str) -> ApiError {
     let refusal = match word {
+        "series" => Some(not_monitored()),
         "webhook" => Some(not_active()),
         "backup" => Some(still_running()),
         "new backup" => {
@@ -294,9 +352,12 @@ fn invalid_state(word: &str) -> ApiError {
 }
 
 fn invalid_input(word: &str) -> ApiError {
+    if word == "series" {
+        return wrong_window();
+    }
     let (field, must) = match word {
         "webhook" => ("url", "must begin with https://"),
-        "delivery" | "backup" => ("limit", "must be an integer from 1 to 100"),
+        "delivery" | "backup" | "alert" | "invoice" => ("limit", "must be an integer from 1 to 100"),
         "new backup" => (
             "name",
             "must be 1 to 63 letters, digits, '.' or '-', with a letter or digit at both ends",

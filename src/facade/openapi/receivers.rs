@@ -6,25 +6,6 @@ use serde_json::{Map, Value, json};
 use super::schema_reference;
 use crate::events::{EventType, catalogue};
 
-/// Whether the service does not emit events of this type yet.
-const fn has_no_source(event_type: EventType) -> bool {
-    matches!(event_type, EventType::AlertTriggered | EventType::InvoiceCreated)
-}
-
-/// The description of `EventType`: which types are not emitted yet.
-pub(super) fn types_description() -> String {
-    let silent: Vec<String> = EventType::ALL
-        .into_iter()
-        .filter(|event_type| has_no_source(*event_type))
-        .map(|event_type| format!("`{event_type}`"))
-        .collect();
-    format!(
-        "Type of an event. Nothing emits {} yet: webhooks can subscribe to them, but for now only `POST \
-         /v1/webhooks/{{id}}/test` sends an example.",
-        silent.join(", "),
-    )
-}
-
 /// The schemas of events, by name: one for each type (`InstanceCreatedEvent`), one for each resource in them
 /// (`EventInstance`), and `Event`, which is any event.
 pub(super) fn schemas() -> Value {
@@ -105,16 +86,11 @@ fn summary(event_type: EventType) -> &'static str {
 
 fn operation(event_type: EventType) -> Value {
     let example = catalogue::example(event_type);
-    let yet = if has_no_source(event_type) {
-        "Nothing emits this event yet; only `POST /v1/webhooks/{id}/test` sends an example of it. "
-    } else {
-        ""
-    };
     json!({
         "operationId": format!("receive{}", event_name(event_type)),
         "tags": ["webhooks"],
         "summary": summary(event_type),
-        "description": format!("{yet}POSTed to every active webhook that subscribes to this type. An event is delivered at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer first, then process the event."),
+        "description": "POSTed to every active webhook that subscribes to this type. An event is delivered at least once, with the same id and the same bytes each time. Verify the signature over the raw body, in constant time; deduplicate by the event id; answer first, then process the event.",
         "security": [],
         "parameters": parameters(event_type, &example["id"]),
         "requestBody": {

@@ -52,7 +52,8 @@ fn read_secret(fields: &mut Fields) -> Option<String> {
     })
 }
 
-fn known_event(text: &str) -> Result<(), String> {
+/// Checks that a text is an event type.
+fn check_event_type(text: &str) -> Result<(), String> {
     match EventType::parse(text) {
         Some(_) => Ok(()),
         None => Err(format!(
@@ -63,7 +64,7 @@ fn known_event(text: &str) -> Result<(), String> {
 }
 
 fn read_events(fields: &mut Fields) -> Option<Vec<EventType>> {
-    let texts = fields.strings("events", EventType::ALL.len(), &known_event)?;
+    let texts = fields.strings("events", EventType::ALL.len(), &check_event_type)?;
     let mut events = Vec::new();
     for event in texts.iter().filter_map(|text| EventType::parse(text)) {
         if !events.contains(&event) {
@@ -192,7 +193,7 @@ pub struct TestWebhook {
 impl TestWebhook {
     /// Reads a request; 422 names every invalid field.
     pub fn read(mut fields: Fields) -> Result<Self, ApiError> {
-        let text = fields.string("type", &known_event);
+        let text = fields.string("type", &check_event_type);
         fields.finish()?;
         Ok(Self {
             r#type: text.as_deref().and_then(EventType::parse),

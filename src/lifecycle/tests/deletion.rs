@@ -91,6 +91,7 @@ fn a_server_that_is_still_there_after_its_deletion_is_deleted_again_after_a_back
             user: Some(&world.user),
             is_settled: &|_| true,
             is_backed_up_now: false,
+            findings: None,
         },
         world.now(),
         &Timings::default(),

@@ -171,6 +171,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
                 user: Some(&world.user),
                 is_settled: &|_| settled,
                 is_backed_up_now: false,
+                findings: None,
             },
             world.now() + SignedDuration::from_secs(later),
             &Timings::default(),
@@ -185,6 +186,7 @@ fn an_event_stays_in_the_outbox_until_it_is_settled_and_the_object_until_its_las
             user: Some(&world.user),
             is_settled: &|_| settled,
             is_backed_up_now: false,
+            findings: None,
         };
         let now = world.now() + SignedDuration::from_secs(later);
         let busy = Observation {
@@ -238,6 +240,7 @@ fn a_settled_event_waits_longer_for_a_write_while_others_are_not_settled() {
             user: Some(&world.user),
             is_settled: &|id| settled.iter().any(|settled| settled == id),
             is_backed_up_now: false,
+            findings: None,
         };
         let (now, seen) = (
             last + SignedDuration::from_secs(seconds),

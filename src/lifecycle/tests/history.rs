@@ -62,6 +62,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => Just(Gate::Open),
         1 => Just(Gate::NoAccount("no account".into())),
         1 => Just(Gate::InvalidSpec("spec.image".into())),
+        1 => Just(Gate::CannotInstall("spec.image".into())),
     ];
     let exit = prop_oneof![Just(OffCause::Crashed), Just(OffCause::GuestShutdown)];
     let seconds = || prop_oneof![6 => 0..200_u64, 1 => 600..1200_u64];

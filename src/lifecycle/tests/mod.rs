@@ -3,14 +3,16 @@
 //! - `cloud`: a provider that does what it is asked, however unwise;
 //! - `world`: one instance, its controller and its provider;
 //! - `table`: the table of decisions, section 3, held against each write;
-//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`: one story each;
+//! - `operations`, `events`, `notes`, `trouble`, `backups`, `deletion`, `metering`: one story each;
 //! - `history`: any story.
 
+mod alerts;
 mod backups;
 mod cloud;
 mod deletion;
 mod events;
 mod history;
+mod metering;
 mod notes;
 mod operations;
 mod table;

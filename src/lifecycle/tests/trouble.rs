@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use InstanceState::{Error, Provisioning, Rebooting, Running, Starting, Stopped};
+use InstanceState::{Error, Provisioning, Rebooting, Running, Starting, Stopped, Stopping};
 
 use super::{
     cloud::Fault,
     world::{World, spec},
 };
 use crate::{
-    lifecycle::{Action, Gate},
+    lifecycle::{Action, Gate, project},
     providers::OffCause,
     resources::{
         InstanceState, OperationKind, Plan, PowerState,
@@ -281,4 +281,54 @@ fn a_start_that_fails_is_given_up_when_the_server_is_to_be_stopped() {
     world.fault(Fault::None);
     world.settle();
     assert_eq!((world.state(), world.cloud.is_on()), (Some(Stopped), false));
+}
+
+#[test]
+fn what_cannot_be_installed_leaves_the_rest_of_the_spec_in_force() {
+    let mut world = World::running();
+    world.edit(|spec| spec.image = "unknown-1".into());
+    world.set_gate(Gate::CannotInstall(
+        "spec.image unknown-1 is not available".into(),
+    ));
+    world.settle();
+    let ready = |world: &World| {
+        conditions::find(&world.status().conditions, READY)
+            .unwrap()
+            .reason
+            .clone()
+    };
+    assert_eq!(
+        (world.state(), ready(&world).as_str()),
+        (Some(Running), "InvalidSpec")
+    );
+    world.edit(|spec| spec.power_state = PowerState::Stopped);
+    let shown = project(&world.instance, world.now()).state;
+    assert_eq!(shown, Some(Stopping), "REST shows what the controller will do");
+    world.settle();
+    assert_eq!(
+        (world.state(), ready(&world).as_str()),
+        (Some(Stopped), "InvalidSpec")
+    );
+    // A larger plan is applied, too: it may be what the installation lacks.
+    world.edit(|spec| spec.plan = Plan::Business);
+    world.settle();
+    assert_eq!(world.status().plan, Some(Plan::Business));
+    assert_eq!(world.status().image.as_deref(), Some("debian-13"));
+    // A crash is noticed.
+    world.act(Action::Start);
+    world.settle();
+    world.exit(OffCause::Crashed);
+    world.settle();
+    assert_eq!(world.state(), Some(Running));
+    world.set_gate(Gate::Open);
+    world.settle();
+    let status = world.status();
+    assert_eq!(
+        (status.state, status.image.as_deref()),
+        (Some(Running), Some("unknown-1"))
+    );
+    assert_eq!(
+        (ready(&world).as_str(), status.refused_installation),
+        ("Running", None)
+    );
 }

@@ -12,8 +12,11 @@ use super::{
 use crate::{
     events::{EventType, OutboxEntry, payload::User},
     lifecycle::{Action, Audience, Gate, Next, Note, Notes, Question, Seen, Timings, decide, question},
+    monitoring::alerts::Findings,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
-    resources::{Instance, InstanceSpec, InstanceState, InstanceStatus, OperationKind, PowerState},
+    resources::{
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState,
+    },
 };
 
 const PROVISIONING: f64 = 150.0;
@@ -54,6 +57,8 @@ pub struct World {
     pub writes: u32,
     /// Whether a backup is under way.
     pub is_backed_up_now: bool,
+    /// What the samples say.
+    pub findings: Option<Findings>,
     /// The times of the schedule for which a backup was made. A second one for the same time has the same name.
     pub backups: BTreeSet<Timestamp>,
     pub gone: bool,
@@ -88,6 +93,7 @@ impl World {
             failures: 0,
             writes: 0,
             is_backed_up_now: false,
+            findings: None,
             backups: BTreeSet::new(),
             gone: false,
             gone_without_account: false,
@@ -132,7 +138,9 @@ impl World {
         let new = self.events[*since..]
             .iter()
             .map(|event| event.event_type.as_str());
-        let new = new.map(|name| name.strip_prefix("instance.").unwrap()).collect();
+        let new = new
+            .map(|name| name.strip_prefix("instance.").unwrap_or(name))
+            .collect();
         *since = self.events.len();
         new
     }
@@ -291,6 +299,7 @@ impl World {
                 user: Some(&self.user).filter(|_| has_account),
                 is_settled: &|id| self.settles && recorded(id),
                 is_backed_up_now: self.is_backed_up_now,
+                findings: self.findings.as_ref(),
             };
             let decision = decide(&seen_instance, &self.gate, seen, audience, now, &timings);
             let before = seen_instance.status.clone();
@@ -361,7 +370,9 @@ impl World {
             }
             let number = i64::try_from(self.events.len()).unwrap() + 1;
             assert_eq!(entry.sequence, number, "an event is missing");
-            let last = self.events.last().map(|event| event.event_type);
+            // Alerts fire between any two other events of a running server.
+            let types = self.events.iter().map(|event| event.event_type);
+            let last = types.filter(|of| *of != EventType::AlertTriggered).last();
             let fits = match entry.event_type {
                 EventType::InstanceCreated => last.is_none(),
                 EventType::InstanceStopped => last == Some(EventType::InstanceStarted),
@@ -369,6 +380,7 @@ impl World {
                 EventType::InstanceDeleted => {
                     last != Some(EventType::InstanceDeleted) && self.cloud.servers.is_empty()
                 }
+                EventType::AlertTriggered => last == Some(EventType::InstanceStarted),
                 _ => false,
             };
             assert!(fits, "{:?} after {last:?}", entry.event_type);
@@ -388,11 +400,18 @@ impl World {
             "a known address was removed"
         );
         assert!(after.disk_size_gb >= before.disk_size_gb, "a disk shrank");
-        let is_closed = self.gate != Gate::Open && self.instance.metadata.deletion_timestamp.is_none();
+        let is_closed = !self.gate.is_open(before) && self.instance.metadata.deletion_timestamp.is_none();
         if is_closed {
             assert_eq!(before.operation, after.operation, "the gate is closed");
             assert_eq!(before.state, after.state, "the gate is closed");
             return;
+        }
+        if let (Gate::CannotInstall(_), Some(begun)) = (&self.gate, &after.operation) {
+            let is_new = before.operation.as_ref().map(Operation::id) != Some(begun.id());
+            assert!(
+                !is_new || begun.kind != OperationKind::Rebuild,
+                "what cannot be installed is being installed"
+            );
         }
         table::check(
             before,

@@ -68,14 +68,14 @@ struct Place {
 #[derive(Default)]
 struct State {
     last_id: u64,
-    connections: HashMap<u64, Entry>,
+    connections: HashMap<u64, OpenConnection>,
     /// All of them.
     places: BTreeSet<Place>,
     /// Those of each peer that has a share.
     peers: HashMap<IpAddr, BTreeSet<Place>>,
 }
 
-struct Entry {
+struct OpenConnection {
     connection: Arc<Connection>,
     place: Place,
     /// Whose share it counts against.
@@ -158,20 +158,20 @@ impl State {
             has_asked: AtomicBool::new(false),
             close: Notify::new(),
         });
-        let entry = Entry {
+        let open = OpenConnection {
             connection: connection.clone(),
             place,
             peer,
         };
-        self.connections.insert(id, entry);
+        self.connections.insert(id, open);
         self.place(place, peer);
         (id, connection)
     }
 
-    fn remove(&mut self, id: u64) -> Option<Entry> {
-        let entry = self.connections.remove(&id)?;
-        self.displace(entry.place, entry.peer);
-        Some(entry)
+    fn remove(&mut self, id: u64) -> Option<OpenConnection> {
+        let open = self.connections.remove(&id)?;
+        self.displace(open.place, open.peer);
+        Some(open)
     }
 
     fn place(&mut self, place: Place, peer: Option<IpAddr>) {
@@ -200,8 +200,8 @@ impl State {
         for _ in 0..MAX_LOOKS {
             let places = peer.map_or(Some(&self.places), |peer| self.peers.get(&peer))?;
             let place = *places.first()?;
-            let entry = self.connections.get_mut(&place.id)?;
-            let idle_since = entry.connection.idle_since.load(Ordering::Relaxed);
+            let open = self.connections.get_mut(&place.id)?;
+            let idle_since = open.connection.idle_since.load(Ordering::Relaxed);
             if idle_since == place.idle_since {
                 oldest = Some(place);
                 break;
@@ -214,16 +214,16 @@ impl State {
                 idle_since: idle_since.min(now),
                 ..place
             };
-            entry.place = new;
-            let peer = entry.peer;
+            open.place = new;
+            let peer = open.peer;
             self.displace(place, peer);
             self.place(new, peer);
             if idle_since != BUSY {
                 oldest = Some(oldest.map_or(new, |oldest| oldest.min(new)));
             }
         }
-        let entry = self.remove(oldest?.id)?;
-        entry.connection.close.notify_one();
+        let open = self.remove(oldest?.id)?;
+        open.connection.close.notify_one();
         Some(())
     }
 }

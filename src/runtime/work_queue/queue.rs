@@ -74,8 +74,8 @@ impl<K: Queued> WorkQueue<K> {
         self.objects.len() - self.timers.len()
     }
 
-    /// Has an object reconciled once there is a slot, or, if it is being reconciled, once more. A suspect of which something
-    /// new is wanted no longer waits behind the other suspects.
+    /// Has an object reconciled once there is a slot, or once more if it is being reconciled now. One that waits for a slot for
+    /// suspects waits for a normal slot instead if it is requested as [`Class::Normal`].
     pub(super) fn request(&mut self, key: Key<K>, class: Class) {
         match self.objects.get_mut(&key) {
             Some(Place::Running { again }) => {

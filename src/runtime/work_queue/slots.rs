@@ -1,4 +1,4 @@
-//! Slots for which accounts wait by turns.
+//! Slots that are given to accounts round-robin.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,16 +11,16 @@ pub(super) struct Slots<T> {
     free: usize,
     per_account: usize,
     accounts: HashMap<Arc<str>, AccountSlots<T>>,
-    /// Accounts that may get another slot.
-    turns: VecDeque<Arc<str>>,
+    /// Accounts with something waiting that may get another slot, in the order in which they get one.
+    ready: VecDeque<Arc<str>>,
 }
 
 #[derive(Debug)]
 struct AccountSlots<T> {
     taken: usize,
     waiting: VecDeque<T>,
-    /// Whether it is among the `turns`.
-    has_turn: bool,
+    /// Whether it is in [`Slots::ready`].
+    is_ready: bool,
 }
 
 impl<T> Slots<T> {
@@ -29,7 +29,7 @@ impl<T> Slots<T> {
             free: slots.max(1),
             per_account: per_account.max(1),
             accounts: HashMap::new(),
-            turns: VecDeque::new(),
+            ready: VecDeque::new(),
         }
     }
 
@@ -41,10 +41,10 @@ impl<T> Slots<T> {
             .or_insert_with(|| AccountSlots {
                 taken: 0,
                 waiting: VecDeque::new(),
-                has_turn: false,
+                is_ready: false,
             });
         of_account.waiting.push_back(item);
-        self.give_turn(account);
+        self.make_ready(account);
     }
 
     /// Takes the next item, and a slot for it, if one is free.
@@ -52,13 +52,13 @@ impl<T> Slots<T> {
         if self.free == 0 {
             return None;
         }
-        let account = self.turns.pop_front()?;
+        let account = self.ready.pop_front()?;
         let of_account = self.accounts.get_mut(&account)?;
-        of_account.has_turn = false;
+        of_account.is_ready = false;
         let item = of_account.waiting.pop_front()?;
         of_account.taken += 1;
         self.free -= 1;
-        self.give_turn(&account);
+        self.make_ready(&account);
         Some(item)
     }
 
@@ -72,18 +72,18 @@ impl<T> Slots<T> {
         if of_account.taken == 0 && of_account.waiting.is_empty() {
             self.accounts.remove(account);
         } else {
-            self.give_turn(account);
+            self.make_ready(account);
         }
     }
 
-    fn give_turn(&mut self, account: &Arc<str>) {
+    fn make_ready(&mut self, account: &Arc<str>) {
         if let Some(of_account) = self.accounts.get_mut(account)
-            && !of_account.has_turn
+            && !of_account.is_ready
             && !of_account.waiting.is_empty()
             && of_account.taken < self.per_account
         {
-            of_account.has_turn = true;
-            self.turns.push_back(account.clone());
+            of_account.is_ready = true;
+            self.ready.push_back(account.clone());
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accounts_take_turns_and_one_alone_never_takes_all_slots() {
+    fn slots_are_given_round_robin_and_one_account_alone_never_takes_all() {
         let mut slots = Slots::new(4, 2);
         let (big, small): (Arc<str>, Arc<str>) = ("big".into(), "small".into());
         for item in ["big/1", "big/2", "big/3", "big/4"] {
@@ -112,7 +112,7 @@ mod tests {
         }
         assert_eq!(slots.pop(), Some("big/4"));
         slots.give_back(&big);
-        assert!(slots.accounts.is_empty() && slots.turns.is_empty());
+        assert!(slots.accounts.is_empty() && slots.ready.is_empty());
         assert_eq!(slots.free, 4);
     }
 }

@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        catalogue::SharedCatalogue, providers::simulator::SimulatedUsage, runtime::SystemClock,
+        catalogue::SharedCatalogue, monitoring::measurements::NoMeasurements, runtime::SystemClock,
         runtime::client::answered_by, service::Dependencies,
     };
 
@@ -326,7 +326,7 @@ mod tests {
             client,
             clock: Arc::new(SystemClock),
             catalogue: SharedCatalogue::default(),
-            usage: Box::new(SimulatedUsage::default()),
+            measurements: Box::new(NoMeasurements),
             receiver_check: Arc::new(|_| Ok(())),
         })
     }

@@ -3,7 +3,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, OnceLock},
 };
 
@@ -162,6 +162,16 @@ impl InstanceIndex {
             .map_or(0, |namespace| namespace.lists.all.len())
     }
 
+    /// The instances of a namespace with alerts in their status, in no order.
+    pub fn alerting(&self, namespace: &str) -> Vec<Arc<IndexedInstance>> {
+        let namespaces = self.namespaces.read();
+        let Some(namespace) = namespaces.get(namespace) else {
+            return Vec::new();
+        };
+        let slots = namespace.alerting.iter();
+        slots.filter_map(|slot| namespace.at(*slot).cloned()).collect()
+    }
+
     /// One page, newest first, and the total number. `page` counts from 1.
     pub fn page(
         &self,
@@ -274,6 +284,8 @@ struct Namespace {
     derived: HashMap<InstanceId, u32>,
     lists: Lists,
     regions: HashMap<Box<str>, Lists>,
+    /// Those with alerts in their status.
+    alerting: BTreeSet<u32>,
 }
 
 /// Sorted by [`SortKey`]: all instances, and those of each state.
@@ -335,7 +347,17 @@ impl Namespace {
                 );
             }
         }
+        self.note_alerts(&item, slot);
         self.slots[slot as usize] = Some(Arc::new(item));
+    }
+
+    fn note_alerts(&mut self, item: &IndexedInstance, slot: u32) {
+        let status = item.instance.status.as_ref();
+        if status.is_some_and(|status| !status.alerts.is_empty()) {
+            self.alerting.insert(slot);
+        } else {
+            self.alerting.remove(&slot);
+        }
     }
 
     fn insert(&mut self, item: IndexedInstance) {
@@ -359,6 +381,7 @@ impl Namespace {
             &mut self.named
         };
         ids.insert(item.id, slot);
+        self.note_alerts(&item, slot);
         match self.slots.get_mut(slot as usize) {
             Some(place) => *place = Some(Arc::new(item)),
             None => self.slots.push(Some(Arc::new(item))),
@@ -396,6 +419,7 @@ impl Namespace {
             &mut self.named
         };
         ids.remove(&item.id);
+        self.alerting.remove(&slot);
         self.slots[slot as usize] = None;
         self.free.push(slot);
     }

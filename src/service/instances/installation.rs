@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::{
-    resources::{Instance, InstanceSpec},
+    resources::{Backup, BackupPhase, Instance, InstanceSpec},
     service::{
         error::{Detail, Error},
         id::BackupId,
@@ -32,10 +32,23 @@ pub struct RestorableBackup {
     pub disk_size_gb: i32,
 }
 
+impl RestorableBackup {
+    /// The backup, unless it is not completed.
+    pub fn of(backup: &Backup) -> Option<Self> {
+        let source = backup.status.as_ref()?.source.as_ref()?;
+        (backup.phase() == BackupPhase::Completed).then(|| Self {
+            id: BackupId::of(backup),
+            name: backup.metadata.name.clone().unwrap_or_default(),
+            image: source.image.clone(),
+            disk_size_gb: source.disk_size_gb,
+        })
+    }
+}
+
 impl Installation {
     /// Requests the installation in the spec of an instance that has a disk of this size in GB; `invalid_input` if the backup does
     /// not fit on it.
-    pub(super) fn request(&self, spec: &mut InstanceSpec, disk_gb: i32) -> Result<(), Error> {
+    pub fn request(&self, spec: &mut InstanceSpec, disk_gb: i32) -> Result<(), Error> {
         match self {
             Self::Image(image) => {
                 image.clone_into(&mut spec.image);
@@ -57,7 +70,7 @@ impl Installation {
 }
 
 /// The size of an instance's disk in GB.
-pub(super) fn disk_of(instance: &Instance) -> i32 {
+pub fn disk_of(instance: &Instance) -> i32 {
     let status = instance.status.as_ref();
     let plan = status
         .and_then(|status| status.plan)

@@ -10,25 +10,22 @@ mod create;
 mod index;
 mod installation;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 pub use self::{
     change::{InstanceChange, check_state},
     create::duration_in_words,
     index::{CachedDetail, Filter, IndexedInstance, InstanceIndex},
-    installation::{Installation, RestorableBackup, wrong_backup},
+    installation::{Installation, RestorableBackup, disk_of, wrong_backup},
 };
 
 use super::{
     Service,
     credentials::Tenant,
-    error::{Error, check_quota, protected},
+    error::{Error, check_quota, not_monitored, protected},
     id::InstanceId,
     idempotency::IdempotentRequest,
     nonce::instance_nonce,
@@ -37,6 +34,7 @@ use super::{
 };
 use crate::{
     lifecycle::Action,
+    monitoring::{Measured, Window},
     providers::Usage,
     resources::{
         InstanceSpec,
@@ -45,9 +43,6 @@ use crate::{
     },
     runtime::clock::milliseconds,
 };
-
-/// How long to wait for the provider's answer before usage counts as unknown.
-const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The result of an action.
 pub struct ActionOutcome {
@@ -78,17 +73,24 @@ impl Service {
         self.instances.find(namespace, id).await
     }
 
-    /// The current usage of an instance; unknown if the provider does not answer within two seconds.
+    /// The current usage of an instance; unknown if there is no answer within two seconds.
     pub async fn usage_of(&self, item: &IndexedInstance) -> Usage {
-        let answer = self.usage.usage_of(&item.instance, self.clock.now());
-        match tokio::time::timeout(USAGE_TIMEOUT, answer).await {
-            Ok(Ok(usage)) => usage,
-            Ok(Err(error)) => {
-                tracing::debug!(instance = %item.id, %error, "no metrics");
-                Usage::default()
-            }
-            Err(_) => Usage::default(),
+        self.measurements.usage(&item.instance).await
+    }
+
+    /// The samples of an instance in a window; `not_found` if it is not in the namespace, `invalid_state` if it is not monitored.
+    pub async fn series_of(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        window: Window,
+    ) -> Result<Measured, Error> {
+        let item = self.instances.find(namespace, id).await?;
+        if !item.instance.spec.monitoring_enabled {
+            return Err(not_monitored());
         }
+        let series = self.measurements.series(&item.instance, window).await;
+        series.map_err(|unavailable| Error::unavailable(unavailable.to_string()))
     }
 
     /// Creates an instance, once per idempotency key. Its image is that of the `installation`.
@@ -113,6 +115,34 @@ impl Service {
         self.instances
             .create_once(&tenant.namespace, keyed.as_ref(), has_room, build)
             .await
+    }
+
+    /// The instance that an earlier request with the same idempotency key has created.
+    pub async fn instance_created_by(
+        &self,
+        tenant: &Tenant,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Created<IndexedInstance>>, Error> {
+        match KeyedCreate::of(Some(request), &tenant.uid)? {
+            Some(keyed) => self.instances.created_by(&tenant.namespace, &keyed).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The instance with this id, if an earlier request with the same idempotency key has acted on it.
+    pub async fn instance_changed_by(
+        &self,
+        namespace: &str,
+        id: Option<InstanceId>,
+        request: &IdempotentRequest,
+    ) -> Result<Option<Arc<IndexedInstance>>, Error> {
+        let shown = self.instances.find(namespace, id).await?;
+        if request.was_done(&*shown.instance)? {
+            return Ok(Some(shown));
+        }
+        // The watch may lag behind.
+        let current = self.instances.find_now(namespace, &shown).await?;
+        Ok(request.was_done(&*current.instance)?.then_some(current))
     }
 
     /// Changes an instance.
@@ -155,7 +185,7 @@ impl Service {
             let mut spec = item.instance.spec.clone();
             let nonce = instance_nonce(self.clock.now(), &spec);
             if let Some(installation) = installation {
-                installation.request(&mut spec, installation::disk_of(&item.instance))?;
+                installation.request(&mut spec, disk_of(&item.instance))?;
             }
             action.request(&mut spec, &nonce);
             let done = request.map(|request| request.remember(&*item.instance, &nonce));

@@ -99,18 +99,11 @@ impl<X: Index> Store<X> {
             let is_taken = refusal.is_already_exists();
             // Whatever the API server's objection (a quota used up by the first request, say), the first request's object may
             // exist.
-            if let (Some(keyed), true) = (keyed, refusal.status().is_some()) {
-                match self.get(namespace, &id.name()).await? {
-                    Some(found) if found.is_terminating() => {
-                        let word = X::Item::WORD;
-                        return Err(Error::new(
-                            ErrorKind::Conflict,
-                            format!("the {word} that was created with this Idempotency-Key is being deleted"),
-                        ));
-                    }
-                    Some(found) => return replayed(Arc::new(X::Item::of(Arc::new(found))), keyed),
-                    None => {}
-                }
+            if let Some(keyed) = keyed
+                && refusal.status().is_some()
+                && let Some(created) = self.created_by(namespace, keyed).await?
+            {
+                return Ok(created);
             }
             if !is_taken {
                 return Err(
@@ -133,6 +126,29 @@ impl<X: Index> Store<X> {
 }
 
 impl<X: Index> Store<X> {
+    /// The object that an earlier request with the same key has created. 422 if that had another body, 409 while the object is
+    /// being deleted.
+    pub async fn created_by(
+        &self,
+        namespace: &str,
+        keyed: &KeyedCreate<<X::Item as Indexed>::Id>,
+    ) -> Result<Option<Created<X::Item>>, Error> {
+        if let Some(item) = self.index().get(namespace, keyed.id) {
+            return replayed(item, keyed).map(Some);
+        }
+        match self.get(namespace, &keyed.id.name()).await? {
+            Some(found) if found.is_terminating() => Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "the {} that was created with this Idempotency-Key is being deleted",
+                    X::Item::WORD
+                ),
+            )),
+            Some(found) => replayed(Arc::new(X::Item::of(Arc::new(found))), keyed).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Creates an object. Waits a little if the quota refuses what `check` allows: Kubernetes computes a new quota within tenths
     /// of a second, and counts an object until its deletion is complete.
     async fn create_within_quota(

@@ -14,9 +14,13 @@ use rustls::{
 
 static SHARED: LazyLock<Authority> = LazyLock::new(Authority::new);
 
+/// A loopback address that nothing else listens on, for a receiver whose port must not be taken while it is down.
+pub const OWN_ADDRESS: &str = "127.8.4.43";
+
 /// What the certificates of receivers are for.
 pub const NAMES: &[&str] = &[
     "127.0.0.1",
+    OWN_ADDRESS,
     "::ffff:127.0.0.1",
     "::1",
     "localhost",

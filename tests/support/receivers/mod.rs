@@ -21,7 +21,7 @@ mod hostile;
 mod proxy;
 mod receiver;
 
-pub use authority::Authority;
+pub use authority::{Authority, OWN_ADDRESS};
 pub use dns::{DnsServer, Reply};
 pub use hostile::{Hostile, HostileReceiver};
 pub use proxy::{ConnectProxy, Proxying};

@@ -105,36 +105,36 @@ fn the_api_server_is_never_made_to_wait_for_a_version_of_a_secret_that_does_not_
 }
 
 #[tokio::test]
-async fn the_counters_of_all_webhooks_take_turns_of_a_fifth_of_a_second() {
+async fn counters_are_written_for_one_webhook_at_a_time_a_fifth_of_a_second_apart() {
     let (shared, _, _) = controller();
     let caches = caches();
     opening(&shared, &caches.stores, 0..3).await;
     let mut state = shared.state.lock();
     let keys: Vec<_> = state.webhooks.keys().cloned().collect();
     let now = Instant::now();
-    let mut turns = |at| -> Vec<_> {
-        let turn = |key| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
+    let mut reserved = |at| -> Vec<_> {
+        let write_at = |key| status_writer::write_at(&mut state, key, Urgency::Counters, at).unwrap();
         keys.iter()
-            .map(turn)
-            .map(|turn| turn.duration_since(now).as_millis())
+            .map(write_at)
+            .map(|write_at| write_at.duration_since(now).as_millis())
             .collect()
     };
-    assert_eq!(turns(now), [0, 200, 400]);
+    assert_eq!(reserved(now), [0, 200, 400]);
     assert_eq!(
-        turns(now + Duration::from_secs(1)),
+        reserved(now + Duration::from_secs(1)),
         [0, 200, 400],
-        "a turn is kept until it is used"
+        "a time stays reserved until it is used"
     );
     for cached in state.webhooks.values_mut() {
-        cached.counters_turn = None;
+        cached.write_counters_at = None;
     }
-    let mut turn = |key, at| status_writer::turn(&mut state, key, Urgency::Counters, at).unwrap();
-    assert_eq!(turn(&keys[2], now), now + Duration::from_millis(600));
+    let mut write_at = |key, at| status_writer::write_at(&mut state, key, Urgency::Counters, at).unwrap();
+    assert_eq!(write_at(&keys[2], now), now + Duration::from_millis(600));
     let later = now + Duration::from_secs(60);
     assert_eq!(
-        turn(&keys[0], later),
+        write_at(&keys[0], later),
         later,
-        "turns that nobody took are not made up for"
+        "time in which nobody wrote is lost"
     );
 }
 
@@ -147,8 +147,8 @@ async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
     let keys: Vec<_> = state.webhooks.keys().cloned().collect();
     let now = Instant::now();
     let mut wait = |key, urgency| {
-        let turn = status_writer::turn(&mut state, key, urgency, now);
-        turn.map(|turn| turn.duration_since(now).as_millis())
+        let write_at = status_writer::write_at(&mut state, key, urgency, now);
+        write_at.map(|write_at| write_at.duration_since(now).as_millis())
     };
     for key in &keys {
         wait(key, Urgency::Counters);
@@ -156,7 +156,7 @@ async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
     let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Health)).collect();
     assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
     assert_eq!(wait(&keys[299], Urgency::Now), None);
-    // One that is as it was before its turn has come takes another turn later.
+    // A health that is as it was before its reserved time has come gives that time up, and reserves another one later.
     wait(&keys[0], Urgency::Counters);
     assert_eq!(wait(&keys[0], Urgency::Health), Some(12_500));
 }

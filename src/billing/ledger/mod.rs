@@ -1,0 +1,206 @@
+//! The books of one account: its invoices that have not been issued, and their pages. What to write next is a pure function of
+//! what is stored, of the instances and backups that there are, and of the time. So a process may die after any write: the next
+//! one reads what is stored and goes on.
+//!
+//! - `sync`: copies what is metered to the open invoice;
+//! - `close`: ends its period, opens the next one and issues it;
+//! - `entry`: the line of an entry, and what the next invoice takes over of it.
+//!
+//! The steps of closing at a time T, each of them repeatable:
+//!
+//! 1. What is metered is copied one last time.
+//! 2. The pages of the next invoice are made, with what goes on, and then that invoice. From then on nothing of what the old one
+//!    says of the time before T changes.
+//! 3. Each page of the old one is written with its lines.
+//! 4. It gets a number, and is issued with it and its event in one write.
+//!
+//! Without anything that goes on, step 2 has nothing to do, and the first page with lines means that nothing changes any more.
+
+mod close;
+mod entry;
+mod sync;
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::PriceHistory;
+use crate::{
+    catalogue::InvoiceTerms,
+    resources::{Invoice, InvoicePage, metering::Metering},
+};
+
+pub use entry::{until_now, with_hours};
+
+/// How long after the end of a period its invoice is closed: changes of its last moments are being written until then. One that
+/// takes even longer is on the next invoice.
+pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
+
+/// What is billed of a subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metered<'a> {
+    /// An instance with these hours.
+    Instance(&'a Metering),
+    /// A backup.
+    Backup {
+        /// Its public id.
+        id: &'a str,
+        /// When it was completed.
+        since: Timestamp,
+        /// Its size in thousandths of a GB.
+        megabytes: u64,
+    },
+}
+
+/// An instance or a backup that is billed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject<'a> {
+    /// Public id of the instance.
+    pub instance_id: String,
+    /// Display name.
+    pub name: &'a str,
+    /// What is billed.
+    pub metered: Metered<'a>,
+    /// When its deletion was accepted.
+    pub ended: Option<Timestamp>,
+}
+
+impl Subject<'_> {
+    const fn since(&self) -> Timestamp {
+        match self.metered {
+            Metered::Instance(metering) => metering.since,
+            Metered::Backup { since, .. } => since,
+        }
+    }
+}
+
+/// The account holder, as invoices name them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder<'a> {
+    /// UID of the Account.
+    pub uid: &'a str,
+    /// Name of the Account.
+    pub name: &'a str,
+    /// E-mail address.
+    pub email: &'a str,
+    /// Address lines.
+    pub address: &'a [String],
+    /// Time until which invoices are to be closed.
+    pub closed_until: Option<Timestamp>,
+    /// Whether the Account is being deleted.
+    pub is_deleting: bool,
+}
+
+/// What there is besides the books.
+#[derive(Clone, Debug)]
+pub struct Facts<'a> {
+    /// The account holder.
+    pub holder: Holder<'a>,
+    /// Everything that is billed, by UID: what there is, and what was deleted and has not been copied since.
+    pub subjects: &'a HashMap<&'a str, Subject<'a>>,
+    /// The prices.
+    pub prices: &'a PriceHistory,
+    /// What invoices say beside their lines.
+    pub terms: &'a InvoiceTerms,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is stored.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    /// Namespace of the account.
+    pub namespace: String,
+    /// The invoices that have not been issued, by the beginnings of their periods: the open one, and those before it that are
+    /// being issued.
+    pub invoices: BTreeMap<Timestamp, Invoice>,
+    /// Their pages, and those of an invoice that is being prepared, by name of the invoice and number.
+    pub pages: BTreeMap<(String, u32), InvoicePage>,
+    /// The end of the last issued invoice; `None` if that is not known yet.
+    pub issued_until: Option<Timestamp>,
+    /// Numbers that have been given to invoices which have not been issued with them yet, by name.
+    pub numbers: HashMap<String, String>,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nothing before this time, if nothing changes. Everything has been copied.
+    Rest(Option<Timestamp>),
+    /// To find out until when the account's issued invoices go.
+    LookBack,
+    /// To create or replace a page. What is urgent is not to wait for more.
+    Page {
+        /// The page; it has a resourceVersion if it is to be replaced.
+        page: Box<InvoicePage>,
+        /// Whether it must not wait.
+        is_urgent: bool,
+    },
+    /// To delete a page.
+    DeletePage(Box<InvoicePage>),
+    /// To create an invoice.
+    Create(Box<Invoice>),
+    /// To replace an invoice.
+    Replace(Box<Invoice>),
+    /// To delete an invoice that has no lines.
+    Delete(Box<Invoice>),
+    /// To take a number for the invoice with this name.
+    TakeNumber(String),
+}
+
+/// What to do next. Each step is to be done, and [applied](Books) to the books, before the next one is asked for.
+pub fn next(books: &Books, facts: &Facts<'_>) -> Step {
+    let Some(newest) = books.invoices.values().next_back() else {
+        return sync::open(books, facts);
+    };
+    let end = close::end(books, newest, facts);
+    if !books.has_lines(newest.name())
+        && let Some(step) = sync::sync(books, newest, facts, end.is_due(facts.now))
+    {
+        return step;
+    }
+    close::close(books, facts)
+}
+
+impl Books {
+    /// The pages of an invoice, in order.
+    pub fn pages_of<'a>(&'a self, invoice: &'a str) -> impl DoubleEndedIterator<Item = &'a InvoicePage> {
+        let from = (invoice.to_owned(), 0);
+        let to = (invoice.to_owned(), u32::MAX);
+        self.pages.range(from..=to).map(|(_, page)| page)
+    }
+
+    /// Whether a page of the invoice has got its lines.
+    fn has_lines(&self, invoice: &str) -> bool {
+        self.pages_of(invoice).any(|page| page.spec.lines.is_some())
+    }
+
+    /// Takes over a page that was written.
+    pub fn put_page(&mut self, page: InvoicePage) {
+        let key = (page.spec.invoice.clone(), page.spec.number);
+        self.pages.insert(key, page);
+    }
+
+    /// Takes over that a page was deleted.
+    pub fn remove_page(&mut self, page: &InvoicePage) {
+        self.pages.remove(&(page.spec.invoice.clone(), page.spec.number));
+    }
+
+    /// Takes over an invoice that was written. One that is issued leaves the books, with its pages.
+    pub fn put_invoice(&mut self, invoice: Invoice) {
+        let from = invoice.spec.period.from;
+        if invoice.is_issued() {
+            self.issued_until = self.issued_until.max(Some(invoice.spec.period.to));
+            self.remove_invoice(&invoice);
+        } else {
+            self.invoices.insert(from, invoice);
+        }
+    }
+
+    /// Takes over that an invoice is issued or was deleted.
+    pub fn remove_invoice(&mut self, invoice: &Invoice) {
+        self.invoices.remove(&invoice.spec.period.from);
+        self.pages.retain(|(name, _), _| name != invoice.name());
+        self.numbers.remove(invoice.name());
+    }
+}

@@ -1,0 +1,15 @@
+//! Where the prices are stored, for those who write and those who read them.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+
+use super::PriceHistory;
+
+/// Name of the ConfigMap in the operator's namespace.
+pub const NAME: &str = "stellage-prices";
+/// Its only entry.
+pub const ENTRY: &str = "prices";
+
+/// The prices in the ConfigMap; `None` if it is unreadable.
+pub fn read(object: &ConfigMap) -> Option<PriceHistory> {
+    PriceHistory::read(object.data.as_ref()?.get(ENTRY)?)
+}

@@ -1,0 +1,567 @@
+//! The books of an account over any history of its instances, with processes that die after any write.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+
+use super::reference::{self, History, PriceChanges};
+use crate::{
+    billing::{
+        PriceHistory,
+        ledger::{Books, Facts, GRACE, Holder, Metered, Step, Subject, next},
+        metering,
+    },
+    catalogue::{InvoiceTerms, Prices},
+    resources::{
+        Invoice, InvoiceLine, InvoicePage, Plan,
+        invoice_page::MAX_ENTRIES,
+        metering::Metering,
+        money::{Cents, Currency, TaxRate},
+    },
+};
+
+const START: &str = "2026-11-28T00:00:00Z";
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Some time passes, in seconds.
+    Advance(u32),
+    Begin(Plan),
+    Change(usize, Plan),
+    /// A deletion is accepted.
+    Delete(usize),
+    /// The objects of deleted instances go, if they may.
+    Finish,
+    /// The finalizer is removed by hand, and nobody sees it.
+    Vanish(usize),
+    /// The account's invoices are to be closed until so many seconds ago.
+    Close(u32),
+    Prices([u64; 4]),
+    /// The operator works, at most so many steps.
+    Run(u8),
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let plan = || prop::sample::select(Plan::ALL.to_vec());
+    let prices = prop::array::uniform4(0..10_000_u64).prop_map(|mut prices| {
+        prices.sort_unstable();
+        Op::Prices(prices)
+    });
+    prop_oneof![
+        4 => prop_oneof![0..20_u32, 0..7200_u32, 0..400_000_u32, 0..6_000_000_u32].prop_map(Op::Advance),
+        4 => plan().prop_map(Op::Begin),
+        4 => (0..8_usize, plan()).prop_map(|(index, plan)| Op::Change(index, plan)),
+        3 => (0..8_usize).prop_map(Op::Delete),
+        2 => Just(Op::Finish),
+        1 => (0..8_usize).prop_map(Op::Vanish),
+        1 => prop_oneof![Just(0_u32), 0..300_000_u32].prop_map(Op::Close),
+        1 => prices,
+        6 => prop_oneof![Just(u8::MAX), 0..6_u8].prop_map(Op::Run),
+        2 => Just(Op::Restart),
+    ]
+}
+
+struct Machine {
+    uid: String,
+    metering: Metering,
+    history: History,
+    exists: bool,
+    /// Whether it was seen that its end is recorded.
+    recorded: bool,
+}
+
+/// What is stored, the instances, and the operator's copy of the books.
+struct World {
+    now: Timestamp,
+    machines: Vec<Machine>,
+    closed_until: Option<Timestamp>,
+    price_changes: PriceChanges,
+    prices: PriceHistory,
+    invoices: BTreeMap<String, Invoice>,
+    pages: BTreeMap<(String, u32), InvoicePage>,
+    numbers: HashMap<String, String>,
+    last_number: u32,
+    books: Option<Books>,
+    /// The histories when nothing of an invoice could change any more.
+    frozen: HashMap<String, Vec<(String, History)>>,
+    version: u64,
+    /// Whether the account is being deleted.
+    is_deleting: bool,
+    terms: InvoiceTerms,
+}
+
+fn prices_of(monthly: [u64; 4]) -> Prices {
+    let by_plan = Plan::ALL.into_iter().zip(monthly.map(Cents)).collect();
+    Prices::of(&Currency::default(), &by_plan)
+}
+
+impl World {
+    fn new() -> Self {
+        let monthly = [5_00, 15_00, 30_00, 60_00];
+        Self {
+            now: START.parse().unwrap(),
+            machines: Vec::new(),
+            closed_until: None,
+            price_changes: vec![(Timestamp::MIN, monthly)],
+            prices: PriceHistory::new(prices_of(monthly)),
+            invoices: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            numbers: HashMap::new(),
+            last_number: 0,
+            books: None,
+            frozen: HashMap::new(),
+            version: 0,
+            is_deleting: false,
+            terms: InvoiceTerms {
+                tax: TaxRate::from_hundredths(19_00).unwrap(),
+                ..InvoiceTerms::default()
+            },
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Advance(seconds) => self.now += SignedDuration::from_secs((*seconds).into()),
+            Op::Begin(plan) if self.machines.len() < 8 => self.machines.push(Machine {
+                uid: format!("u{}", self.machines.len()),
+                metering: metering::begin(*plan, self.now),
+                history: History {
+                    since: self.now,
+                    plan: *plan,
+                    changes: Vec::new(),
+                    ended: None,
+                },
+                exists: true,
+                recorded: false,
+            }),
+            Op::Change(index, plan) => {
+                let now = self.now;
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && machine.exists
+                    && machine.history.ended.is_none()
+                    && metering::change(&mut machine.metering, *plan, now)
+                {
+                    machine.history.changes.push((now, *plan));
+                }
+            }
+            Op::Delete(index) => {
+                let now = self.now;
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && machine.exists
+                    && machine.history.ended.is_none()
+                {
+                    machine.history.ended = Some(now);
+                }
+            }
+            Op::Finish => {
+                for machine in &mut self.machines {
+                    machine.exists &= !machine.recorded;
+                }
+            }
+            Op::Vanish(index) => {
+                let pages = self.pages.values().flat_map(|page| &page.spec.entries);
+                let known: HashMap<&String, _> = pages
+                    .map(|entry| (&entry.uid, entry.changes.last().copied()))
+                    .collect();
+                // What has not been copied before is lost.
+                if let Some(machine) = self.machines.get_mut(*index)
+                    && known.get(&machine.uid) == Some(&machine.metering.changes.last().copied())
+                    && machine.history.ended.is_none()
+                {
+                    machine.exists = false;
+                }
+            }
+            Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
+            Op::Prices(monthly) if !self.prices.is_full() => {
+                if self.prices.record(&prices_of(*monthly), self.now) {
+                    self.price_changes.push((self.now, *monthly));
+                }
+            }
+            Op::Run(steps) => {
+                self.run(*steps);
+            }
+            Op::Restart => self.books = None,
+            Op::Begin(_) | Op::Prices(_) => {}
+        }
+    }
+
+    /// The operator begins, with what is stored.
+    fn read(&self) -> Books {
+        let open = self.invoices.values().filter(|invoice| !invoice.is_issued());
+        let issued = |name: &str| self.invoices.get(name).is_some_and(Invoice::is_issued);
+        Books {
+            namespace: "demo".to_owned(),
+            invoices: open
+                .map(|invoice| (invoice.spec.period.from, invoice.clone()))
+                .collect(),
+            pages: self
+                .pages
+                .iter()
+                .filter(|((name, _), _)| !issued(name))
+                .map(|(key, page)| (key.clone(), page.clone()))
+                .collect(),
+            issued_until: None,
+            numbers: self.numbers.clone(),
+        }
+    }
+
+    /// Does at most so many steps. Returns the last one if it came to rest.
+    fn run(&mut self, most: u8) -> Option<Step> {
+        let mut books = self.books.take().unwrap_or_else(|| self.read());
+        // What vanished without having been seen ends now.
+        let now = self.now;
+        for machine in &mut self.machines {
+            if !machine.exists && machine.history.ended.is_none() && most > 0 {
+                machine.history.ended = Some(now);
+            }
+        }
+        let mut rest = None;
+        for count in 0.. {
+            assert!(count < 500, "it does not come to rest");
+            if most != u8::MAX && count >= u32::from(most) {
+                break;
+            }
+            let subjects: HashMap<&str, Subject<'_>> = self
+                .machines
+                .iter()
+                .filter(|machine| machine.exists)
+                .map(|machine| {
+                    let subject = Subject {
+                        instance_id: format!("i-{}", machine.uid),
+                        name: &machine.uid,
+                        metered: Metered::Instance(&machine.metering),
+                        ended: machine.history.ended,
+                    };
+                    (machine.uid.as_str(), subject)
+                })
+                .collect();
+            let facts = Facts {
+                holder: Holder {
+                    uid: "a",
+                    name: "demo",
+                    email: "ada@example.com",
+                    address: &[],
+                    closed_until: self.closed_until.filter(|until| *until <= self.now),
+                    is_deleting: self.is_deleting,
+                },
+                subjects: &subjects,
+                prices: &self.prices,
+                terms: &self.terms,
+                now: self.now,
+            };
+            let step = next(&books, &facts);
+            self.version += 1;
+            let version = Some(self.version.to_string());
+            match step {
+                Step::Rest(until) => {
+                    for machine in &mut self.machines {
+                        machine.recorded |= machine.history.ended.is_some();
+                    }
+                    rest = Some(Step::Rest(until));
+                    break;
+                }
+                Step::LookBack => {
+                    let issued = self.invoices.values().filter(|invoice| invoice.is_issued());
+                    let last = issued.map(|invoice| invoice.spec.period.to).max();
+                    books.issued_until = Some(last.unwrap_or(Timestamp::MIN));
+                }
+                Step::Page { mut page, .. } => {
+                    let key = (page.spec.invoice.clone(), page.spec.number);
+                    assert_eq!(
+                        page.metadata.resource_version,
+                        self.pages
+                            .get(&key)
+                            .and_then(|page| page.metadata.resource_version.clone())
+                    );
+                    assert!(page.spec.entries.len() <= MAX_ENTRIES);
+                    page.metadata.resource_version = version;
+                    if page.spec.lines.is_some() {
+                        self.freeze(&key.0);
+                    }
+                    self.pages.insert(key, (*page).clone());
+                    books.put_page(*page);
+                }
+                Step::DeletePage(page) => {
+                    self.pages
+                        .remove(&(page.spec.invoice.clone(), page.spec.number))
+                        .unwrap();
+                    books.remove_page(&page);
+                }
+                Step::Create(mut invoice) => {
+                    if let Some(before) = books.invoices.values().next_back() {
+                        let name = before.name().to_owned();
+                        self.freeze(&name);
+                    }
+                    assert!(!self.invoices.contains_key(invoice.name()));
+                    invoice.metadata.resource_version = version;
+                    invoice.metadata.uid = Some(format!("uid-{}", invoice.name()));
+                    self.invoices
+                        .insert(invoice.name().to_owned(), (*invoice).clone());
+                    books.put_invoice(*invoice);
+                }
+                Step::Replace(mut invoice) => {
+                    invoice.metadata.resource_version = version;
+                    self.invoices
+                        .insert(invoice.name().to_owned(), (*invoice).clone());
+                    books.put_invoice(*invoice);
+                }
+                Step::Delete(invoice) => {
+                    self.invoices.remove(invoice.name()).unwrap();
+                    books.remove_invoice(&invoice);
+                }
+                Step::TakeNumber(name) => {
+                    self.last_number += 1;
+                    let number = format!("2026-{:06}", self.last_number);
+                    assert!(self.numbers.insert(name.clone(), number.clone()).is_none());
+                    books.numbers.insert(name, number);
+                }
+            }
+        }
+        self.books = Some(books);
+        rest
+    }
+
+    fn freeze(&mut self, invoice: &str) {
+        let histories = self
+            .machines
+            .iter()
+            .map(|machine| (machine.uid.clone(), machine.history.clone()));
+        let histories = histories.collect();
+        self.frozen.entry(invoice.to_owned()).or_insert(histories);
+    }
+
+    fn lines(&self, invoice: &str) -> Vec<&InvoiceLine> {
+        let pages = self
+            .pages
+            .range((invoice.to_owned(), 0)..=(invoice.to_owned(), u32::MAX));
+        pages
+            .flat_map(|(_, page)| page.spec.lines.as_ref().unwrap())
+            .collect()
+    }
+
+    /// Goes on until all that began before now has been issued.
+    fn finish(&mut self) {
+        for _ in 0..8 {
+            self.apply(&Op::Advance(31 * 24 * 3600));
+            assert!(self.run(u8::MAX).is_some());
+        }
+    }
+
+    /// Compares the issued invoices with the reference.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let mut issued: Vec<&Invoice> = self
+            .invoices
+            .values()
+            .filter(|invoice| invoice.is_issued())
+            .collect();
+        issued.sort_by_key(|invoice| invoice.spec.period.from);
+        let mut numbers: Vec<_> = issued
+            .iter()
+            .map(|invoice| invoice.status.clone().unwrap().number.unwrap())
+            .collect();
+        numbers.sort_unstable();
+        let expected: Vec<_> = (1..=issued.len())
+            .map(|number| format!("2026-{number:06}"))
+            .collect();
+        prop_assert_eq!(numbers, expected);
+        prop_assert_eq!(self.last_number as usize, issued.len());
+        for pair in issued.windows(2) {
+            prop_assert!(pair[0].spec.period.to <= pair[1].spec.period.from);
+        }
+        let mut hours: HashMap<&str, usize> = HashMap::new();
+        let mut earlier: HashMap<(String, String), (u64, u64)> = HashMap::new();
+        for invoice in &issued {
+            let period = invoice.spec.period;
+            let month = period.from.to_string()[..7].to_owned();
+            let mut lines = self.lines(invoice.name());
+            lines.sort_by(|a, b| a.name.cmp(&b.name));
+            let mut of_reference = Vec::new();
+            for (uid, history) in &self.frozen[invoice.name()] {
+                let before = earlier.entry((uid.clone(), month.clone())).or_default();
+                let line = reference::line(history, (period.from, period.to), &self.price_changes, *before);
+                if let Some((by_plan, amount)) = line {
+                    before.0 += amount;
+                    before.1 = before
+                        .1
+                        .max(by_plan.iter().map(|(_, monthly, _)| *monthly).max().unwrap());
+                    of_reference.push((
+                        uid.clone(),
+                        by_plan.iter().map(|(_, _, hours)| hours).sum::<u64>(),
+                        amount,
+                    ));
+                }
+            }
+            of_reference.sort_unstable();
+            let of_lines: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    (
+                        line.name.clone(),
+                        line.hours.iter().map(|h| h.hours).sum::<u64>(),
+                        line.amount_cents,
+                    )
+                })
+                .collect();
+            prop_assert_eq!(&of_lines, &of_reference, "{:?}", period);
+            let status = invoice.status.clone().unwrap();
+            prop_assert_eq!(status.lines_count as usize, lines.len());
+            prop_assert_eq!(status.net_cents, of_lines.iter().map(|line| line.2).sum::<u64>());
+            prop_assert!(!lines.is_empty());
+            for (uid, count, _) in of_lines {
+                let machine = self.machines.iter().find(|machine| machine.uid == uid).unwrap();
+                *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
+            }
+        }
+        // Each hour begun is billed once.
+        for machine in &self.machines {
+            let end = issued.last().unwrap().spec.period.to;
+            let begun = reference::hours(&machine.history, end).len();
+            prop_assert_eq!(
+                hours.get(machine.uid.as_str()).copied().unwrap_or(0),
+                begun,
+                "{}",
+                &machine.uid
+            );
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn whatever_happens_each_hour_is_billed_once_as_the_reference_has_it(ops in prop::collection::vec(op(), 1..40)) {
+        let mut world = World::new();
+        for op in &ops {
+            world.apply(op);
+        }
+        world.books = None;
+        world.run(u8::MAX);
+        world.finish();
+        if world.machines.is_empty() {
+            prop_assert!(world.invoices.is_empty());
+        } else {
+            world.check()?;
+        }
+    }
+}
+
+#[test]
+fn a_deleted_account_is_billed_at_once_for_all_that_it_had() {
+    let mut world = World::new();
+    for _ in 0..2 {
+        world.apply(&Op::Begin(Plan::Starter));
+        world.apply(&Op::Advance(5000));
+    }
+    world.run(u8::MAX);
+    world.apply(&Op::Delete(0));
+    world.is_deleting = true;
+    world.apply(&Op::Advance(5000));
+    assert!(world.run(u8::MAX).is_some());
+    assert_eq!(world.last_number, 0, "one still runs");
+    world.apply(&Op::Delete(1));
+    // A process dies at each step.
+    for _ in 0..20 {
+        world.run(1);
+        world.apply(&Op::Finish);
+        world.apply(&Op::Advance(1));
+        world.apply(&Op::Restart);
+    }
+    let issued: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+    assert_eq!(issued, [true]);
+    world.check().unwrap();
+}
+
+#[test]
+fn a_month_is_closed_with_three_writes_and_two_for_each_page() {
+    let mut world = World::new();
+    for _ in 0..8 {
+        world.apply(&Op::Begin(Plan::Starter));
+    }
+    world.run(u8::MAX);
+    assert_eq!((world.invoices.len(), world.pages.len()), (1, 1));
+    let due: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
+    world.now = due;
+    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(due + GRACE))));
+    world.now += GRACE;
+    let before = world.version;
+    world.run(u8::MAX);
+    // The next page and invoice, the lines, the number, the issue; and the look at nothing to do.
+    assert_eq!(world.version - before, 6);
+    let phases: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+    assert_eq!(phases.iter().filter(|issued| **issued).count(), 1);
+    world.check().unwrap();
+}
+
+#[test]
+fn nothing_is_written_as_time_passes_and_a_change_is_one_page() {
+    let mut world = World::new();
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    let before = world.version;
+    for _ in 0..10 {
+        world.apply(&Op::Advance(3600));
+        world.run(u8::MAX);
+    }
+    assert_eq!(world.version - before, 10, "it only rests");
+    world.apply(&Op::Change(0, Plan::Business));
+    world.run(u8::MAX);
+    assert_eq!(world.version - before, 12);
+}
+
+#[test]
+fn an_account_that_never_had_a_running_instance_gets_no_invoice() {
+    let mut world = World::new();
+    world.finish();
+    assert!(world.invoices.is_empty() && world.last_number == 0);
+}
+
+#[test]
+fn closing_until_a_time_before_any_hour_bills_nothing_and_says_so() {
+    let mut world = World::new();
+    world.apply(&Op::Advance(10_000));
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    world.apply(&Op::Advance(100));
+    world.apply(&Op::Close(5_000));
+    world.run(u8::MAX);
+    let invoice = world.invoices.values().next().unwrap();
+    assert_eq!((world.invoices.len(), world.last_number), (1, 0));
+    assert_eq!(invoice.status.as_ref().unwrap().nothing_until, world.closed_until);
+    world.finish();
+    world.check().unwrap();
+}
+
+#[test]
+fn ten_thousand_instances_with_forty_changes_each_fit_into_pages() {
+    let mut world = World::new();
+    let mut metering = metering::begin(Plan::Starter, world.now);
+    for hour in 0..41 {
+        let plan = [Plan::Starter, Plan::Enterprise][hour % 2];
+        let at = world.now + SignedDuration::from_hours(i64::try_from(hour).unwrap());
+        metering::change(&mut metering, plan, at);
+    }
+    assert_eq!(metering.changes.len(), 41);
+    world.apply(&Op::Begin(Plan::Starter));
+    let history = world.machines[0].history.clone();
+    world.machines = (0..10_000)
+        .map(|index| Machine {
+            uid: format!("{index:036}"),
+            metering: metering.clone(),
+            history: history.clone(),
+            exists: true,
+            recorded: false,
+        })
+        .collect();
+    world.run(u8::MAX);
+    assert!(world.pages.len() <= 110, "{}", world.pages.len());
+    for page in world.pages.values() {
+        let bytes = serde_json::to_string(page).unwrap().len();
+        assert!(bytes < 512 * 1024, "{bytes}");
+    }
+    let entries: usize = world.pages.values().map(|page| page.spec.entries.len()).sum();
+    assert_eq!(entries, 10_000);
+}

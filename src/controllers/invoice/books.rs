@@ -1,0 +1,118 @@
+//! Reads what is stored of an account's books.
+
+use jiff::Timestamp;
+use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    billing::ledger::Books,
+    resources::{
+        Invoice, InvoicePage,
+        invoice::SETTLED_LABEL,
+        invoice_page::{INVOICE_LABEL, OPEN_LABEL},
+    },
+    runtime::client::{CallError, bounded, next_page},
+};
+
+/// Invoices or pages in one answer. A page has some 256 KiB.
+const PAGE: u32 = 50;
+
+/// The books of an account, and its issued invoices whose events are not settled.
+pub(super) async fn read(
+    client: &Client,
+    namespace: &str,
+    account: &str,
+) -> Result<(Books, Vec<Invoice>), CallError> {
+    let mut books = Books {
+        namespace: namespace.to_owned(),
+        ..Books::default()
+    };
+    let unsettled = format!("!{SETTLED_LABEL}");
+    let (mut issued, mut open) = (Vec::new(), Vec::new());
+    each(client, namespace, &unsettled, |invoice: Invoice| {
+        if invoice.spec.account == account {
+            let list = if invoice.is_issued() {
+                &mut issued
+            } else {
+                &mut open
+            };
+            list.push(invoice);
+        }
+    })
+    .await?;
+    each(client, namespace, OPEN_LABEL, |page: InvoicePage| {
+        if page.spec.account == account {
+            books.put_page(page);
+        }
+    })
+    .await?;
+    open.sort_by_key(|invoice| invoice.spec.period.from);
+    let last = open.len().saturating_sub(1);
+    for (index, invoice) in open.into_iter().enumerate() {
+        // Pages with lines no longer have the label of open ones.
+        let closing = books.pages_of(invoice.name()).next().is_none() || index < last;
+        if closing || has_gap(&books, invoice.name()) {
+            let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
+            each(client, namespace, &of_invoice, |page: InvoicePage| {
+                books.put_page(page)
+            })
+            .await?;
+        }
+        books.put_invoice(invoice);
+    }
+    Ok((books, issued))
+}
+
+/// Whether pages of the invoice are missing, as the first ones are while they get their lines.
+fn has_gap(books: &Books, invoice: &str) -> bool {
+    let mut numbers = books.pages_of(invoice).map(|page| page.spec.number);
+    numbers.next() != Some(1)
+}
+
+/// The end of the last issued invoice of an account; the beginning of time if there is none.
+pub(super) async fn issued_until(
+    client: &Client,
+    namespace: &str,
+    account: &str,
+) -> Result<Timestamp, CallError> {
+    let mut last = Timestamp::MIN;
+    each(client, namespace, "", |invoice: Invoice| {
+        if invoice.spec.account == account && invoice.is_issued() {
+            last = last.max(invoice.spec.period.to);
+        }
+    })
+    .await?;
+    Ok(last)
+}
+
+/// Passes the objects of a kind with a label to `see`. Those that do not match their schema are left out.
+pub(super) async fn each<K>(
+    client: &Client,
+    namespace: &str,
+    label: &str,
+    mut see: impl FnMut(K) + Send,
+) -> Result<(), CallError>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
+    let mut params = ListParams::default().limit(PAGE).labels(label);
+    loop {
+        let page = bounded(api.list(&params)).await?;
+        let has_more = next_page(&mut params, &page.metadata);
+        for object in page.items {
+            match object.0 {
+                Ok(object) => see(object),
+                Err(error) => {
+                    tracing::error!(namespace, %error, "an object of the ledger does not match its schema")
+                }
+            }
+        }
+        if !has_more {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Keeps the invoices of a deleted Account: they move to the operator's namespace, since the account's own may go.
+
+use std::fmt::Debug;
+
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, PostParams},
+    core::ObjectMeta,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    resources::{
+        Account, Invoice, InvoicePage,
+        invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
+        invoice_page::OPEN_LABEL,
+        tracking::CONTROLLER_MANAGER,
+    },
+    runtime::client::{CallError, bounded, next_page},
+};
+
+/// Objects that are moved at a time. A page has some 100 KiB.
+const PAGE: u32 = 50;
+
+/// Moves all invoices of an account. Whatever has been moved before a process died is not there a second time: names are unique.
+pub(super) async fn keep(client: &Client, to: &str, from: &str, account: &Account) -> Result<(), CallError> {
+    let uid = account.metadata.uid.as_deref().unwrap_or_default();
+    let former = account.name_any();
+    // Pages first: an invoice whose pages are not there yet would seem to have none.
+    each(
+        client,
+        to,
+        from,
+        &former,
+        |page: &InvoicePage| page.spec.account == uid,
+        |_| {},
+    )
+    .await?;
+    let settle = |invoice: &mut Invoice| {
+        if let Some(status) = &mut invoice.status {
+            status.outbox.clear();
+        }
+        let labels = invoice.metadata.labels.get_or_insert_default();
+        labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
+    };
+    each(
+        client,
+        to,
+        from,
+        &former,
+        |invoice: &Invoice| invoice.spec.account == uid,
+        settle,
+    )
+    .await
+}
+
+async fn each<K>(
+    client: &Client,
+    to: &str,
+    from: &str,
+    former: &str,
+    is_one: impl Fn(&K) -> bool,
+    change: impl Fn(&mut K),
+) -> Result<(), CallError>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let old: Api<K> = Api::namespaced(client.clone(), from);
+    let new: Api<K> = Api::namespaced(client.clone(), to);
+    let params = PostParams {
+        field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let listed = bounded(old.list(&page)).await?;
+        let has_more = next_page(&mut page, &listed.metadata);
+        for object in listed.items.into_iter().filter(|object| is_one(object)) {
+            let name = object.name_any();
+            let mut labels = object.labels().clone();
+            labels.remove(OPEN_LABEL);
+            labels.insert(FORMER_ACCOUNT_LABEL.to_owned(), former.to_owned());
+            let mut moved = object;
+            *moved.meta_mut() = ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(to.to_owned()),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            };
+            change(&mut moved);
+            match bounded(new.create(&params, &moved)).await {
+                Err(error) if !error.is_already_exists() => return Err(error),
+                _ => {}
+            }
+            match bounded(old.delete(&name, &DeleteParams::default())).await {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        if !has_more {
+            return Ok(());
+        }
+    }
+}

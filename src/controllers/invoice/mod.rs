@@ -1,0 +1,278 @@
+//! The Invoice controller: keeps the books of the accounts ([`crate::billing::ledger`]) and issues their invoices.
+//!
+//! - `reconcile`: one look at one account;
+//! - `books`: reads what is stored;
+//! - `numbers`: the numbers of invoices;
+//! - `prices`: the prices of the past;
+//! - `farewell`: keeps the invoices of deleted Accounts.
+
+mod books;
+mod farewell;
+mod numbers;
+mod prices;
+mod reconcile;
+
+use std::{collections::HashMap, sync::Arc};
+
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use kube::{Client, runtime::reflector::Store};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::{numbers::InvoiceNumbers, prices::KeptPrices, reconcile::Reconciler};
+use super::{account::AccountDirectory, backup::BackupIndex, ledger::Ledger};
+use crate::{
+    billing::Period,
+    catalogue::SharedCatalogue,
+    events::Outbox,
+    resources::{Account, Backup, Instance, Invoice, metering::MeteredHour},
+    runtime::{
+        ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
+        backoff::Backoffs,
+        events::Events,
+        metrics::KindLabels,
+        watch::{Change, Listener},
+        work_queue,
+    },
+};
+
+/// Accounts looked at at the same time; half of them at most, since the queue takes all for one.
+const CONCURRENCY: u16 = 32;
+
+/// What the controller depends on.
+#[derive(Clone)]
+pub struct Deps {
+    /// Client of the API server.
+    pub client: Client,
+    /// The operator's namespace, with the numbers, the prices, and the invoices of deleted accounts.
+    pub namespace: String,
+    /// Which Account owns which namespace.
+    pub directory: AccountDirectory,
+    /// Tells the controllers of instances and accounts what is recorded.
+    pub ledger: Ledger,
+    /// The instances by namespace.
+    pub instances: ByNamespace<Instance>,
+    /// The backups.
+    pub backups: BackupIndex,
+    /// Takes over recorded events.
+    pub outbox: Arc<dyn Outbox>,
+    /// Prices, and what invoices say beside their lines.
+    pub catalogue: SharedCatalogue,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// The API server's time: nothing is closed before that says so, too.
+    pub server_time: ServerTime,
+    /// Where reconciles are counted.
+    pub metrics: Metrics,
+    /// Publishes Kubernetes Events.
+    pub events: Events,
+}
+
+/// The controller. Its listeners must receive every change of the watches from the start.
+#[derive(Clone)]
+pub struct InvoiceController {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    deps: Deps,
+    numbers: InvoiceNumbers,
+    prices: KeptPrices,
+    /// What was last seen of the metering of instances, by UID, so that other changes of their status queue nothing.
+    seen: Mutex<HashMap<String, Seen>>,
+    /// Instances that were deleted before their end was recorded, by namespace and UID, and when.
+    gone: Mutex<HashMap<String, HashMap<String, Gone>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    last: Option<MeteredHour>,
+    is_deleting: bool,
+}
+
+#[derive(Clone)]
+struct Gone {
+    instance: Arc<Instance>,
+    at: Timestamp,
+}
+
+impl InvoiceController {
+    /// A controller that does nothing until [`run`](Self::run).
+    pub fn new(deps: Deps) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                numbers: InvoiceNumbers::new(deps.client.clone(), &deps.namespace),
+                prices: KeptPrices::new(deps.client.clone(), &deps.namespace, deps.catalogue.clone()),
+                seen: Mutex::default(),
+                gone: Mutex::default(),
+                deps,
+            }),
+        }
+    }
+
+    /// The listeners for the watch of Instances: one that comes before that of `instances`, so that a deleted one is always in
+    /// either of them, and one that comes after it.
+    pub fn instance_listeners(&self) -> [Box<dyn Listener<Instance>>; 2] {
+        let (before, after) = (self.shared.clone(), self.shared.clone());
+        [
+            Box::new(move |change: &Change<Instance>| before.instance_gone(change)),
+            Box::new(move |change: &Change<Instance>| after.instance_changed(change)),
+        ]
+    }
+
+    /// The listener for the watch of Backups.
+    pub fn backup_listener(&self) -> Box<dyn Listener<Backup>> {
+        let shared = self.shared.clone();
+        Box::new(move |change: &Change<Backup>| {
+            if let Change::Applied(backup) | Change::Deleted(backup) = change
+                && shared.bills_backups()
+            {
+                let namespace = backup.metadata.namespace.as_deref().unwrap_or_default();
+                shared.deps.ledger.request(namespace);
+            }
+        })
+    }
+
+    /// The listener for the watch of Accounts. It comes after that of the directory.
+    pub fn account_listener(&self) -> Box<dyn Listener<Account>> {
+        let shared = self.shared.clone();
+        Box::new(move |change: &Change<Account>| match change {
+            Change::Applied(account) => {
+                shared
+                    .deps
+                    .ledger
+                    .request(account.owned_namespace().unwrap_or_default());
+            }
+            Change::Deleted(account) => {
+                let uid = account.metadata.uid.as_deref().unwrap_or_default();
+                shared.deps.ledger.forget_account(uid);
+            }
+            Change::Replaced(_) | Change::Unreadable(_) => {}
+        })
+    }
+
+    /// Keeps the books until shutdown, then finishes the looks that have begun. Looks at every account once at the start. `invoices`
+    /// is the store of the watch of Invoices about which something is left to do, and `queue` listens to it.
+    pub async fn run(
+        self,
+        accounts: Store<Account>,
+        queue: ReconcileQueue<Invoice>,
+        invoices: Store<Invoice>,
+        shutdown: CancellationToken,
+    ) {
+        let shared = self.shared;
+        let requests = shared.deps.ledger.open();
+        for account in accounts.state() {
+            shared
+                .deps
+                .ledger
+                .request(account.owned_namespace().unwrap_or_default());
+        }
+        // Settled events.
+        let (changed, _) = queue.open(&invoices);
+        let changed = changed.map(|invoice| invoice.metadata.namespace.clone().unwrap_or_default());
+        let directory = shared.deps.directory.clone();
+        let triggers = stream::select(of(requests), changed)
+            .filter_map(move |namespace| std::future::ready(directory.account_of(&namespace)));
+        let reconciler = Reconciler {
+            shared: shared.clone(),
+            accounts,
+            invoices: invoices.clone(),
+            books: Mutex::default(),
+            backoffs: Backoffs::default(),
+        };
+        let kind = KindLabels { kind: "Invoice" };
+        let depth = shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
+        let needed_since = || {
+            let last_month = Period::before(Period::month_of(shared.now())).from;
+            let open = invoices.state();
+            let open = open.iter().map(|invoice| invoice.spec.period.from);
+            open.min().unwrap_or(last_month).min(last_month)
+        };
+        tokio::join!(
+            shared
+                .prices
+                .keep(|| shared.now(), needed_since, shutdown.clone()),
+            work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
+            reconciler.close_orphans(shutdown.clone()),
+        );
+    }
+}
+
+fn of(receiver: mpsc::UnboundedReceiver<String>) -> impl futures::Stream<Item = String> + Send {
+    stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|next| (next, receiver))
+    })
+}
+
+impl Shared {
+    /// The time: the earlier of this machine's and the API server's, so that neither clock alone ends a month too early.
+    fn now(&self) -> Timestamp {
+        let now = self.deps.clock.now();
+        self.deps.server_time.now().map_or(now, |server| server.min(now))
+    }
+
+    /// Whether backups have a price.
+    fn bills_backups(&self) -> bool {
+        let has_price = |history: Arc<crate::billing::PriceHistory>| history.has_backup_price();
+        self.prices.current().is_some_and(has_price)
+    }
+
+    /// Remembers an instance that was deleted by force.
+    fn instance_gone(&self, change: &Change<Instance>) {
+        let Change::Deleted(instance) = change else { return };
+        let uid = instance.metadata.uid.clone().unwrap_or_default();
+        self.seen.lock().remove(&uid);
+        let is_metered = instance
+            .status
+            .as_ref()
+            .is_some_and(|status| status.metering.is_some());
+        let was_recorded = self.deps.ledger.gone(&uid);
+        let namespace = instance.metadata.namespace.clone().unwrap_or_default();
+        let is_ours = self.deps.ledger.is_open() && self.deps.directory.account_of(&namespace).is_some();
+        if !was_recorded && is_metered && is_ours {
+            let gone = Gone {
+                instance: instance.clone(),
+                at: self.deps.clock.now(),
+            };
+            self.gone.lock().entry(namespace).or_default().insert(uid, gone);
+        }
+    }
+
+    fn instance_changed(&self, change: &Change<Instance>) {
+        match change {
+            Change::Applied(instance) => {
+                let Some(metering) = instance
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.metering.as_ref())
+                else {
+                    return;
+                };
+                let seen = Seen {
+                    last: metering.changes.last().copied(),
+                    is_deleting: instance.is_deleting(),
+                };
+                let uid = instance.metadata.uid.clone().unwrap_or_default();
+                if self.seen.lock().insert(uid, seen) != Some(seen) {
+                    self.request(instance);
+                }
+            }
+            Change::Deleted(instance) => self.request(instance),
+            Change::Replaced(all) => {
+                self.seen.lock().clear();
+                for instance in all {
+                    self.request(instance);
+                }
+            }
+            Change::Unreadable(_) => {}
+        }
+    }
+
+    fn request(&self, instance: &Instance) {
+        let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+        self.deps.ledger.request(namespace);
+    }
+}

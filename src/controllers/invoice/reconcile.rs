@@ -1,0 +1,546 @@
+//! One look at one account: what is metered is copied to its open invoice, and invoices whose time has come are issued.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::{Timestamp, tz::TimeZone};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, PostParams, Preconditions},
+    runtime::reflector::{ObjectRef, Store},
+};
+use parking_lot::Mutex;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Gone, Shared, books, farewell, numbers::Place};
+use crate::{
+    billing::{
+        PriceHistory,
+        ledger::{Books, Facts, Holder, Metered, Step, Subject, next},
+    },
+    events::{OutboxVersion, outbox},
+    resources::{
+        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL,
+        tracking::CONTROLLER_MANAGER,
+    },
+    runtime::{
+        backoff::Backoffs,
+        client::{CallError, bounded},
+        watch::key,
+        work_queue::{Class, Reconcile},
+    },
+};
+
+/// How long changes of an account wait for others after a page was written, so that many are one write.
+const TOGETHER: Duration = Duration::from_secs(1);
+/// When to try again after a write conflict.
+const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+/// When to look again whether the prices have been read.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Longest time between two looks at an account with an open invoice, in case the clock is set.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How often to look for invoices of Accounts that are gone.
+const ORPHANS: Duration = Duration::from_secs(60);
+/// Most steps of one look. Those of an account with very many pages go on in the next one, so that others have their turn.
+const MAX_STEPS: usize = 1000;
+/// How long the invoices of a deleted Account wait for their events to be settled.
+const FAREWELL: Duration = Duration::from_secs(30);
+
+pub(super) struct Reconciler {
+    pub(super) shared: Arc<Shared>,
+    pub(super) accounts: Store<Account>,
+    /// Invoices about which something is left to do.
+    pub(super) invoices: Store<Invoice>,
+    /// By namespace; not there while they are looked at, and after a write failed.
+    pub(super) books: Mutex<HashMap<String, State>>,
+    pub(super) backoffs: Backoffs,
+}
+
+/// What this process knows of an account.
+pub(super) struct State {
+    account: String,
+    books: Books,
+    /// Issued invoices whose events are not settled.
+    issued: Vec<Invoice>,
+    page_written: Option<Instant>,
+}
+
+impl Reconcile<Account> for Reconciler {
+    fn class(&self, _: &ObjectRef<Account>) -> Class {
+        Class::Normal
+    }
+
+    async fn reconcile(&self, place: &ObjectRef<Account>, _: Class) -> Option<Duration> {
+        let account = self.accounts.get(place)?;
+        let namespace = account.owned_namespace()?.to_owned();
+        let uid = account.metadata.uid.clone().unwrap_or_default();
+        let begun = Instant::now();
+        let outcome = Box::pin(self.look(&account, &namespace, &uid)).await;
+        let label = outcome.as_ref().map_or_else(CallError::label, |_| "ok");
+        let metrics = &self.shared.deps.metrics;
+        metrics.reconciled("Invoice", begun.elapsed(), label);
+        match outcome {
+            Ok(again) => {
+                self.backoffs.reset(&uid);
+                again
+            }
+            // What is stored is not what was thought.
+            Err(error) if error.is_conflict() || error.is_not_found() => Some(AFTER_CONFLICT),
+            Err(error) => {
+                let delay = self.backoffs.next(&uid);
+                tracing::warn!(account = key(&*account), %error, retry_in = ?delay, "cannot keep the books");
+                Some(delay)
+            }
+        }
+    }
+}
+
+fn name<K: Resource>(object: &K) -> &str {
+    object.meta().name.as_deref().unwrap_or_default()
+}
+
+fn ended(instance: &Instance) -> Option<Timestamp> {
+    instance.metadata.deletion_timestamp.as_ref().map(|time| time.0)
+}
+
+/// Whether a backup of a time with a price is billed, and since when.
+fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
+    let status = backup.status.as_ref()?;
+    let is_completed = status.phase == Some(BackupPhase::Completed);
+    let size = status
+        .size_gb
+        .filter(|size| is_completed && size.is_finite() && *size >= 0.0)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a size is not negative, and far below what fits"
+    )]
+    let megabytes = (size * 1000.0).round() as u64;
+    Some((status.completed_at?, megabytes))
+}
+
+impl Reconciler {
+    /// Issues the invoices of Accounts that are gone without having been closed, because their finalizer was removed by hand, and
+    /// keeps them. Until shutdown.
+    pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(ORPHANS) => {}
+            }
+            let accounts = self.accounts.state();
+            let known: HashSet<&str> = accounts
+                .iter()
+                .filter_map(|account| account.metadata.uid.as_deref())
+                .collect();
+            let mut orphans: HashMap<(String, String), String> = HashMap::new();
+            for invoice in self.invoices.state() {
+                if !known.contains(invoice.spec.account.as_str()) {
+                    let namespace = invoice.metadata.namespace.clone().unwrap_or_default();
+                    let place = (namespace, invoice.spec.account.clone());
+                    orphans.insert(place, invoice.spec.account_name.clone());
+                }
+            }
+            for ((namespace, uid), name) in orphans {
+                if let Err(error) = self.close_orphan(&namespace, &uid, &name).await {
+                    tracing::warn!(namespace, account = name, %error, "cannot close the invoices of an Account that is gone; will retry");
+                }
+            }
+        }
+    }
+
+    async fn close_orphan(&self, namespace: &str, uid: &str, name: &str) -> Result<(), CallError> {
+        let deps = &self.shared.deps;
+        let Some(prices) = self.shared.prices.current() else {
+            return Ok(());
+        };
+        let mut account = Account::new(
+            name,
+            AccountSpec {
+                email: String::new(),
+                namespace: Some(namespace.to_owned()),
+                instance_quota: None,
+                webhook_quota: None,
+                rate_limit_per_hour: None,
+                billing_address: Vec::new(),
+                invoices_closed_until: None,
+            },
+        );
+        account.metadata.uid = Some(uid.to_owned());
+        account.metadata.deletion_timestamp = Some(Time(self.shared.now()));
+        let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+        let mut state = State {
+            account: uid.to_owned(),
+            books,
+            issued,
+            page_written: None,
+        };
+        let nothing = HashMap::new();
+        let again = self.go_on(&mut state, &account, &nothing, &prices).await?;
+        if again.is_none() && state.books.invoices.is_empty() {
+            farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at an account. Returns after how long to look again.
+    async fn look(
+        &self,
+        account: &Account,
+        namespace: &str,
+        uid: &str,
+    ) -> Result<Option<Duration>, CallError> {
+        let deps = &self.shared.deps;
+        let Some(prices) = self.shared.prices.current() else {
+            return Ok(Some(AGAIN));
+        };
+        // In this order: an instance that has gone from the first is in the second.
+        let instances = deps.instances.of(namespace);
+        let gone = self
+            .shared
+            .gone
+            .lock()
+            .get(namespace)
+            .cloned()
+            .unwrap_or_default();
+        let backups = if prices.has_backup_price() {
+            deps.backups.within(namespace)
+        } else {
+            Vec::new()
+        };
+        let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
+        let subjects = subjects(&instances, &gone, &backups, &backup_ids);
+        let is_deleting = account.metadata.deletion_timestamp.is_some();
+        let known = self
+            .books
+            .lock()
+            .remove(namespace)
+            .filter(|state| state.account == uid);
+        let mut state = match known {
+            Some(state) => state,
+            None if subjects.is_empty() && !is_deleting && !self.has_invoice(namespace) => return Ok(None),
+            None => {
+                let (books, issued) = books::read(&deps.client, namespace, uid).await?;
+                for invoice in &issued {
+                    deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+                }
+                State {
+                    account: uid.to_owned(),
+                    books,
+                    issued,
+                    page_written: None,
+                }
+            }
+        };
+        let mut again = self.go_on(&mut state, account, &subjects, &prices).await?;
+        let is_resting = again.is_none();
+        if is_resting {
+            self.recorded(namespace, &subjects, &gone);
+        }
+        let settled = self.settle(&mut state).await?;
+        for wait in [
+            settled,
+            again.take(),
+            self.until_next(&state, account, &subjects, &prices),
+        ] {
+            again = match (again, wait) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            };
+        }
+        if is_deleting && is_resting && state.books.invoices.is_empty() {
+            let patience = state.issued.iter().filter_map(|invoice| {
+                let issued_at = invoice.status.as_ref()?.issued_at?;
+                let age = Duration::try_from(self.shared.now().duration_since(issued_at)).ok()?;
+                Some(FAREWELL.saturating_sub(age))
+            });
+            match patience.max().filter(|patience| !patience.is_zero()) {
+                Some(patience) => again = Some(again.map_or(patience, |again| again.min(patience))),
+                None => {
+                    farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
+                    deps.ledger.closed(uid);
+                    return Ok(None);
+                }
+            }
+        }
+        let is_needed = !state.books.invoices.is_empty() || !state.issued.is_empty() || !subjects.is_empty();
+        if is_needed {
+            self.books.lock().insert(namespace.to_owned(), state);
+        }
+        Ok(again)
+    }
+
+    fn has_invoice(&self, namespace: &str) -> bool {
+        let all = self.invoices.state();
+        all.iter()
+            .any(|invoice| invoice.metadata.namespace.as_deref() == Some(namespace))
+    }
+
+    /// When there is something to do if nothing changes; `None` without an open invoice.
+    fn until_next(
+        &self,
+        state: &State,
+        account: &Account,
+        subjects: &HashMap<&str, Subject<'_>>,
+        prices: &PriceHistory,
+    ) -> Option<Duration> {
+        if state.books.invoices.is_empty() {
+            return None;
+        }
+        let now = self.shared.now();
+        let terms = self.shared.deps.catalogue.current();
+        match next(
+            &state.books,
+            &facts(account, subjects, prices, &terms.invoices, now),
+        ) {
+            Step::Rest(Some(at)) => Some(Duration::try_from(at.duration_since(now)).ok()?.min(LONGEST)),
+            _ => Some(LONGEST),
+        }
+    }
+
+    /// Does all that there is to do. Returns after how long to go on if it must wait.
+    async fn go_on(
+        &self,
+        state: &mut State,
+        account: &Account,
+        subjects: &HashMap<&str, Subject<'_>>,
+        prices: &PriceHistory,
+    ) -> Result<Option<Duration>, CallError> {
+        let client = &self.shared.deps.client;
+        let catalogue = self.shared.deps.catalogue.current();
+        for _ in 0..MAX_STEPS {
+            let now = self.shared.now();
+            let namespace = state.books.namespace.clone();
+            let facts = facts(account, subjects, prices, &catalogue.invoices, now);
+            match next(&state.books, &facts) {
+                Step::Rest(_) => return Ok(None),
+                Step::LookBack => {
+                    let until = books::issued_until(client, &namespace, &state.account).await?;
+                    state.books.issued_until = Some(until);
+                }
+                Step::Page { page, is_urgent } => {
+                    let waits = state.page_written.map_or(Duration::ZERO, |written| {
+                        TOGETHER.saturating_sub(written.elapsed())
+                    });
+                    if !is_urgent && !waits.is_zero() {
+                        return Ok(Some(waits));
+                    }
+                    let written = self.put(*page).await?;
+                    state.page_written = Some(Instant::now());
+                    state.books.put_page(written);
+                }
+                Step::DeletePage(page) => {
+                    self.delete(&*page).await?;
+                    state.books.remove_page(&page);
+                }
+                Step::Create(invoice) => {
+                    let written = self.put(*invoice).await?;
+                    state.books.put_invoice(written);
+                }
+                Step::Replace(invoice) => {
+                    let written = self.put(*invoice).await?;
+                    if written.is_issued() {
+                        self.issued(&written);
+                        state.issued.push(written.clone());
+                    }
+                    state.books.put_invoice(written);
+                }
+                Step::Delete(invoice) => {
+                    self.delete(&*invoice).await?;
+                    state.books.remove_invoice(&invoice);
+                }
+                Step::TakeNumber(invoice) => {
+                    let place = Place {
+                        namespace,
+                        name: invoice.clone(),
+                    };
+                    let year = now.to_zoned(TimeZone::UTC).year();
+                    let number = self.shared.numbers.take(place, year).await?;
+                    state.books.numbers.insert(invoice, number);
+                }
+            }
+        }
+        Ok(Some(Duration::ZERO))
+    }
+
+    /// Hands over the event of an invoice that was issued.
+    fn issued(&self, invoice: &Invoice) {
+        let deps = &self.shared.deps;
+        deps.outbox.recorded(&OutboxVersion::of(invoice), 0);
+        let status = invoice.status.clone().unwrap_or_default();
+        let note = format!(
+            "invoice {} over {} was issued",
+            status.number.unwrap_or_default(),
+            status.amount.unwrap_or_default()
+        );
+        deps.events.publish(invoice, false, "Issued", "Issue", &note);
+        self.shared.numbers.issued(Place {
+            namespace: invoice.metadata.namespace.clone().unwrap_or_default(),
+            name: name(invoice).to_owned(),
+        });
+    }
+
+    /// Takes settled events out of the outboxes of issued invoices, and these out of the watch. Returns when to look again.
+    async fn settle(&self, state: &mut State) -> Result<Option<Duration>, CallError> {
+        let outbox = &self.shared.deps.outbox;
+        let now = self.shared.deps.clock.now();
+        let (mut left, mut again) = (Vec::new(), None::<Duration>);
+        let issued = std::mem::take(&mut state.issued);
+        for mut invoice in issued {
+            let status = invoice.status.get_or_insert_default();
+            let wait = outbox::clear(
+                &mut status.outbox,
+                false,
+                i64::MAX,
+                &|id| outbox.is_settled(id),
+                now,
+            );
+            match wait {
+                Some(wait) => {
+                    again = Some(again.map_or(wait, |again| again.min(wait)));
+                    left.push(invoice);
+                }
+                None => {
+                    let labels = invoice.metadata.labels.get_or_insert_default();
+                    labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
+                    self.put(invoice).await?;
+                }
+            }
+        }
+        state.issued = left;
+        Ok(again)
+    }
+
+    /// Tells that everything is recorded that ended.
+    fn recorded(&self, namespace: &str, subjects: &HashMap<&str, Subject<'_>>, gone: &HashMap<String, Gone>) {
+        let ledger = &self.shared.deps.ledger;
+        let ended = subjects.iter().filter(|(uid, subject)| {
+            let is_instance = matches!(subject.metered, Metered::Instance(_));
+            is_instance && subject.ended.is_some() && !gone.contains_key(**uid)
+        });
+        ledger.ended(ended.map(|(uid, _)| *uid));
+        let mut all = self.shared.gone.lock();
+        if let Some(of_namespace) = all.get_mut(namespace) {
+            of_namespace.retain(|uid, _| !gone.contains_key(uid));
+            if of_namespace.is_empty() {
+                all.remove(namespace);
+            }
+        }
+    }
+
+    fn api<K>(&self, object: &K) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.shared.deps.client.clone(), namespace)
+    }
+
+    /// Creates or replaces an object, guarded by the resourceVersion that was decided on.
+    async fn put<K>(&self, object: K) -> Result<K, CallError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let params = PostParams {
+            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let api = self.api(&object);
+        let mut written = if object.meta().resource_version.is_some() {
+            bounded(api.replace(name(&object), &params, &object)).await?
+        } else {
+            bounded(api.create(&params, &object)).await?
+        };
+        written.meta_mut().managed_fields = None;
+        Ok(written)
+    }
+
+    async fn delete<K>(&self, object: &K) -> Result<(), CallError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + std::fmt::Debug
+            + DeserializeOwned,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: object.meta().uid.clone(),
+                resource_version: object.meta().resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        match bounded(self.api(object).delete(name(object), &params)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            outcome => outcome.map(drop),
+        }
+    }
+}
+
+fn facts<'a>(
+    account: &'a Account,
+    subjects: &'a HashMap<&'a str, Subject<'a>>,
+    prices: &'a PriceHistory,
+    terms: &'a crate::catalogue::InvoiceTerms,
+    now: Timestamp,
+) -> Facts<'a> {
+    Facts {
+        holder: Holder {
+            uid: account.metadata.uid.as_deref().unwrap_or_default(),
+            name: account.metadata.name.as_deref().unwrap_or_default(),
+            email: &account.spec.email,
+            address: &account.spec.billing_address,
+            closed_until: account.invoices_closed_until(),
+            is_deleting: account.metadata.deletion_timestamp.is_some(),
+        },
+        subjects,
+        prices,
+        terms,
+        now,
+    }
+}
+
+/// All that is billed, by UID: instances that there are, those that were deleted by force, and backups.
+fn subjects<'a>(
+    instances: &'a [Arc<Instance>],
+    gone: &'a HashMap<String, Gone>,
+    backups: &'a [Arc<Backup>],
+    backup_ids: &'a [String],
+) -> HashMap<&'a str, Subject<'a>> {
+    let of_instance = |instance: &'a Instance, ended: Option<Timestamp>| {
+        let subject = Subject {
+            instance_id: instance.id(),
+            name: instance.display_name(),
+            metered: Metered::Instance(instance.status.as_ref()?.metering.as_ref()?),
+            ended,
+        };
+        Some((instance.metadata.uid.as_deref()?, subject))
+    };
+    let existing = instances
+        .iter()
+        .filter_map(|instance| of_instance(instance, ended(instance)));
+    let forced = gone
+        .values()
+        .filter_map(|gone| of_instance(&gone.instance, Some(ended(&gone.instance).unwrap_or(gone.at))));
+    let of_backup = backups.iter().zip(backup_ids).filter_map(|(backup, id)| {
+        let (since, megabytes) = metered_backup(backup)?;
+        let source = backup.status.as_ref()?.source.as_ref()?;
+        let subject = Subject {
+            instance_id: source.id.clone(),
+            name: backup.display_name(),
+            metered: Metered::Backup { id, since, megabytes },
+            ended: backup.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        };
+        Some((backup.metadata.uid.as_deref()?, subject))
+    });
+    existing.chain(forced).chain(of_backup).collect()
+}

@@ -1,0 +1,123 @@
+//! Samples the usage of monitored instances while this process is the leader, and answers other replicas' questions about it.
+//!
+//! - `sampler`: asks the provider, and has instances reconciled whose alerts fire or end;
+//! - `port`: the port for other replicas; `key`: the Secret with which both sides prove who they are.
+//!
+//! The alerts themselves are fired by the instance controller, in the same status write as their events.
+
+mod key;
+mod port;
+mod sampler;
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{Client, runtime::reflector::Store};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use self::{key::SharedKey, port::Port, sampler::Sampler};
+use crate::{
+    catalogue::SharedCatalogue,
+    monitoring::{Monitor, measurements::Leader, monitor::Current},
+    providers::UsageSource,
+    resources::Instance,
+    runtime::{
+        Clock, Metrics, ReconcileQueue,
+        instance_metrics::{ShownInstance, ShownInstances},
+    },
+};
+
+pub use port::advertised;
+
+/// What the controller depends on.
+pub struct MonitoringController<U> {
+    /// Client of the API server.
+    pub client: Client,
+    /// Namespace of the operator, with the Secret.
+    pub namespace: String,
+    /// Knows the usage of servers.
+    pub usage: Arc<U>,
+    /// The monitored instances.
+    pub monitor: Arc<Monitor>,
+    /// The rules.
+    pub catalogue: SharedCatalogue,
+    /// Where instances are queued whose alerts fire or end.
+    pub queue: ReconcileQueue<Instance>,
+    /// All instances.
+    pub instances: Store<Instance>,
+    /// Source of the time.
+    pub clock: Arc<dyn Clock>,
+    /// Where samples are counted.
+    pub metrics: Metrics,
+    /// Samples taken at the same time.
+    pub concurrency: u16,
+    /// Timeout of a provider call.
+    pub provider_timeout: Duration,
+    /// Of how many instances the usage is shown among the metrics, if it is.
+    pub shown: Option<usize>,
+}
+
+impl<U: UsageSource> MonitoringController<U> {
+    /// What this process knows as the leader.
+    pub fn answers(&self) -> Arc<Leader<U>> {
+        Arc::new(Leader::new(
+            self.monitor.clone(),
+            self.usage.clone(),
+            self.catalogue.clone(),
+            self.clock.clone(),
+        ))
+    }
+
+    /// Samples and answers until shutdown.
+    pub async fn run(self, answers: Arc<Leader<U>>, listener: TcpListener, shutdown: CancellationToken) {
+        let key = SharedKey::default();
+        if let Some(limit) = self.shown {
+            let (monitor, catalogue) = (self.monitor.clone(), self.catalogue.clone());
+            self.metrics.instances.show(move || {
+                let interval = catalogue.current().alerts.interval;
+                shown(&monitor, limit, interval)
+            });
+        }
+        let port = Port {
+            answers,
+            instances: self.instances,
+            key: key.clone(),
+            clock: self.clock.clone(),
+        };
+        let sampler = Sampler {
+            monitor: self.monitor,
+            usage: self.usage,
+            catalogue: self.catalogue,
+            queue: self.queue,
+            clock: self.clock,
+            metrics: self.metrics,
+            concurrency: self.concurrency.into(),
+            timeout: self.provider_timeout,
+        };
+        tokio::join!(
+            sampler.run(&shutdown),
+            port.serve(listener, shutdown.clone()),
+            key.make(&self.client, &self.namespace, &shutdown),
+        );
+    }
+}
+
+/// The usage of at most `limit` instances, for the metrics.
+fn shown(monitor: &Monitor, limit: usize, interval: Duration) -> ShownInstances {
+    let (current, left_out) = monitor.current(limit, interval);
+    let instances = current
+        .into_iter()
+        .map(|Current { instance, usage }| ShownInstance {
+            namespace: instance.metadata.namespace.clone().unwrap_or_default(),
+            instance: instance.id(),
+            cpu_percent: usage.cpu_usage,
+            memory_percent: usage.memory_usage,
+            disk_percent: usage.disk_usage,
+            received_bytes: usage.network_in.and_then(|bytes| u64::try_from(bytes).ok()),
+            sent_bytes: usage.network_out.and_then(|bytes| u64::try_from(bytes).ok()),
+        });
+    ShownInstances {
+        instances: instances.collect(),
+        left_out,
+    }
+}

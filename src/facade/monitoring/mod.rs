@@ -1,0 +1,90 @@
+//! `/v1/alerts` and `/v1/instances/{id}/metrics`: alerts, and the samples that they come from.
+//!
+//! - `view`: alerts and series as answers show them.
+
+pub mod view;
+
+use std::sync::Arc;
+
+use axum::{extract::State, response::Response};
+use http::StatusCode;
+
+use self::view::{AlertView, SeriesView};
+use super::{
+    App,
+    error::{ApiError, Detail},
+    extract::{Caller, Target},
+    query::Parameters,
+    response,
+    view::{List, Pagination, Single},
+};
+use crate::{
+    monitoring::Window,
+    service::{alerts::AlertFilter, id::InstanceId},
+};
+
+/// Lists alerts
+///
+/// Of all monitored instances of the account: those that are firing, and those that ended within the last 24 hours; newest first,
+/// then by id. Filters can be combined with each other and with paging. A filter that matches nothing gives an empty list.
+#[utoipa::path(
+    get,
+    path = "/v1/alerts",
+    operation_id = "listAlerts",
+    tag = "monitoring",
+    params(
+        ("instance_id" = Option<String>, Query, description = "Only alerts of this instance.", example = "i-4q7hz0c9k2m8x1ta"),
+        ("status" = Option<String>, Query, description = "Only alerts with this status: `firing` or `ended`.", example = "firing"),
+    ),
+    responses((status = 200, description = "A page of alerts", body = List<AlertView<'static>>)),
+)]
+pub async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let paging = parameters.paging()?;
+    let filter = AlertFilter {
+        instance_id: parameters.get("instance_id"),
+        status: parameters.get("status"),
+    };
+    let (page, total) = app
+        .service
+        .list_alerts(caller.namespace(), filter, paging.page, paging.limit);
+    let data: Vec<_> = page.iter().filter_map(AlertView::of).collect();
+    let pagination = Pagination::new(paging.page, paging.limit, total);
+    response::json(StatusCode::OK, &List { data, pagination }, 512)
+}
+
+/// Shows the samples of an instance
+///
+/// A point a minute for the last hour, or the averages of five minutes for the last day. Gaps are `null`, as is what was before
+/// `known_since`: samples are in memory, and a restart of the service loses them. Only of an instance with `monitoring_enabled`.
+#[utoipa::path(
+    get,
+    path = "/v1/instances/{id}/metrics",
+    operation_id = "getInstanceMetrics",
+    tag = "monitoring",
+    params(("window" = Option<String>, Query, description = "`1h`, the default, or `24h`.", pattern = "^(1h|24h)$", example = "1h")),
+    responses((status = 200, description = "The samples", body = Single<SeriesView>)),
+)]
+pub async fn series(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Target(id): Target<InstanceId>,
+    parameters: Parameters,
+) -> Result<Response, ApiError> {
+    let window = match parameters.get("window") {
+        None => Window::Hour,
+        Some(text) => Window::parse(text).ok_or_else(wrong_window)?,
+    };
+    let measured = app.service.series_of(caller.namespace(), id, window).await?;
+    let data = SeriesView::of(window, &measured);
+    let answer = Single { data, message: None };
+    response::json(StatusCode::OK, &answer, 32 * window.points() * 5)
+}
+
+/// The refusal of another window.
+pub(super) fn wrong_window() -> ApiError {
+    ApiError::invalid(vec![Detail::new("window", "invalid_value", "must be 1h or 24h")])
+}

@@ -1,0 +1,28 @@
+//! Samples of the servers' usage, and the alerts that follow from them.
+//!
+//! - [`schedule`]: when each instance is sampled, on a clock that is never set;
+//! - [`series`]: the samples of a day in memory, one instance in some 6 KiB;
+//! - [`evaluation`]: what the samples of an instance mean for each rule, and [`alerts`]: what that changes in its status. Both are
+//!   pure;
+//! - [`monitor`]: the monitored instances of this process, fed by the watch;
+//! - [`measurements`]: answers questions about usage, [`wire`] is the protocol in which replicas ask the leader, and [`remote`]
+//!   asks it.
+//!
+//! What an alert was is in the status of its instance, written only when an alert fires or ends. Everything else is in the memory
+//! of the leader, and a restart loses it.
+
+pub mod alerts;
+pub mod evaluation;
+pub mod measurements;
+pub mod monitor;
+pub mod remote;
+pub mod schedule;
+pub mod series;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use measurements::{LeaderSlot, Measurements};
+pub use monitor::Monitor;
+pub use series::{Measured, Window};
+pub use wire::Unavailable;

@@ -1,0 +1,432 @@
+//! The monitored instances of this process: which are sampled when, and what is known of each. Fed by the watch of Instances; only
+//! the leader takes samples, so elsewhere nothing is known.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+
+use super::{
+    alerts::Findings,
+    evaluation::{Evaluation, MAX_MISSED, Run, run_of},
+    schedule::{self, Timeline, milliseconds},
+    series::{Measured, Series, Window},
+};
+use crate::{
+    catalogue::Alerts,
+    providers::Usage,
+    resources::Instance,
+    runtime::watch::{Change, Listener},
+};
+
+/// The monitored instances. Share it in an `Arc`.
+#[derive(Debug)]
+pub struct Monitor {
+    timeline: Timeline,
+    /// Instances whose series are kept.
+    series_limit: usize,
+    state: Mutex<State>,
+    #[cfg(test)]
+    skipped: std::sync::atomic::AtomicI64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<Arc<str>, Entry>,
+    /// The UIDs by their phases.
+    schedule: BTreeSet<(u32, Arc<str>)>,
+    /// The instances with a series, by namespace.
+    with_series: HashMap<Box<str>, BTreeSet<Arc<str>>>,
+    series: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// As the watch shows it.
+    instance: Arc<Instance>,
+    evaluation: Evaluation,
+    newest: Option<Newest>,
+    series: Option<Box<Series>>,
+    /// Whether a sample is being taken.
+    is_busy: bool,
+    /// Whether the last one failed.
+    has_failed: bool,
+}
+
+/// The newest known sample.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    at: i64,
+    run: Run,
+    usage: Usage,
+}
+
+/// A sample that is due.
+#[derive(Clone, Debug)]
+pub struct Due {
+    /// The instance to ask about.
+    pub instance: Arc<Instance>,
+    /// Whether its last sample failed.
+    pub is_suspect: bool,
+    uid: Arc<str>,
+}
+
+impl Due {
+    /// The namespace of the instance.
+    pub fn namespace(&self) -> &str {
+        namespace(&self.instance)
+    }
+}
+
+/// How many instances are monitored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Monitored instances.
+    pub instances: usize,
+    /// Those whose series are kept.
+    pub series: usize,
+}
+
+/// The newest sample of an instance.
+#[derive(Clone, Debug)]
+pub struct Current {
+    /// The instance.
+    pub instance: Arc<Instance>,
+    /// Its usage.
+    pub usage: Usage,
+}
+
+impl Counts {
+    /// Monitored instances that have no series.
+    pub const fn instances_without_series(self) -> usize {
+        self.instances.saturating_sub(self.series)
+    }
+}
+
+fn namespace(instance: &Instance) -> &str {
+    instance.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+fn uid(instance: &Instance) -> &str {
+    instance.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Whether an instance has a server that is monitored.
+fn is_monitored(instance: &Instance) -> bool {
+    let is_made = instance
+        .status
+        .as_ref()
+        .is_some_and(|status| status.provisioned_at.is_some());
+    instance.spec.monitoring_enabled && is_made && !instance.is_deleting()
+}
+
+impl Monitor {
+    /// A monitor that keeps the series of at most so many instances.
+    pub fn new(series_limit: usize, now: Timestamp) -> Arc<Self> {
+        Arc::new(Self {
+            timeline: Timeline::start(now),
+            series_limit,
+            state: Mutex::default(),
+            #[cfg(test)]
+            skipped: std::sync::atomic::AtomicI64::default(),
+        })
+    }
+
+    /// The current moment in milliseconds.
+    pub fn moment(&self) -> i64 {
+        self.timeline.now() + self.skipped()
+    }
+
+    #[cfg(not(test))]
+    const fn skipped(&self) -> i64 {
+        0
+    }
+
+    /// Instances whose series are kept at most.
+    pub const fn series_limit(&self) -> usize {
+        self.series_limit
+    }
+
+    /// The listener for the watch of Instances.
+    pub fn listener(self: &Arc<Self>) -> Box<dyn Listener<Instance>> {
+        let monitor = self.clone();
+        Box::new(move |change: &Change<Instance>| monitor.changed(change))
+    }
+
+    fn changed(&self, change: &Change<Instance>) {
+        let state = &mut *self.state.lock();
+        match change {
+            Change::Replaced(all) => {
+                let listed: std::collections::HashSet<&str> =
+                    all.iter().map(|instance| uid(instance)).collect();
+                let gone = state.entries.keys().filter(|uid| !listed.contains(&***uid));
+                for uid in gone.cloned().collect::<Vec<_>>() {
+                    state.remove(&uid);
+                }
+                for instance in all {
+                    state.apply(instance);
+                }
+            }
+            Change::Applied(instance) => state.apply(instance),
+            Change::Deleted(instance) => state.remove(uid(instance)),
+            // Its last readable version has been deleted before.
+            Change::Unreadable(_) => {}
+        }
+    }
+
+    /// The samples that have become due since the moment `from`. One that is still being taken is left out, and so missed. Each
+    /// must be followed by a [`record`](Self::record).
+    pub fn due(&self, interval: Duration, from: i64, to: i64) -> Vec<Due> {
+        let state = &mut *self.state.lock();
+        let mut due = Vec::new();
+        for (first, last) in schedule::due(interval, from, to) {
+            let begin = (first, Arc::<str>::from(""));
+            for (phase, uid) in state.schedule.range(begin..) {
+                if *phase > last {
+                    break;
+                }
+                if let Some(entry) = state.entries.get_mut(uid)
+                    && !std::mem::replace(&mut entry.is_busy, true)
+                {
+                    due.push(Due {
+                        instance: entry.instance.clone(),
+                        is_suspect: entry.has_failed,
+                        uid: uid.clone(),
+                    });
+                }
+            }
+        }
+        due
+    }
+
+    /// Takes a sample, `None` if there is none. It counts for the last moment at which it was due, and for the run of the server
+    /// in which it was asked for. Returns the instance if its status is to be changed.
+    pub fn record(&self, due: &Due, alerts: &Arc<Alerts>, usage: Option<&Usage>) -> Option<Arc<Instance>> {
+        let moment = self.moment();
+        let state = &mut *self.state.lock();
+        // It may have been deleted, or is no longer monitored.
+        state.entries.get(&due.uid)?;
+        state.make_room(due, self.series_limit);
+        let entry = state.entries.get_mut(&due.uid)?;
+        entry.is_busy = false;
+        entry.has_failed = usage.is_none();
+        let at = schedule::last_due(schedule::phase(&due.uid), alerts.interval, moment);
+        let (run, asked) = (run_of(&entry.instance), run_of(&due.instance));
+        // What was asked about another run says nothing of this one.
+        let usage = usage.filter(|_| run == asked);
+        let shown = entry
+            .instance
+            .status
+            .as_ref()
+            .map_or(&[][..], |status| &status.alerts);
+        entry.evaluation.sample(alerts, run, shown, at, usage);
+        if let Some(usage) = usage {
+            entry.newest = Some(Newest {
+                at,
+                run,
+                usage: *usage,
+            });
+        }
+        let second = at.div_euclid(1000);
+        if state.with_series.contains_series(due) {
+            entry
+                .series
+                .get_or_insert_with(|| Box::new(Series::new(second)))
+                .add(second, usage);
+        }
+        entry
+            .evaluation
+            .calls_for_a_change(run, shown)
+            .then(|| entry.instance.clone())
+    }
+
+    /// What the samples of an instance's current run mean for its alerts; `None` if there are none.
+    pub fn findings(&self, instance: &Instance) -> Option<Findings> {
+        let moment = self.moment();
+        let run = run_of(instance);
+        let rules = self
+            .state
+            .lock()
+            .entries
+            .get(uid(instance))?
+            .evaluation
+            .findings(run)?;
+        Some(Findings {
+            started_at: run?,
+            rules,
+            moment,
+        })
+    }
+
+    /// The newest sample of an instance, unless it is outdated: more than three have been missed since, or the server has been
+    /// started or stopped.
+    pub fn newest(&self, instance: &Instance, interval: Duration) -> Option<Usage> {
+        let moment = self.moment();
+        let state = self.state.lock();
+        let newest = state.entries.get(uid(instance))?.newest?;
+        newest
+            .is_current(run_of(instance), interval, moment)
+            .then_some(newest.usage)
+    }
+
+    /// The series of an instance.
+    pub fn series(&self, instance: &Instance, window: Window, now: Timestamp) -> Measured {
+        let moment = self.moment().div_euclid(1000);
+        let state = self.state.lock();
+        let entry = state.entries.get(uid(instance));
+        let series = entry.and_then(|entry| entry.series.as_deref());
+        series.map_or_else(
+            || Measured::nothing(window, now),
+            |series| series.window(window, now, moment),
+        )
+    }
+
+    /// How many instances are monitored, and how many series are kept.
+    pub fn counts(&self) -> Counts {
+        let state = self.state.lock();
+        Counts {
+            instances: state.entries.len(),
+            series: state.series,
+        }
+    }
+
+    /// The newest samples of at most `limit` instances, and of how many there are more. Accounts take turns: each has as many shown
+    /// as any other, if it has that many. The same ones every time, as long as there are no others.
+    pub fn current(&self, limit: usize, interval: Duration) -> (Vec<Current>, usize) {
+        let moment = self.moment();
+        let state = self.state.lock();
+        let is_current = |entry: &&Entry| {
+            let newest = entry.newest;
+            newest.is_some_and(|newest| newest.is_current(run_of(&entry.instance), interval, moment))
+        };
+        let mut accounts: HashMap<&str, Vec<&Entry>> = HashMap::new();
+        for entry in state.entries.values().filter(is_current) {
+            accounts
+                .entry(namespace(&entry.instance))
+                .or_default()
+                .push(entry);
+        }
+        let total: usize = accounts.values().map(Vec::len).sum();
+        let mut ranked: Vec<(usize, &str, &Entry)> = Vec::with_capacity(total);
+        for (account, mut entries) in accounts {
+            entries.sort_unstable_by_key(|entry| &entry.instance.metadata.name);
+            let entries = entries.into_iter().enumerate();
+            ranked.extend(entries.map(|(rank, entry)| (rank, account, entry)));
+        }
+        ranked.sort_unstable_by_key(|(rank, account, _)| (*rank, *account));
+        let shown = ranked.into_iter().take(limit).filter_map(|(_, _, entry)| {
+            Some(Current {
+                instance: entry.instance.clone(),
+                usage: entry.newest?.usage,
+            })
+        });
+        (shown.collect(), total.saturating_sub(limit))
+    }
+}
+
+impl Newest {
+    fn is_current(&self, run: Run, interval: Duration, moment: i64) -> bool {
+        self.run == run && moment - self.at <= (MAX_MISSED + 1) * milliseconds(interval)
+    }
+}
+
+/// Which instances have a series.
+trait SeriesOwners {
+    fn contains_series(&self, due: &Due) -> bool;
+}
+
+impl SeriesOwners for HashMap<Box<str>, BTreeSet<Arc<str>>> {
+    fn contains_series(&self, due: &Due) -> bool {
+        self.get(due.namespace())
+            .is_some_and(|owners| owners.contains(&due.uid))
+    }
+}
+
+impl State {
+    fn apply(&mut self, instance: &Arc<Instance>) {
+        if !is_monitored(instance) {
+            self.remove(uid(instance));
+            return;
+        }
+        if let Some(entry) = self.entries.get_mut(uid(instance)) {
+            entry.instance = instance.clone();
+            return;
+        }
+        let uid: Arc<str> = uid(instance).into();
+        self.schedule.insert((schedule::phase(&uid), uid.clone()));
+        let entry = Entry {
+            instance: instance.clone(),
+            evaluation: Evaluation::default(),
+            newest: None,
+            series: None,
+            is_busy: false,
+            has_failed: false,
+        };
+        self.entries.insert(uid, entry);
+    }
+
+    fn remove(&mut self, uid: &str) {
+        let Some((uid, entry)) = self.entries.remove_entry(uid) else {
+            return;
+        };
+        self.schedule.remove(&(schedule::phase(&uid), uid.clone()));
+        self.drop_series(namespace(&entry.instance), &uid);
+    }
+
+    fn drop_series(&mut self, namespace: &str, uid: &Arc<str>) {
+        let Some(owners) = self.with_series.get_mut(namespace) else {
+            return;
+        };
+        if owners.remove(uid) {
+            self.series -= 1;
+        }
+        if owners.is_empty() {
+            self.with_series.remove(namespace);
+        }
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.series = None;
+        }
+    }
+
+    /// Lets an instance have a series if there is room. If there is none, the account that has most gives one up, unless it would
+    /// then have fewer than this one.
+    fn make_room(&mut self, due: &Due, limit: usize) {
+        if self.with_series.contains_series(due) {
+            return;
+        }
+        if self.series >= limit {
+            let own = self.with_series.get(due.namespace()).map_or(0, BTreeSet::len);
+            let most = self
+                .with_series
+                .iter()
+                .max_by_key(|(_, owners)| owners.len())
+                .filter(|(_, owners)| owners.len() > own + 1);
+            let Some((account, Some(victim))) =
+                most.map(|(account, owners)| (account.clone(), owners.last().cloned()))
+            else {
+                return;
+            };
+            self.drop_series(&account, &victim);
+        }
+        let owners = self.with_series.entry(due.namespace().into()).or_default();
+        owners.insert(due.uid.clone());
+        self.series += 1;
+    }
+}
+
+#[cfg(test)]
+impl Monitor {
+    fn skipped(&self) -> i64 {
+        self.skipped.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Lets time pass.
+    pub(super) fn skip(&self, time: Duration) {
+        self.skipped
+            .fetch_add(milliseconds(time), std::sync::atomic::Ordering::Relaxed);
+    }
+}

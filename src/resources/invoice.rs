@@ -1,0 +1,204 @@
+//! `Invoice`: what an account owes for one calendar month, or a part of it.
+//!
+//! Like a Delivery it is a record without a status subresource, so that one write creates it with its status, and one write
+//! issues it together with its event. Its lines are in [`InvoicePage`](super::InvoicePage)s.
+
+use jiff::Timestamp;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    event::{HasOutbox, OutboxEntry},
+    ids, times,
+};
+
+/// Label of an Invoice about which nothing is left to do: it is issued, and its event is settled. The operator does not watch
+/// those, so its memory does not grow with their number.
+pub const SETTLED_LABEL: &str = "stellage.dev/settled";
+/// Label of the Invoices and InvoicePages of a deleted Account, in the operator's namespace: the name of the Account.
+pub const FORMER_ACCOUNT_LABEL: &str = "stellage.dev/former-account";
+/// Most lines of an address.
+pub const MAX_ADDRESS_LINES: usize = 6;
+/// Most characters of a line of an address.
+pub const MAX_ADDRESS_LINE: usize = 100;
+/// Most pages of an invoice: a million lines.
+pub const MAX_PAGES: usize = 10_000;
+
+/// Whether an invoice can still change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum InvoicePhase {
+    /// Its period goes on, or it is about to be issued.
+    #[default]
+    Open,
+    /// It has a number, and never changes again.
+    Issued,
+}
+
+/// The time that an invoice covers, half-open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct InvoicePeriod {
+    /// The first moment.
+    #[schemars(schema_with = "times::time")]
+    pub from: Timestamp,
+    /// The first moment after it. While the invoice is open: the end of the month.
+    #[schemars(schema_with = "times::time")]
+    pub to: Timestamp,
+}
+
+/// What is billed, and to whom.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "Invoice",
+    plural = "invoices",
+    shortname = "inv",
+    category = "stellage",
+    namespaced,
+    status = "InvoiceStatus",
+    derive = "PartialEq",
+    doc = "What an account owes for one month, or a part of it. Opened, issued and written by the operator alone; its lines are in InvoicePages. To read it: stellage invoice show NAME. To issue it before the end of the month: stellage invoice close --account NAME",
+    printcolumn(name = "Number", type_ = "string", json_path = ".status.number"),
+    printcolumn(name = "From", type_ = "string", json_path = ".spec.period.from"),
+    printcolumn(name = "To", type_ = "string", json_path = ".spec.period.to"),
+    printcolumn(name = "Amount", type_ = "string", json_path = ".status.amount"),
+    printcolumn(name = "Status", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Lines",
+        type_ = "integer",
+        json_path = ".status.linesCount",
+        priority = 1
+    ),
+    printcolumn(name = "Due", type_ = "string", json_path = ".status.dueDate", priority = 1),
+    printcolumn(name = "ID", type_ = "string", json_path = ".status.id", priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InvoiceSpec {
+    /// UID of the Account.
+    #[schemars(length(max = 64))]
+    pub account: String,
+    /// Name of the Account.
+    #[schemars(length(max = 63))]
+    pub account_name: String,
+    /// The time that it covers.
+    pub period: InvoicePeriod,
+    /// Currency of all amounts, as an ISO 4217 code.
+    #[schemars(length(max = 3))]
+    pub currency: String,
+}
+
+/// What has become of the invoice.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InvoiceStatus {
+    /// Public identifier, `inv_…`.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub id: String,
+    /// Open or Issued.
+    #[serde(default)]
+    pub phase: InvoicePhase,
+    /// Its number, such as 2026-000001: without gaps within the installation and the year in which it was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub number: Option<String>,
+    /// When it was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub issued_at: Option<Timestamp>,
+    /// The day on which it is due, such as 2026-12-15.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 10))]
+    pub due_date: Option<String>,
+    /// The total with its currency, such as 17.85 EUR.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub amount: Option<String>,
+    /// The sum of the lines, in cents.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub net_cents: u64,
+    /// The tax on it, in cents.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub tax_cents: u64,
+    /// The tax rate in percent, such as 19.00.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8))]
+    pub tax_rate: Option<String>,
+    /// Number of lines.
+    #[serde(default, skip_serializing_if = "is_none")]
+    #[schemars(extend("format" = "int32"))]
+    pub lines_count: u32,
+    /// Number of lines on each InvoicePage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_PAGES))]
+    pub page_lines: Vec<u32>,
+    /// Address lines of the seller.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ADDRESS_LINES))]
+    pub seller: Vec<String>,
+    /// Address lines of the account holder.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ADDRESS_LINES))]
+    pub buyer: Vec<String>,
+    /// E-mail address of the account holder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 254))]
+    pub email: Option<String>,
+    /// Of an open invoice: the time until which it was to be closed, if no hour had begun before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub nothing_until: Option<Timestamp>,
+    /// Sequence number of the last event.
+    #[serde(default, skip_serializing_if = "is_zero_i64")]
+    #[schemars(extend("format" = "int64"))]
+    pub event_sequence: i64,
+    /// The event of its issue, until every webhook of the account has received it or has a Delivery for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub outbox: Vec<OutboxEntry>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_none(number: &u32) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero_i64(number: &i64) -> bool {
+    *number == 0
+}
+
+impl Invoice {
+    /// The public id, `inv_…`.
+    pub fn id(&self) -> String {
+        ids::invoice_id(self.metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// The name of the object.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Whether it is issued.
+    pub fn is_issued(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.phase == InvoicePhase::Issued)
+    }
+}
+
+impl HasOutbox for Invoice {
+    const KIND: &'static str = "Invoice";
+
+    fn outbox(&self) -> &[OutboxEntry] {
+        self.status.as_ref().map_or(&[], |status| &status.outbox)
+    }
+}

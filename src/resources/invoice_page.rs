@@ -1,0 +1,217 @@
+//! `InvoicePage`: some lines of an Invoice.
+//!
+//! The lines of an invoice are in several objects, so that neither the number of instances nor that of their changes is limited
+//! by the size of an object. A page has at most [`MAX_ENTRIES`] instances and backups, and begins with at most
+//! [`SOFT_BYTES`]; one that has grown beyond that gives entries to a later page. An instance with 40 changes takes some 2 KiB, so
+//! an account with 10,000 of them has 100 pages of 220 KiB each.
+//!
+//! While the invoice is open, a page has entries: what was metered. It is written when an interval begins or ends, never as time
+//! passes. When the invoice is issued, each page is written once more, with the lines in place of the entries.
+
+use jiff::Timestamp;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    metering::{MAX_CHANGES, MeteredHour},
+    times,
+};
+
+/// Most entries or lines on a page.
+pub const MAX_ENTRIES: usize = 100;
+/// Bytes of entries from which on a page takes no more. A page may exceed it by one entry, which has at most some 80 KiB.
+pub const SOFT_BYTES: usize = 256 * 1024;
+/// Most plans and prices in a line: four plans, each at every price that it may have within two months.
+pub const MAX_HOURS: usize = 100;
+
+/// Label of a page: the name of its Invoice.
+pub const INVOICE_LABEL: &str = "stellage.dev/invoice";
+/// Label of a page whose invoice is open, so that it has entries and no lines.
+pub const OPEN_LABEL: &str = "stellage.dev/open";
+
+/// What was metered of an instance or a backup, as far as it has not been invoiced.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LedgerEntry {
+    /// UID of the Instance or Backup.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// Identifier of the instance, `i-…`.
+    #[schemars(length(max = 64))]
+    pub instance_id: String,
+    /// Display name of the instance or backup.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// When the instance first ran, or the backup was completed.
+    #[schemars(schema_with = "times::time")]
+    pub since: Timestamp,
+    /// The plans of an instance, as in its status.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_CHANGES))]
+    pub changes: Vec<MeteredHour>,
+    /// Of a backup: its identifier, `bkp_…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub backup_id: Option<String>,
+    /// Of a backup: its size in thousandths of a GB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub megabytes: Option<u64>,
+    /// When its deletion was accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub ended: Option<Timestamp>,
+    /// Hours that began before this are on an earlier invoice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_time")]
+    pub billed_until: Option<Timestamp>,
+    /// What earlier invoices have billed for it in the same calendar month, in cents.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub billed_cents: u64,
+    /// The month's price of the dearest plan on them, in cents.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(extend("format" = "int64"))]
+    pub cap_cents: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Hours at one price.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InvoicedHours {
+    /// The plan; `backup` for a backup.
+    #[schemars(length(max = 16))]
+    pub plan: String,
+    /// Number of hours.
+    #[schemars(extend("format" = "int64"))]
+    pub hours: u64,
+    /// Price of an hour, in thousandths of a cent.
+    #[schemars(extend("format" = "int64"))]
+    pub unit_price: u64,
+}
+
+/// One instance or backup in the period of an invoice.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InvoiceLine {
+    /// Identifier of the instance, `i-…`.
+    #[schemars(length(max = 64))]
+    pub instance_id: String,
+    /// Of a backup: its identifier, `bkp_…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub backup_id: Option<String>,
+    /// Display name of the instance or backup.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// The hours.
+    #[schemars(length(max = MAX_HOURS))]
+    pub hours: Vec<InvoicedHours>,
+    /// What is to be paid, in cents.
+    #[schemars(extend("format" = "int64"))]
+    pub amount_cents: u64,
+}
+
+/// A page.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[kube(
+    group = "stellage.dev",
+    version = "v1",
+    kind = "InvoicePage",
+    plural = "invoicepages",
+    shortname = "invpage",
+    category = "stellage",
+    namespaced,
+    derive = "PartialEq",
+    doc = "Some lines of an Invoice; while that is open, what was metered of instances and backups. Written by the operator alone. To read the lines of an invoice: stellage invoice show NAME",
+    printcolumn(name = "Invoice", type_ = "string", json_path = ".spec.invoice"),
+    printcolumn(name = "Page", type_ = "integer", json_path = ".spec.number"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InvoicePageSpec {
+    /// UID of the Account.
+    #[schemars(length(max = 64))]
+    pub account: String,
+    /// Name of the Invoice.
+    #[schemars(length(max = 63))]
+    pub invoice: String,
+    /// Number of the page, beginning with 1.
+    #[schemars(extend("format" = "int32"))]
+    pub number: u32,
+    /// What was metered, while the invoice is open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ENTRIES))]
+    pub entries: Vec<LedgerEntry>,
+    /// The lines, once the invoice is about to be issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_ENTRIES))]
+    pub lines: Option<Vec<InvoiceLine>>,
+}
+
+impl LedgerEntry {
+    /// Its bytes as it is stored, approximately.
+    pub const fn bytes(&self) -> usize {
+        300 + 56 * self.changes.len()
+    }
+}
+
+impl InvoicePage {
+    /// The name of a page.
+    pub fn name_of(invoice: &str, number: u32) -> String {
+        format!("{invoice}-{number:05}")
+    }
+
+    /// A page with these entries.
+    pub fn open(
+        namespace: &str,
+        account: &str,
+        invoice: &str,
+        number: u32,
+        entries: Vec<LedgerEntry>,
+    ) -> Self {
+        let spec = InvoicePageSpec {
+            account: account.to_owned(),
+            invoice: invoice.to_owned(),
+            number,
+            entries,
+            lines: None,
+        };
+        let mut page = Self::new(&Self::name_of(invoice, number), spec);
+        page.metadata.namespace = Some(namespace.to_owned());
+        let labels = [(INVOICE_LABEL, invoice), (OPEN_LABEL, "true")];
+        page.metadata.labels = Some(
+            labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        );
+        page
+    }
+
+    /// The page with lines in place of its entries.
+    #[must_use]
+    pub fn with_lines(mut self, lines: Vec<InvoiceLine>) -> Self {
+        self.spec.entries = Vec::new();
+        self.spec.lines = Some(lines);
+        if let Some(labels) = &mut self.metadata.labels {
+            labels.remove(OPEN_LABEL);
+        }
+        self
+    }
+
+    /// Bytes of its entries as they are stored, approximately.
+    pub fn bytes(&self) -> usize {
+        self.spec.entries.iter().map(LedgerEntry::bytes).sum()
+    }
+
+    /// Whether it takes one more entry of this size.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.spec.entries.len() < MAX_ENTRIES && self.bytes() + bytes <= SOFT_BYTES
+    }
+}

@@ -1,0 +1,274 @@
+//! The account's invoices: list, find and read them. They are read from the API server, not watched, because their number grows.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::ListParams};
+
+use super::{
+    Service,
+    credentials::Tenant,
+    error::Error,
+    id::{InvoiceId, PublicId as _},
+    store::ApiCalls,
+};
+use crate::{
+    billing::{Period, PriceHistory, Total, ledger::until_now, stored_prices, total},
+    catalogue::Catalogue,
+    resources::{Invoice, InvoiceLine, InvoicePage, invoice::SETTLED_LABEL, money::Cents},
+    runtime::client::{bounded, next_page},
+};
+
+/// Invoices per list call.
+const PAGE: u32 = 100;
+/// Most invoices of an account that a list goes through: those of 80 years.
+const MOST: usize = 1000;
+/// How long a request may read in total.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// The name of the kind in messages.
+const WORD: &str = "invoice";
+
+/// An invoice whose lines can be read.
+#[derive(Clone)]
+pub struct OpenedInvoice {
+    calls: Arc<ApiCalls>,
+    namespace: String,
+    /// The object; `None` as nothing has been billed in this month.
+    pub invoice: Option<Arc<Invoice>>,
+    /// The time that it covers.
+    pub period: Period,
+    /// ISO 4217 code.
+    pub currency: String,
+    /// What an open one costs; `None` if it is issued.
+    open: Option<Arc<Open>>,
+    /// What is in effect now, for one that is open.
+    catalogue: Arc<Catalogue>,
+}
+
+/// How the lines of an open invoice are computed.
+struct Open {
+    prices: PriceHistory,
+    /// Hours that begin before this count.
+    until: Timestamp,
+}
+
+/// Some lines of an invoice, and its sums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lines {
+    /// The lines.
+    pub lines: Vec<InvoiceLine>,
+    /// Number of all lines.
+    pub count: usize,
+    /// Sums over all lines.
+    pub total: Total,
+}
+
+impl Service {
+    /// One page of the account's issued invoices, the latest period first, and their number. `page` is counted from 1.
+    pub async fn list_invoices(
+        &self,
+        tenant: &Tenant,
+        page: u64,
+        limit: usize,
+    ) -> Result<(Vec<Invoice>, usize), Error> {
+        let mut all = self.in_time(self.all_invoices(tenant, "")).await?;
+        all.retain(Invoice::is_issued);
+        all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let total = all.len();
+        Ok((all.into_iter().skip(skip).take(limit).collect(), total))
+    }
+
+    /// The invoice with this id, issued or open.
+    pub async fn invoice(&self, tenant: &Tenant, id: Option<InvoiceId>) -> Result<OpenedInvoice, Error> {
+        let unknown = || Error::no_such(WORD);
+        let name = id.ok_or_else(unknown)?.name();
+        let found: Option<Invoice> = self.calls.get(&tenant.namespace, &name).await?;
+        let invoice = found.filter(|invoice| invoice.spec.account == *tenant.uid);
+        self.opened(tenant, Some(invoice.ok_or_else(unknown)?)).await
+    }
+
+    /// The open invoice, with the hours that have begun; one without lines if there is none.
+    pub async fn current_invoice(&self, tenant: &Tenant) -> Result<OpenedInvoice, Error> {
+        let unsettled = format!("!{SETTLED_LABEL}");
+        let mut all = self.in_time(self.all_invoices(tenant, &unsettled)).await?;
+        all.retain(|invoice| !invoice.is_issued());
+        let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
+        self.opened(tenant, newest).await
+    }
+
+    async fn opened(&self, tenant: &Tenant, invoice: Option<Invoice>) -> Result<OpenedInvoice, Error> {
+        let (catalogue, now) = (self.catalogue(), self.now());
+        let period = invoice.as_ref().map_or_else(
+            || Period::month_of(now),
+            |invoice| Period {
+                from: invoice.spec.period.from,
+                to: invoice.spec.period.to,
+            },
+        );
+        let open = match &invoice {
+            Some(invoice) if !invoice.is_issued() => Some(Arc::new(Open {
+                prices: self.prices().await?,
+                // An hour that begins now has begun.
+                until: now
+                    .saturating_add(SignedDuration::from_nanos(1))
+                    .unwrap_or(now)
+                    .min(period.to),
+            })),
+            _ => None,
+        };
+        let currency = match &invoice {
+            Some(invoice) => invoice.spec.currency.clone(),
+            None => catalogue.prices.currency.to_string(),
+        };
+        Ok(OpenedInvoice {
+            calls: self.calls.clone(),
+            namespace: tenant.namespace.to_string(),
+            invoice: invoice.map(Arc::new),
+            period,
+            currency,
+            open,
+            catalogue,
+        })
+    }
+
+    /// The prices of the past and the present.
+    async fn prices(&self) -> Result<PriceHistory, Error> {
+        let api: Api<ConfigMap> = self.calls.api(&self.operator_namespace);
+        let _permit = self.calls.permit(&self.operator_namespace).await?;
+        let stored = bounded(api.get_opt(stored_prices::NAME)).await?;
+        stored
+            .as_ref()
+            .and_then(stored_prices::read)
+            .ok_or_else(|| Error::unavailable("the prices are not known at the moment; try again"))
+    }
+
+    /// All invoices of the account with these labels.
+    async fn all_invoices(&self, tenant: &Tenant, labels: &str) -> Result<Vec<Invoice>, Error> {
+        let _reading = self.calls.long_read(&tenant.namespace).await?;
+        let api: Api<Invoice> = self.calls.api(&tenant.namespace);
+        let mut parameters = ListParams::default().limit(PAGE).labels(labels);
+        let mut all = Vec::new();
+        loop {
+            let listed = {
+                let _permit = self.calls.permit(&tenant.namespace).await?;
+                bounded(api.list(&parameters)).await
+            };
+            let list = match listed {
+                // An upgrade has not installed the kind yet.
+                Err(error) if error.is_not_found() => return Ok(all),
+                listed => listed?,
+            };
+            let of_account = list
+                .items
+                .into_iter()
+                .filter(|invoice| invoice.spec.account == *tenant.uid);
+            all.extend(of_account);
+            if !next_page(&mut parameters, &list.metadata) || all.len() >= MOST {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn in_time<T>(&self, reading: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        tokio::time::timeout(DEADLINE, reading)
+            .await
+            .map_err(|_| Error::unavailable("reading the invoices took too long; try again"))?
+    }
+}
+
+impl OpenedInvoice {
+    /// Whether it is issued.
+    pub fn is_issued(&self) -> bool {
+        self.invoice.as_ref().is_some_and(|invoice| invoice.is_issued())
+    }
+
+    /// What is in effect now.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// One page of its lines, counted from 1, and its sums.
+    pub async fn lines(&self, page: u64, limit: usize) -> Result<Lines, Error> {
+        let skip = usize::try_from(page.saturating_sub(1))
+            .unwrap_or(usize::MAX)
+            .saturating_mul(limit);
+        let reading = async {
+            match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
+                Some(status) if self.is_issued() => {
+                    let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
+                    let lines = self.issued_lines(&status.page_lines, skip, limit).await?;
+                    let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
+                    let amount = Cents(net.0 + tax.0);
+                    Ok(Lines {
+                        lines,
+                        count,
+                        total: Total { net, tax, amount },
+                    })
+                }
+                _ => self.open_lines(skip, limit).await,
+            }
+        };
+        tokio::time::timeout(DEADLINE, reading)
+            .await
+            .map_err(|_| Error::unavailable("reading the invoice took too long; try again"))?
+    }
+
+    /// Only the pages are read that have these lines.
+    async fn issued_lines(
+        &self,
+        counts: &[u32],
+        skip: usize,
+        limit: usize,
+    ) -> Result<Vec<InvoiceLine>, Error> {
+        let (mut before, mut lines) = (0_usize, Vec::new());
+        for (number, count) in (1_u32..).zip(counts) {
+            let count = usize::try_from(*count).unwrap_or(usize::MAX);
+            let end = before.saturating_add(count);
+            if skip < end && lines.len() < limit && count > 0 {
+                let page = self.page(number).await?.unwrap_or_default();
+                let left = limit - lines.len();
+                lines.extend(page.into_iter().skip(skip.saturating_sub(before)).take(left));
+            }
+            before = end;
+        }
+        Ok(lines)
+    }
+
+    /// All pages are read, one at a time: only they tell the sums.
+    async fn open_lines(&self, skip: usize, limit: usize) -> Result<Lines, Error> {
+        let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
+        for number in 1.. {
+            let Some(page) = self.page(number).await? else {
+                break;
+            };
+            for line in page {
+                net.0 += line.amount_cents;
+                if count >= skip && lines.len() < limit {
+                    lines.push(line);
+                }
+                count += 1;
+            }
+        }
+        let total = total([net], self.catalogue.invoices.tax);
+        Ok(Lines { lines, count, total })
+    }
+
+    /// The lines on a page, counted from 1; `None` past the last one.
+    pub async fn page(&self, number: u32) -> Result<Option<Vec<InvoiceLine>>, Error> {
+        let Some(invoice) = &self.invoice else {
+            return Ok(None);
+        };
+        let _reading = self.calls.long_read(&self.namespace).await?;
+        let name = InvoicePage::name_of(invoice.name(), number);
+        let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
+        let page = page.filter(|page| page.spec.account == invoice.spec.account);
+        Ok(page.map(|page| match &self.open {
+            Some(open) => until_now(&page, open.until, &open.prices),
+            None => page.spec.lines.unwrap_or_default(),
+        }))
+    }
+}

@@ -1,0 +1,668 @@
+//! Invoices, with the real program and the real API server.
+
+use std::time::Duration;
+
+use control_plane::{ControlPlane, Identity};
+use jiff::{SignedDuration, Timestamp};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use standardwebhooks::Webhook as Verifier;
+use stellage::{
+    billing::Period,
+    resources::{Account, Instance, InstanceState, Invoice, InvoicePage, Plan, PowerState, ids},
+};
+
+use crate::{
+    facade::contract::{expect, fields},
+    support::{
+        Answer, Operator, Tenant, eventually, own_plane, receiver_arguments, receivers, receivers::Receiver,
+        shared, stellage,
+    },
+    webhooks::{SECRET, body, types},
+};
+
+impl Tenant {
+    pub fn invoices(&self) -> Api<Invoice> {
+        Api::namespaced(self.kube.clone(), &self.namespace)
+    }
+
+    /// All invoices, the oldest first.
+    pub async fn all_invoices(&self) -> Vec<Invoice> {
+        let mut all = self.invoices().list(&ListParams::default()).await.unwrap().items;
+        all.sort_by_key(|invoice| invoice.spec.period.from);
+        all
+    }
+
+    /// Waits until so many invoices are issued, and returns these.
+    pub async fn wait_for_invoices(&self, count: usize) -> Vec<Invoice> {
+        let issued = async || {
+            let mut all = self.all_invoices().await;
+            all.retain(Invoice::is_issued);
+            all
+        };
+        eventually("the invoices to be issued", issued, |all| all.len() >= count).await
+    }
+
+    pub async fn pages_of(&self, invoice: &str) -> Vec<InvoicePage> {
+        let pages: Api<InvoicePage> = Api::namespaced(self.kube.clone(), &self.namespace);
+        let of_it = ListParams::default().labels(&format!("stellage.dev/invoice={invoice}"));
+        pages.list(&of_it).await.unwrap().items
+    }
+
+    /// Waits until the ledger has an entry of each of these instances.
+    pub async fn wait_for_entries(&self, count: usize) {
+        let entries = async || {
+            let pages: Api<InvoicePage> = Api::namespaced(self.kube.clone(), &self.namespace);
+            let all = pages.list(&ListParams::default()).await.unwrap();
+            all.iter().map(|page| page.spec.entries.len()).sum::<usize>()
+        };
+        eventually("the entries", entries, |entries| *entries == count).await;
+    }
+
+    /// Has the invoices closed until now.
+    pub async fn close_now(&self) -> Timestamp {
+        let until = Timestamp::now().round(jiff::Unit::Second).unwrap();
+        let accounts: Api<Account> = Api::all(self.kube.clone());
+        let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
+        accounts
+            .patch(&self.namespace, &PatchParams::default(), &Patch::Merge(&change))
+            .await
+            .unwrap();
+        until
+    }
+}
+
+fn number(invoice: &Invoice) -> String {
+    invoice.status.as_ref().unwrap().number.clone().unwrap()
+}
+
+#[tokio::test]
+async fn an_invoice_that_is_closed_early_is_told_signed_and_the_next_one_goes_on() {
+    let tenant = Tenant::new("inv-close").await;
+    let receiver = Receiver::start(|_| receivers::Answer::ok()).await;
+    tenant
+        .webhook("orders", &receiver.url("/hook"), &["invoice.created"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    tenant.apply("db", |db| db.spec.plan = Plan::Business).await;
+    // One that never runs is not billed.
+    tenant
+        .apply("off", |off| off.spec.power_state = PowerState::Stopped)
+        .await;
+    for name in ["web", "db"] {
+        tenant.wait_for_state(name, InstanceState::Running).await;
+    }
+    tenant.wait_for_state("off", InstanceState::Stopped).await;
+    tenant.wait_for_entries(2).await;
+    let open = tenant.all_invoices().await;
+    assert_eq!(open.len(), 1);
+    assert!(!open[0].is_issued());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let until = tenant.close_now().await;
+
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    let status = issued.status.clone().unwrap();
+    assert_eq!(issued.name_any(), open[0].name_any());
+    assert_eq!(issued.spec.period.to, until);
+    assert_eq!((status.lines_count, status.net_cents), (2, 1 + 2));
+    assert_eq!(status.amount.as_deref(), Some("0.03 EUR"));
+    let requests = receiver.wait_for(1).await;
+    assert_eq!(types(&requests), ["invoice.created"]);
+    let event = body(&requests[0]);
+    let data = &event["data"];
+    let expected = json!({
+        "invoice": {
+            "id": issued.id(), "number": number(&issued), "status": "issued", "lines_count": 2,
+            "period": { "from": issued.spec.period.from.to_string(), "to": until.to_string() },
+            "issued_at": data["invoice"]["issued_at"], "due_date": status.due_date,
+        },
+        "amount": { "value": "0.03", "currency": "EUR" },
+    });
+    assert_eq!(*data, expected);
+    assert_eq!(
+        event["id"],
+        ids::event_id(issued.metadata.uid.as_deref().unwrap(), 1)
+    );
+    let verifier = Verifier::new(SECRET).unwrap();
+    verifier.verify(&requests[0].body, &requests[0].headers).unwrap();
+    let mut names: Vec<String> = tenant
+        .pages_of(&issued.name_any())
+        .await
+        .into_iter()
+        .flat_map(|page| page.spec.lines.unwrap())
+        .map(|line| line.name)
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["db", "web"]);
+
+    // Both go on in the next one.
+    let all = tenant.all_invoices().await;
+    assert_eq!(
+        (all.len(), all[1].spec.period.from, all[1].is_issued()),
+        (2, until, false)
+    );
+    let carried: Vec<_> = tenant.pages_of(&all[1].name_any()).await;
+    assert!(
+        carried
+            .iter()
+            .flat_map(|page| &page.spec.entries)
+            .all(|entry| entry.billed_until == Some(until))
+    );
+    // Nothing has begun since, so there is nothing to bill.
+    let again = tenant.close_now().await;
+    let marked = async || {
+        tenant.all_invoices().await[1]
+            .status
+            .clone()
+            .unwrap()
+            .nothing_until
+    };
+    eventually("the answer that there is nothing", marked, |marked| {
+        *marked == Some(again)
+    })
+    .await;
+    assert_eq!(tenant.all_invoices().await.len(), 2);
+    // Its event was settled, and it is no longer watched.
+    let labels = async || tenant.invoices().get(&issued.name_any()).await.unwrap();
+    let is_settled = |invoice: &Invoice| invoice.labels().contains_key("stellage.dev/settled");
+    let settled = eventually("it to be settled", labels, is_settled).await;
+    assert!(settled.status.unwrap().outbox.is_empty());
+}
+
+async fn start(plane: &ControlPlane) -> Operator {
+    let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0".to_owned()];
+    arguments.extend(receiver_arguments(plane));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Operator::start(plane, &arguments).await
+}
+
+/// Removes the finalizers of an instance by hand, and deletes it.
+async fn delete_by_force(tenant: &Tenant, name: &str) {
+    let bare = json!({ "metadata": { "finalizers": null } });
+    let api = tenant.instances();
+    api.delete(name, &DeleteParams::default()).await.unwrap();
+    let _ = api
+        .patch(name, &PatchParams::default(), &Patch::Merge(&bare))
+        .await;
+}
+
+#[tokio::test]
+async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and_bills_what_was_deleted_by_force()
+ {
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let tenant = Tenant::on(&plane, &operator, "months").await;
+    let names = ["web", "forced", "seen"];
+    for name in names {
+        tenant.apply(name, |_| {}).await;
+    }
+    for name in names {
+        tenant.wait_for_state(name, InstanceState::Running).await;
+    }
+    tenant.wait_for_entries(3).await;
+    // The operator sees this one go, and that one not.
+    delete_by_force(&tenant, "seen").await;
+    let ended = async || {
+        let open = tenant.all_invoices().await.remove(0).name_any();
+        let pages = tenant.pages_of(&open).await;
+        pages
+            .iter()
+            .flat_map(|page| &page.spec.entries)
+            .filter(|entry| entry.ended.is_some())
+            .count()
+    };
+    eventually("the end to be recorded", ended, |ended| *ended == 1).await;
+    operator.die(&plane).await;
+    delete_by_force(&tenant, "forced").await;
+
+    // As if all of it had happened two months earlier.
+    let kube = plane.client(Identity::Operator).await.unwrap();
+    let this_month = Period::month_of(Timestamp::now());
+    let earlier = Period::before(Period::before(this_month));
+    let since = earlier.to.checked_sub(SignedDuration::from_mins(90)).unwrap();
+    let instances: Api<Instance> = Api::namespaced(kube.clone(), "months");
+    let change = json!({ "status": { "metering": {
+        "since": since.to_string(), "changes": [{ "hour": 0, "plan": "starter", "then": "starter" }],
+    } } });
+    instances
+        .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
+        .await
+        .unwrap();
+    let invoices: Api<Invoice> = Api::namespaced(kube.clone(), "months");
+    let open = tenant.all_invoices().await.remove(0);
+    let uid = open.spec.account.clone();
+    let name = ids::invoice_name(&uid, &earlier.from.to_string());
+    let mut moved = open.clone();
+    moved.metadata = kube::api::ObjectMeta {
+        name: Some(name.clone()),
+        ..Default::default()
+    };
+    moved.spec.period.from = earlier.from;
+    moved.spec.period.to = earlier.to;
+    invoices
+        .create(&kube::api::PostParams::default(), &moved)
+        .await
+        .unwrap();
+    let pages: Api<InvoicePage> = Api::namespaced(kube.clone(), "months");
+    for page in tenant.pages_of(&open.name_any()).await {
+        let mut entries = page.spec.entries.clone();
+        for entry in &mut entries {
+            entry.since = since;
+            // The one that was seen to go did so at once.
+            entry.ended = entry.ended.map(|_| since);
+        }
+        let moved = InvoicePage::open("months", &uid, &name, page.spec.number, entries);
+        pages
+            .create(&kube::api::PostParams::default(), &moved)
+            .await
+            .unwrap();
+        pages
+            .delete(&page.name_any(), &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+    invoices
+        .delete(&open.name_any(), &DeleteParams::default())
+        .await
+        .unwrap();
+
+    operator = start(&plane).await;
+    let issued = tenant.wait_for_invoices(2).await;
+    let periods: Vec<_> = issued
+        .iter()
+        .map(|invoice| (invoice.spec.period.from, invoice.spec.period.to))
+        .collect();
+    let last_month = Period::before(this_month);
+    assert_eq!(
+        periods,
+        [(earlier.from, earlier.to), (last_month.from, last_month.to)]
+    );
+    let year = &Timestamp::now().to_string()[..4];
+    let numbers: Vec<String> = issued.iter().map(number).collect();
+    assert_eq!(numbers, [format!("{year}-000001"), format!("{year}-000002")]);
+    let lines = async |invoice: &Invoice| {
+        let pages = tenant.pages_of(&invoice.name_any()).await;
+        let lines = pages.into_iter().flat_map(|page| page.spec.lines.unwrap());
+        let mut lines: Vec<_> = lines
+            .map(|line| (line.name, line.hours[0].hours, line.amount_cents))
+            .collect();
+        lines.sort_unstable();
+        lines
+    };
+    let line = |name: &str, hours, cents| (name.to_owned(), hours, cents);
+    assert_eq!(
+        lines(&issued[0]).await,
+        [line("forced", 2, 1), line("seen", 1, 1), line("web", 2, 1)]
+    );
+    let hours = u64::try_from(last_month.to.duration_since(last_month.from).as_hours()).unwrap();
+    assert_eq!(
+        lines(&issued[1]).await,
+        [line("forced", hours, 500), line("web", hours, 500)]
+    );
+    // What was deleted by force unseen is billed until the operator noticed it.
+    let open = tenant.all_invoices().await.pop().unwrap();
+    assert_eq!(
+        (open.spec.period.from, open.is_issued()),
+        (this_month.from, false)
+    );
+    let page = tenant.pages_of(&open.name_any()).await.remove(0);
+    let mut ended: Vec<_> = page
+        .spec
+        .entries
+        .iter()
+        .map(|entry| (entry.name.clone(), entry.ended.is_some()))
+        .collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [("forced".to_owned(), true), ("web".to_owned(), false)]);
+
+    // What an invoice costs the API server.
+    let user = Identity::Operator.user();
+    let writes = |resource: &str| {
+        let requests = plane.requests().unwrap().into_iter();
+        // The spent rate limits are in a ConfigMap, too.
+        let is_meant = |name: &str| resource != "configmaps" || name == "stellage-invoice-numbers";
+        let of_it = requests.filter(|request| {
+            let is_write = request.user == user && request.is_write();
+            is_write && request.resource == resource && is_meant(&request.name)
+        });
+        of_it.count()
+    };
+    let kinds = ["invoices", "invoicepages", "configmaps"];
+    let before = kinds.map(writes);
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(3).await.pop().unwrap();
+    let again = async || tenant.invoices().get(&issued.name_any()).await.unwrap();
+    let is_settled = |invoice: &Invoice| invoice.labels().contains_key("stellage.dev/settled");
+    eventually("it to be settled", again, is_settled).await;
+    let after = kinds.map(writes);
+    let spent: Vec<usize> = after
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before)
+        .collect();
+    assert_eq!(spent, [3, 2, 1], "{kinds:?}");
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn the_invoices_of_a_deleted_account_are_issued_and_kept_in_the_operators_namespace() {
+    let cluster = shared().await;
+    let tenant = Tenant::new("inv-farewell").await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant.wait_for_entries(1).await;
+    let open = tenant.all_invoices().await.remove(0);
+    tenant
+        .instances()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    accounts
+        .delete("inv-farewell", &DeleteParams::default())
+        .await
+        .unwrap();
+    let account = async || accounts.get_opt("inv-farewell").await.unwrap();
+    eventually("the account to go", account, Option::is_none).await;
+    let kept: Api<Invoice> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let invoice = kept.get(&open.name_any()).await.unwrap();
+    assert!(invoice.is_issued() && invoice.status.as_ref().unwrap().lines_count == 1);
+    assert_eq!(invoice.labels()["stellage.dev/former-account"], "inv-farewell");
+    let pages: Api<InvoicePage> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let page = pages
+        .get(&InvoicePage::name_of(&open.name_any(), 1))
+        .await
+        .unwrap();
+    assert_eq!(page.spec.lines.unwrap().len(), 1);
+    assert!(cluster.plane.check().is_ok());
+}
+
+/// A GET with the account's key.
+async fn get(tenant: &Tenant, path: &str) -> Answer {
+    let answer = tenant.call(Method::GET, path, None).await;
+    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    answer
+}
+
+#[tokio::test]
+async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_is_issued() {
+    let tenant = Tenant::with(
+        shared().await.plane,
+        &shared().await.operator,
+        "inv-rest",
+        |spec| {
+            spec.billing_address = vec!["Ada <Lovelace> & Co".to_owned(), "1 Main Street".to_owned()];
+        },
+    )
+    .await;
+    let nothing = expect(&tenant, 200, Method::GET, "/v1/invoices/current", None, &[])
+        .await
+        .json();
+    let data = &nothing["data"];
+    assert_eq!(
+        (&data["id"], &data["number"], &data["status"]),
+        (&json!(null), &json!(null), &json!("open"))
+    );
+    assert_eq!(
+        (&data["amount"]["value"], &data["lines"]),
+        (&json!("0.00"), &json!([]))
+    );
+    assert_eq!(nothing["pagination"]["total"], 0);
+    for name in ["a", "b", "c"] {
+        tenant.apply(name, |_| {}).await;
+    }
+    let three = async || get(&tenant, "/v1/invoices/current").await.json();
+    eventually("three lines", three, |shown| shown["data"]["lines_count"] == 3).await;
+    let page = expect(
+        &tenant,
+        200,
+        Method::GET,
+        "/v1/invoices/current?limit=2&page=2",
+        None,
+        &[],
+    )
+    .await
+    .json();
+    assert_eq!(page["data"]["lines"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        page["pagination"],
+        json!({ "page": 2, "limit": 2, "total": 3, "total_pages": 2 })
+    );
+    assert_eq!(
+        page["data"]["amount"],
+        json!({ "value": "0.03", "currency": "EUR" })
+    );
+    let id = page["data"]["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/invoices/{id}");
+    assert_eq!(get(&tenant, &path).await.json()["data"]["status"], "open");
+    let none = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
+        .await
+        .json();
+    assert_eq!(none["data"], json!([]), "only issued ones are listed");
+
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(issued.id(), id);
+    let number = number(&issued);
+    let listed = expect(&tenant, 200, Method::GET, "/v1/invoices", None, &[])
+        .await
+        .json();
+    let mut shown = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
+    let lines = shown["data"].as_object_mut().unwrap().remove("lines").unwrap();
+    assert_eq!(listed["data"], json!([shown["data"]]));
+    assert_eq!(
+        (&shown["data"]["number"], &shown["data"]["status"]),
+        (&json!(number), &json!("issued"))
+    );
+    let past = expect(&tenant, 200, Method::GET, &format!("{path}?page=3"), None, &[])
+        .await
+        .json();
+    assert_eq!(
+        (&past["data"]["lines"], &past["pagination"]["total"]),
+        (&json!([]), &json!(3))
+    );
+
+    let csv = get(&tenant, &format!("{path}?format=csv")).await;
+    assert!(csv.header("content-type").starts_with("text/csv"));
+    assert!(
+        csv.header("content-disposition")
+            .contains(&format!("invoice-{number}.csv"))
+    );
+    let rows: Vec<&str> = csv.text.split_terminator("\r\n").collect();
+    assert_eq!(
+        rows[0],
+        "number,period_from,period_to,instance_id,name,plan,hours,unit_price,amount,currency"
+    );
+    let period = &issued.spec.period;
+    let expected: Vec<String> = lines
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| {
+            let (id, name) = (
+                line["instance_id"].as_str().unwrap(),
+                line["name"].as_str().unwrap(),
+            );
+            format!(
+                "{number},{},{},{id},{name},starter,1,0.00745,0.01,EUR",
+                period.from, period.to
+            )
+        })
+        .collect();
+    assert_eq!(rows[1..], expected);
+
+    let html = get(&tenant, &format!("{path}?format=html")).await;
+    assert!(html.header("content-type").starts_with("text/html"));
+    let policy = html.header("content-security-policy");
+    assert!(
+        policy.contains("default-src 'none'") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert!(html.text.contains("Ada &lt;Lovelace&gt; &amp; Co") && !html.text.contains("<Lovelace>"));
+    assert!(html.text.contains(&format!("Invoice {number}")) && html.text.contains("0.03 EUR"));
+    assert_eq!(html.text.matches("<tr><td>i-").count(), 3);
+
+    let refused = expect(
+        &tenant,
+        422,
+        Method::GET,
+        &format!("{path}?format=pdf"),
+        None,
+        &[],
+    )
+    .await;
+    assert_eq!(fields(&refused), ["format"]);
+}
+
+#[tokio::test]
+async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
+    let plane = shared().await.plane;
+    let tenant = Tenant::new("inv-cli").await;
+    let run = |arguments: &[&str]| stellage(plane, &[&["invoice"][..], arguments].concat());
+    let close = ["close", "--account", "inv-cli"];
+    let nothing = run(&close).unwrap();
+    assert!(nothing.contains("has nothing to bill until"), "{nothing}");
+    let error = run(&["close", "--account", "inv-cli", "--until", "2999-01-01T00:00:00Z"]).unwrap_err();
+    assert!(
+        error.contains("--until: 2999-01-01T00:00:00Z is in the future"),
+        "{error}"
+    );
+    let error = run(&["close", "--account", "inv-nobody"]).unwrap_err();
+    assert!(error.contains("there is no account inv-nobody"), "{error}");
+
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_entries(1).await;
+    let early = ["close", "--account", "inv-cli", "--until", "2020-01-01T00:00:00Z"];
+    let error = run(&early).unwrap_err();
+    assert!(
+        error.contains("is before the period of the open invoice, which begins at"),
+        "{error}"
+    );
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let printed = run(&["close", "--account", "inv-cli", "--output", "json"]).unwrap();
+    let closed: Value = serde_json::from_str(&printed).unwrap();
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    assert_eq!(closed["number"], number(&issued));
+    assert_eq!(
+        (&closed["amount"], &closed["lines_count"]),
+        (&json!("0.01"), &json!(1))
+    );
+    let to = closed["to"].as_str().unwrap();
+    let again = run(&["close", "--account", "inv-cli", "--until", to]).unwrap();
+    assert!(
+        again.starts_with(&format!("Already closed by invoice {}", number(&issued))),
+        "{again}"
+    );
+    let nothing = run(&close).unwrap();
+    assert!(nothing.contains("has nothing to bill until"), "{nothing}");
+    assert_eq!(tenant.all_invoices().await.len(), 2);
+
+    let list = run(&["list", "--account", "inv-cli"]).unwrap();
+    assert!(list.contains(&number(&issued)) && list.contains("open"), "{list}");
+    for name in [number(&issued), issued.name_any(), issued.id()] {
+        let shown = run(&["show", &name, "--account", "inv-cli"]).unwrap();
+        assert!(shown.contains("0.01 EUR") && shown.contains("web"), "{shown}");
+    }
+    let error = run(&["show", "2000-000001", "--account", "inv-cli"]).unwrap_err();
+    assert!(error.contains("there is no invoice 2000-000001"), "{error}");
+}
+
+/// Accounts in the test with kills.
+const ACCOUNTS: usize = 3;
+/// How often each is closed.
+const CLOSINGS: i64 = 8;
+
+#[tokio::test]
+async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_operator_is_killed() {
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let mut tenants = Vec::new();
+    for index in 0..ACCOUNTS {
+        tenants.push(Tenant::on(&plane, &operator, &format!("killed-{index}")).await);
+    }
+    operator.die(&plane).await;
+    // Instances that have run for half a day, or since the beginning of the month, with another plan from the sixth hour on.
+    let now = Timestamp::now();
+    let month = Period::month_of(now).from;
+    let since = now
+        .checked_sub(SignedDuration::from_mins(12 * 60 - 30))
+        .unwrap()
+        .max(month);
+    let since = Timestamp::from_second(since.as_second()).unwrap();
+    let closings = CLOSINGS.min(now.duration_since(since).as_hours());
+    let kube = plane.client(Identity::Operator).await.unwrap();
+    for tenant in &tenants {
+        tenant.apply("web", |web| web.spec.plan = Plan::Business).await;
+        let instances: Api<Instance> = Api::namespaced(kube.clone(), &tenant.namespace);
+        let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
+            { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
+        ] } } });
+        instances
+            .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
+            .await
+            .unwrap();
+    }
+    operator = start(&plane).await;
+    for tenant in &tenants {
+        tenant.wait_for_entries(1).await;
+    }
+    for closing in 1..=closings {
+        let until = since
+            .checked_add(SignedDuration::from_mins(60 * closing - 10))
+            .unwrap();
+        let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
+        for tenant in &tenants {
+            let admins: Api<Account> = Api::all(tenant.kube.clone());
+            admins
+                .patch(&tenant.namespace, &PatchParams::default(), &Patch::Merge(&change))
+                .await
+                .unwrap();
+        }
+        // In the midst of it, each time a little later.
+        tokio::time::sleep(Duration::from_millis(u64::try_from(closing).unwrap() * 7)).await;
+        operator.die(&plane).await;
+        operator = start(&plane).await;
+        for tenant in &tenants {
+            tenant.wait_for_invoices(usize::try_from(closing).unwrap()).await;
+        }
+    }
+    let mut numbers = Vec::new();
+    for tenant in &tenants {
+        let all = tenant.all_invoices().await;
+        let issued: Vec<_> = all.iter().filter(|invoice| invoice.is_issued()).collect();
+        let mut hours = Vec::new();
+        for invoice in &issued {
+            numbers.push(number(invoice));
+            let lines: Vec<_> = tenant
+                .pages_of(&invoice.name_any())
+                .await
+                .into_iter()
+                .flat_map(|page| page.spec.lines.unwrap())
+                .collect();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            hours.extend(
+                lines[0]
+                    .hours
+                    .iter()
+                    .map(|hours| (hours.plan.clone(), hours.hours)),
+            );
+        }
+        assert_eq!(hours.len(), usize::try_from(closings).unwrap(), "{hours:?}");
+        let expected =
+            (0..closings).map(|hour| (if hour < 5 { "starter" } else { "business" }.to_owned(), 1));
+        assert_eq!(hours, expected.collect::<Vec<_>>());
+        assert_eq!(all.len(), issued.len() + 1, "one is open");
+    }
+    numbers.sort_unstable();
+    let year = &Timestamp::now().to_string()[..4];
+    let expected: Vec<String> = (1..=numbers.len())
+        .map(|number| format!("{year}-{number:06}"))
+        .collect();
+    assert_eq!(numbers, expected);
+    operator.stop().await;
+}

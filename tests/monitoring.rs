@@ -1,0 +1,423 @@
+//! Samples and alerts, with the real program and the real API server. The catalogue of these tests has rules of seconds.
+
+use std::{collections::HashSet, path::Path, time::Duration};
+
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret, events::v1::Event};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use standardwebhooks::Webhook as Verifier;
+use stellage::{
+    monitoring::wire::{ADDRESS_ANNOTATION, SECRET_NAME},
+    resources::InstanceState,
+    runtime::lease::LEASE_NAME,
+};
+
+use crate::{
+    facade::{
+        contract::{code, expect, fields},
+        create, wait_for,
+    },
+    support::{
+        Operator, OwnPlane, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        receivers::{self, Receiver},
+    },
+    webhooks::{SECRET, body, types},
+};
+
+/// Seconds between two samples. Four missing ones in a row would end an alert, so a busy machine may pause for ten seconds.
+const INTERVAL: u64 = 3;
+
+/// A catalogue in which CPU usage above 90 % for as long as an interval fires.
+fn catalogue(folder: &Path) -> String {
+    let file = folder.join("catalogue.yaml");
+    let rules = format!(
+        "alerts: {{interval: {INTERVAL}s, rules: [{{name: busy, metric: cpu_usage, threshold: 90, for: {INTERVAL}s, rearmBelow: 80}}]}}"
+    );
+    std::fs::write(&file, rules).unwrap();
+    format!("--catalogue={}", file.display())
+}
+
+async fn start(plane: &OwnPlane, command: &str) -> Operator {
+    let (catalogue, receivers) = (catalogue(plane.folder()), receiver_arguments(plane));
+    let mut arguments = vec![command, "--provisioning-seconds=0", catalogue.as_str()];
+    if command == "run" {
+        arguments.push("--instance-metrics");
+        arguments.extend(receivers.iter().map(String::as_str));
+    }
+    Operator::start(plane, &arguments).await
+}
+
+/// Waits until so many more samples have been taken.
+async fn samples(operator: &Operator, more: f64) {
+    let taken = async || operator.metric("stellage_usage_samples_total", "ok").await;
+    let before = taken().await;
+    eventually("more samples", taken, |now| *now >= before + more).await;
+}
+
+impl Tenant {
+    /// Creates an instance with this CPU usage and waits until it is running.
+    async fn busy(&self, name: &str, cpu: u8, is_monitored: bool) -> String {
+        self.apply(name, |instance| {
+            let cpu = ("simulator.stellage.dev/cpu".to_owned(), cpu.to_string());
+            instance.metadata.annotations = Some([cpu].into());
+            instance.spec.monitoring_enabled = is_monitored;
+        })
+        .await;
+        self.wait_for_state(name, InstanceState::Running).await.id()
+    }
+
+    async fn set_cpu(&self, name: &str, cpu: u8) {
+        let change =
+            json!({ "metadata": { "annotations": { "simulator.stellage.dev/cpu": cpu.to_string() } } });
+        self.instances()
+            .patch(name, &PatchParams::default(), &Patch::Merge(&change))
+            .await
+            .unwrap();
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        expect(self, 200, Method::GET, path, None, &[]).await.json()
+    }
+
+    /// The alerts in REST, once they are so many with this status.
+    async fn alerts(&self, status: &str, count: usize) -> Vec<Value> {
+        let path = format!("/v1/alerts?status={status}");
+        let look = async || self.get(&path).await["data"].as_array().unwrap().clone();
+        eventually(status, look, |alerts| alerts.len() == count).await
+    }
+
+    async fn metrics_of(&self, id: &str) -> Value {
+        let shown = self.get(&format!("/v1/instances/{id}?include=metrics")).await;
+        shown["data"]["metrics"].clone()
+    }
+
+    /// The version of an instance once nothing is left to write.
+    async fn settled(&self, name: &str) -> String {
+        self.wait_for_clear_outboxes().await;
+        self.version(name).await
+    }
+
+    async fn version(&self, name: &str) -> String {
+        self.instances()
+            .get(name)
+            .await
+            .unwrap()
+            .resource_version()
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn an_alert_is_sent_once_also_across_a_restart_and_anew_after_it_has_ended() {
+    let plane = own_plane().await;
+    let mut operator = start(&plane, "run").await;
+    let mut tenant = Tenant::on(&plane, &operator, "alerts").await;
+    let mut other = Tenant::on(&plane, &operator, "no-alerts").await;
+    let receiver = Receiver::start(|_| receivers::Answer::ok()).await;
+    let wanted = ["alert.triggered"];
+    tenant.webhook("orders", &receiver.url("/hook"), &wanted).await;
+    let id = tenant.busy("web", 95, true).await;
+    let other_id = other.busy("web", 50, true).await;
+    let unmonitored = tenant.busy("quiet", 99, false).await;
+
+    let requests = receiver.wait_for(1).await;
+    Verifier::new(SECRET)
+        .unwrap()
+        .verify(&requests[0].body, &requests[0].headers)
+        .unwrap();
+    let event = body(&requests[0]);
+    let alerts = tenant.alerts("firing", 1).await;
+    let alert = &alerts[0];
+    assert_eq!(
+        event["data"]["alert"],
+        json!({ "id": alert["id"], "rule": "busy", "threshold": 90.0, "since": alert["since"] })
+    );
+    assert_eq!(
+        event["data"]["metric"],
+        json!({ "name": "cpu_usage", "value": 95.0, "unit": "percent" })
+    );
+    assert_eq!(event["data"]["instance"]["id"], id.as_str());
+    assert_eq!(
+        *alert,
+        json!({
+            "id": alert["id"], "rule": "busy", "status": "firing", "instance_id": id, "metric": "cpu_usage",
+            "threshold": 90.0, "value": 95.0, "since": alert["since"], "fired_at": alert["fired_at"], "ended_at": null,
+        })
+    );
+    assert!(alert["since"].as_str() < alert["fired_at"].as_str(), "{alert}");
+    assert_eq!(other.get("/v1/alerts").await["pagination"]["total"], 0);
+    let wide = kubectl(
+        &plane,
+        &["get", "inst", "web", "-n", "alerts", "-o", "wide"],
+        None,
+    )
+    .unwrap();
+    assert!(wide.contains("ALERT") && wide.contains("busy"), "{wide}");
+    let told: Api<Event> = Api::namespaced(tenant.kube.clone(), "alerts");
+    let reason = ListParams::default().fields("reason=AlertTriggered");
+    let told = eventually(
+        "an Event",
+        async || told.list(&reason).await.unwrap().items,
+        |events| !events.is_empty(),
+    )
+    .await;
+    let note = told[0].note.as_deref().unwrap_or_default();
+    assert!(
+        note.starts_with("busy: cpu_usage is 95 %, and has been above 90 % since "),
+        "{note}"
+    );
+
+    // It goes on firing, which costs no write. Nor does it after a restart, whose first samples say the same again.
+    let version = tenant.settled("web").await;
+    let version_of_other = other.settled("web").await;
+    samples(&operator, 6.0).await;
+    let page = reqwest::get(format!("{}/metrics", operator.metrics_url))
+        .await
+        .unwrap();
+    let page = page.text().await.unwrap();
+    let shown = format!("stellage_instance_cpu_usage_percent{{namespace=\"alerts\",instance=\"{id}\"}} 95.0");
+    assert!(page.contains(&shown), "{page}");
+    assert!(!page.contains(&unmonitored) && page.contains(&other_id), "{page}");
+    operator.die(&plane).await;
+    let mut operator = start(&plane, "run").await;
+    (tenant.url, other.url) = (operator.url.clone(), operator.url.clone());
+    samples(&operator, 10.0).await;
+    assert_eq!(tenant.version("web").await, version);
+    assert_eq!(other.version("web").await, version_of_other);
+    assert_eq!(receiver.received().len(), 1);
+    assert_eq!(tenant.alerts("firing", 1).await, alerts);
+
+    // Between the two values nothing changes.
+    tenant.set_cpu("web", 85).await;
+    let version = tenant.version("web").await;
+    samples(&operator, 4.0).await;
+    assert_eq!(tenant.version("web").await, version);
+    tenant.set_cpu("web", 10).await;
+    let ended = tenant.alerts("ended", 1).await;
+    assert_eq!(
+        (&ended[0]["id"], ended[0]["ended_at"].is_string()),
+        (&alert["id"], true)
+    );
+    tenant.set_cpu("web", 97).await;
+    let requests = receiver.wait_for(2).await;
+    assert_eq!(types(&requests), ["alert.triggered", "alert.triggered"]);
+    let ids: HashSet<String> = requests
+        .iter()
+        .map(|request| body(request)["data"]["alert"]["id"].to_string())
+        .collect();
+    assert_eq!(ids.len(), 2);
+
+    // A stop ends an alert, silently; so does monitoring that is switched off.
+    let stop = format!("/v1/instances/{id}/stop");
+    expect(&tenant, 202, Method::POST, &stop, None, &[]).await;
+    tenant.alerts("ended", 2).await;
+    let start_again = format!("/v1/instances/{id}/start");
+    wait_for(&tenant, &id, "stopped").await;
+    expect(&tenant, 202, Method::POST, &start_again, None, &[]).await;
+    assert_eq!(receiver.wait_for(3).await.len(), 3);
+    let off = json!({ "monitoring_enabled": false });
+    let path = format!("/v1/instances/{id}");
+    expect(&tenant, 200, Method::PATCH, &path, Some(&off), &[]).await;
+    let ended = tenant.alerts("ended", 3).await;
+    let newest = body(&receiver.received()[2])["data"]["alert"]["id"].clone();
+    assert_eq!(ended[0]["id"], newest, "newest first");
+    let pages = tenant.get("/v1/alerts?limit=2&page=2").await;
+    assert_eq!(pages["data"], json!([ended[2]]));
+    assert_eq!(
+        pages["pagination"],
+        json!({ "page": 2, "limit": 2, "total": 3, "total_pages": 2 })
+    );
+    for (filter, total) in [
+        (format!("instance_id={id}"), 3),
+        (format!("instance_id={unmonitored}"), 0),
+        ("status=nonsense".to_owned(), 0),
+    ] {
+        let list = tenant.get(&format!("/v1/alerts?{filter}")).await;
+        assert_eq!(list["pagination"]["total"], total, "{filter}");
+    }
+    assert_eq!(receiver.received().len(), 3);
+    operator.stop().await;
+}
+
+/// The address on which the leader answers, once there is one.
+async fn leader(tenant: &Tenant) -> String {
+    let leases: Api<Lease> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let address = async || {
+        let lease = leases.get_opt(LEASE_NAME).await.unwrap()?;
+        lease.annotations().get(ADDRESS_ANNOTATION).cloned()
+    };
+    eventually("the leader's address", address, Option::is_some)
+        .await
+        .unwrap()
+}
+
+fn known(series: &Value) -> usize {
+    let points = series["series"]["cpu_usage"].as_array().unwrap();
+    points.iter().filter(|point| !point[1].is_null()).count()
+}
+
+#[tokio::test]
+async fn replicas_of_the_api_ask_the_leader_which_answers_nobody_else() {
+    let plane = own_plane().await;
+    let mut controller = start(&plane, "controller").await;
+    let mut api = start(&plane, "api").await;
+    let tenant = Tenant::on(&plane, &api, "replicas").await;
+    let id = tenant.busy("web", 95, true).await;
+    let unmonitored = tenant.busy("quiet", 40, false).await;
+    let unreachable = tenant.busy("gone", 30, false).await;
+    let hang = json!({ "metadata": { "annotations": { "simulator.stellage.dev/fault": "unreachable" } } });
+    tenant
+        .instances()
+        .patch("gone", &PatchParams::default(), &Patch::Merge(&hang))
+        .await
+        .unwrap();
+
+    let path = format!("/v1/instances/{id}/metrics");
+    let series = async || tenant.get(&path).await["data"].clone();
+    let first = eventually("a sample", series, |series| known(series) > 0).await;
+    assert_eq!(
+        (&first["window"], &first["resolution_seconds"]),
+        (&json!("1h"), &json!(60))
+    );
+    let points = first["series"]["cpu_usage"].as_array().unwrap();
+    assert_eq!(points.len(), 60);
+    assert!(known(&first) <= 3, "nothing is known of the time before: {first}");
+    assert_eq!(
+        points.iter().rev().find(|point| !point[1].is_null()).unwrap()[1],
+        95.0
+    );
+    let day = tenant.get(&format!("{path}?window=24h")).await["data"].clone();
+    assert_eq!(
+        (
+            &day["resolution_seconds"],
+            day["series"]["disk_usage"].as_array().unwrap().len()
+        ),
+        (&json!(300), 288)
+    );
+    assert_eq!(tenant.metrics_of(&id).await["cpu_usage"], 95.0);
+    assert_eq!(tenant.metrics_of(&unmonitored).await["cpu_usage"], 40.0);
+    let nothing = json!({
+        "cpu_usage": null, "memory_usage": null, "disk_usage": null, "network_in": null, "network_out": null,
+    });
+    eventually(
+        "the provider to hang",
+        async || tenant.metrics_of(&unreachable).await,
+        |metrics| *metrics == nothing,
+    )
+    .await;
+
+    // The leader's port answers only those who have the key, and says nothing else.
+    let address = leader(&tenant).await;
+    let uid = tenant.instances().get("web").await.unwrap().uid().unwrap();
+    let query = format!("http://{address}/usage/replicas/web/{uid}");
+    for header in ["", "1800000000:00:00"] {
+        let request = tenant.http.get(&query).header("x-stellage-request", header);
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), 401);
+        assert_eq!(answer.text().await.unwrap(), "");
+    }
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let key = secrets.get(SECRET_NAME).await.unwrap().data.unwrap();
+    assert_eq!(key["key"].0.len(), 64);
+
+    // Without the leader there are no samples, and its successor knows none from before.
+    controller.die(&plane).await;
+    let refused = expect(&tenant, 503, Method::GET, &path, None, &[]).await;
+    assert_eq!(code(&refused), "service_unavailable");
+    assert!(!refused.header("retry-after").is_empty());
+    assert_eq!(tenant.metrics_of(&id).await, nothing);
+    let known_before = first["known_since"].clone();
+    let mut controller = start(&plane, "controller").await;
+    let look = async || {
+        let answer = tenant.call(Method::GET, &path, None).await;
+        (answer.status == 200).then(|| answer.json()["data"].clone())
+    };
+    let anew = eventually("samples of the new leader", look, |series| {
+        series.as_ref().is_some_and(|series| known(series) > 0)
+    })
+    .await
+    .unwrap();
+    assert!(
+        anew["known_since"].as_str() > known_before.as_str(),
+        "{anew} after {known_before}"
+    );
+    assert!(known(&anew) <= 3, "{anew}");
+    assert_eq!(tenant.metrics_of(&id).await["cpu_usage"], 95.0);
+    api.stop().await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_series_needs_monitoring_and_a_known_window() {
+    let tenant = Tenant::new("series").await;
+    let id = create(&tenant, "web").await;
+    let path = format!("/v1/instances/{id}/metrics");
+    let refused = expect(&tenant, 409, Method::GET, &path, None, &[]).await;
+    assert_eq!(
+        (code(&refused).as_str(), fields(&refused)),
+        ("invalid_state", vec!["monitoring_enabled".to_owned()])
+    );
+    let on = json!({ "monitoring_enabled": true });
+    let instance = format!("/v1/instances/{id}");
+    expect(&tenant, 200, Method::PATCH, &instance, Some(&on), &[]).await;
+    // Nothing has been sampled yet, perhaps.
+    let series = tenant.get(&path).await["data"].clone();
+    assert_eq!(series["series"]["network_in"].as_array().unwrap().len(), 60);
+    for window in ["2h", "", "1H"] {
+        let wrong = format!("{path}?window={window}");
+        let refused = expect(&tenant, 422, Method::GET, &wrong, None, &[]).await;
+        assert_eq!(fields(&refused), ["window"], "{window}");
+    }
+}
+
+#[tokio::test]
+async fn an_account_whose_provider_hangs_keeps_nobody_from_being_sampled() {
+    let plane = own_plane().await;
+    let mut operator = start(&plane, "run").await;
+    let (big, small) = (
+        Tenant::on(&plane, &operator, "hanging").await,
+        Tenant::on(&plane, &operator, "sampled").await,
+    );
+    // More than may be sampled at a time.
+    for number in 0..80 {
+        big.apply(&format!("i{number}"), |instance| {
+            instance.spec.monitoring_enabled = true;
+        })
+        .await;
+    }
+    for number in 0..80 {
+        big.wait_for_state(&format!("i{number}"), InstanceState::Running)
+            .await;
+    }
+    let hang = json!({ "metadata": { "annotations": { "simulator.stellage.dev/fault": "unreachable" } } });
+    for instance in big.all_instances().await {
+        big.instances()
+            .patch(
+                &instance.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(&hang),
+            )
+            .await
+            .unwrap();
+    }
+    let timeouts = async || {
+        operator
+            .metric("stellage_usage_samples_total", "ProviderTimeout")
+            .await
+    };
+    eventually("samples to time out", timeouts, |count| *count >= 40.0).await;
+    let receiver = Receiver::start(|_| receivers::Answer::ok()).await;
+    small
+        .webhook("orders", &receiver.url("/hook"), &["alert.triggered"])
+        .await;
+    let begun = tokio::time::Instant::now();
+    small.busy("web", 95, true).await;
+    receiver.wait_for(1).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(INTERVAL * 12), "{took:?}");
+    operator.stop().await;
+}
