@@ -29,6 +29,7 @@ mod a_writes;
 use a_webhooks as webhooks;
 
 mod accounts;
+mod all_events;
 mod backups;
 mod catalogue;
 mod clients;

@@ -43,6 +43,27 @@ pub fn there_is(program: &str) -> bool {
     there
 }
 
+/// The receiver in Rust.
+pub async fn rust_example() -> PathBuf {
+    // `cargo test` has built it already, unless it builds a single test.
+    let profile = Path::new(STELLAGE).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--workspace",
+            "--example",
+            "webhook-receiver",
+        ])
+        .args((profile.file_name().unwrap() == "release").then_some("--release"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let status = tokio::task::spawn_blocking(move || build.status()).await.unwrap();
+    assert!(status.unwrap().success());
+    profile.join("examples/webhook-receiver")
+}
+
 /// A self-signed certificate for 127.0.0.1.
 pub struct Certificate {
     pub folder: tempfile::TempDir,
@@ -282,21 +303,6 @@ async fn the_receiver_in_go_does_what_a_receiver_must() {
 
 #[tokio::test]
 async fn the_receiver_in_rust_does_what_a_receiver_must() {
-    // `cargo test` has built it already, unless it builds a single test.
-    let profile = Path::new(STELLAGE).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--workspace",
-            "--example",
-            "webhook-receiver",
-        ])
-        .args((profile.file_name().unwrap() == "release").then_some("--release"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let status = tokio::task::spawn_blocking(move || build.status()).await.unwrap();
-    assert!(status.unwrap().success());
-    does_what_a_receiver_must(|| Command::new(profile.join("examples/webhook-receiver"))).await;
+    let program = rust_example().await;
+    does_what_a_receiver_must(|| Command::new(&program)).await;
 }

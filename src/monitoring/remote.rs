@@ -153,7 +153,7 @@ impl Remote {
         if let Some(since) = since.filter(|since| *since < pause) {
             if found.leader.is_none() {
                 // It may be there in a moment.
-                tokio::time::sleep(pause - since).await;
+                tokio::time::sleep(pause.saturating_sub(since)).await;
             } else {
                 return found.leader.clone();
             }

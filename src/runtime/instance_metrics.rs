@@ -42,6 +42,9 @@ pub struct ShownInstances {
 /// Says what is shown, each time that the metrics are read.
 type Source = Box<dyn Fn() -> ShownInstances + Send + Sync>;
 
+/// A value of an instance, if it is known.
+type ValueOf<T> = fn(&ShownInstance) -> Option<T>;
+
 /// The usage of instances. Nothing until [`show`](Self::show) is called. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct InstanceMetrics(Arc<RwLock<Option<Source>>>);
@@ -64,7 +67,7 @@ impl Collector for InstanceMetrics {
         let source = self.0.read();
         let Some(source) = &*source else { return Ok(()) };
         let shown = source();
-        let percentages: [(&str, &str, fn(&ShownInstance) -> Option<f64>); 3] = [
+        let percentages: [(&str, &str, ValueOf<f64>); 3] = [
             ("cpu", "CPU usage", |one| one.cpu_percent),
             ("memory", "Memory usage", |one| one.memory_percent),
             ("disk", "Disk usage", |one| one.disk_percent),
@@ -80,7 +83,7 @@ impl Collector for InstanceMetrics {
                 }
             }
         }
-        let counters: [(&str, &str, fn(&ShownInstance) -> Option<u64>); 2] = [
+        let counters: [(&str, &str, ValueOf<u64>); 2] = [
             ("receive", "received", |one| one.received_bytes),
             ("transmit", "sent", |one| one.sent_bytes),
         ];
