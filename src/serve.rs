@@ -102,12 +102,8 @@ pub enum ServeError {
 }
 
 /// Serves the parts that have settings: the facade, the controllers, or both. On SIGTERM or SIGINT it accepts no more
-<<<<<<< HEAD
 /// requests (after `--shutdown-delay-seconds`), finishes running work within the grace period, releases the Lease, and returns.
-=======
-/// requests, finishes running work within the grace period, releases the Lease, and returns.
 #[expect(clippy::too_many_lines, reason = "it connects the parts, one after the other")]
->>>>>>> monitoring
 pub async fn serve(
     common: CommonSettings,
     api: Option<ApiSettings>,
