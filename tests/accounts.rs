@@ -515,6 +515,9 @@ async fn the_operator_may_touch_secrets_and_create_keys_in_accounts_namespaces_a
             "{verb}"
         );
         assert!(!may(verb, "configmaps/others", "stellage-system"), "{verb}");
+        // The key of the console's sessions.
+        assert!(may(verb, "secrets/stellage-console", "stellage-system"), "{verb}");
+        assert!(!may(verb, "secrets/others", "stellage-system"), "{verb}");
     }
     for (verb, resource) in [
         ("create", "clusterrolebindings"),

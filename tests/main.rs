@@ -29,6 +29,7 @@ mod backups;
 mod catalogue;
 mod clients;
 mod commands;
+mod console;
 mod delivery;
 mod docs;
 mod examples;

@@ -9,6 +9,7 @@ mod account;
 mod change;
 pub mod completions;
 mod connect;
+mod console;
 mod crds;
 mod delivery;
 mod duration;
@@ -53,6 +54,9 @@ pub enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Make sign-in links for the customer console
+    #[command(subcommand)]
+    Console(console::ConsoleCommand),
     /// Print the events of an account as they happen, and forward them to a receiver
     ///
     /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
@@ -75,6 +79,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Delivery(command) => delivery::run(command).await,
         Command::Account(command) => account::run(command).await,
         Command::Key(command) => key::run(command).await,
+        Command::Console(command) => console::run(command).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Crds(args) => crds::run(&args),
