@@ -22,7 +22,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 /// The account.
 #[derive(Debug, Deserialize)]
-struct Account {
+struct AccountView {
     id: String,
     name: String,
     email: String,
@@ -68,12 +68,12 @@ impl Quota {
 #[template(path = "console/account.html")]
 struct AccountPage {
     shell: Shell,
-    account: Account,
+    account: AccountView,
 }
 
 async fn show(visit: Visit) -> Result<Response, Refusal> {
     let call = Call::get("/v1/account");
-    let found: Single<Account> = visit.get(&call).await?;
+    let found: Single<AccountView> = visit.get(&call).await?;
     let template = AccountPage {
         shell: visit.shell_with("account", "Account", &[call]),
         account: found.data,

@@ -6,14 +6,30 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 use url::form_urlencoded;
 
-use super::{assets::ASSETS, refusal::Refusal, session::Note};
+use super::{
+    assets::{ASSETS, Assets},
+    refusal::Refusal,
+    session::Note,
+};
 
 /// The Content-Type of every page.
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 
+/// The files that every page loads.
+#[derive(Clone, Copy)]
+pub struct Files(pub &'static Assets);
+
+impl Default for Files {
+    fn default() -> Self {
+        Self(&ASSETS)
+    }
+}
+
 /// The frame around a page.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Shell {
+    /// Its files.
+    pub files: Files,
     /// Its title.
     pub title: String,
     /// The section of the navigation that it belongs to.
@@ -40,21 +56,6 @@ impl Shell {
     /// Whether a section is the current one.
     pub fn is_in(&self, section: &str) -> bool {
         self.section == section
-    }
-
-    /// Path of the styles.
-    pub fn styles(&self) -> &'static str {
-        &ASSETS.styles.path
-    }
-
-    /// Path of htmx.
-    pub fn htmx(&self) -> &'static str {
-        &ASSETS.htmx.path
-    }
-
-    /// Path of the script that shows times.
-    pub fn times(&self) -> &'static str {
-        &ASSETS.times.path
     }
 }
 

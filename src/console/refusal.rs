@@ -9,13 +9,13 @@ pub struct Refusal {
     /// Its status.
     pub status: StatusCode,
     /// Its code.
-    pub code: String,
+    pub code: Box<str>,
     /// Its message.
     pub message: String,
     /// What is wrong with each field.
     pub details: Vec<Detail>,
     /// Its request id.
-    pub request_id: String,
+    pub request_id: Box<str>,
     /// Seconds to wait before trying again.
     pub retry_after: Option<String>,
 }
@@ -36,10 +36,10 @@ struct Answer {
 
 #[derive(Deserialize)]
 struct Body {
-    code: String,
+    code: Box<str>,
     message: String,
     details: Vec<Detail>,
-    request_id: String,
+    request_id: Box<str>,
 }
 
 impl Refusal {
@@ -60,10 +60,10 @@ impl Refusal {
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         Self {
             status,
-            code: code.to_owned(),
+            code: code.into(),
             message: message.into(),
             details: Vec::new(),
-            request_id: String::new(),
+            request_id: Box::default(),
             retry_after: None,
         }
     }

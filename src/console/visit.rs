@@ -114,7 +114,7 @@ impl Visit {
             account: self.credential.tenant.account.to_string(),
             may_write: self.credential.may_write(),
             note: self.note.clone(),
-            commands: Vec::new(),
+            ..Shell::default()
         }
     }
 

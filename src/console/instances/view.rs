@@ -70,7 +70,6 @@ impl ListItem {
 }
 
 /// An instance with all its fields.
-#[expect(clippy::struct_excessive_bools, reason = "each is a field of /v1")]
 #[derive(Debug, Deserialize)]
 pub struct Instance {
     /// Identifier.
@@ -110,12 +109,12 @@ pub struct Instance {
     /// When it was created.
     pub created_at: Moment,
     /// Current usage.
-    pub metrics: Option<Usage>,
+    pub metrics: Option<Metrics>,
 }
 
 /// A snapshot of a server's usage.
 #[derive(Debug, Deserialize)]
-pub struct Usage {
+pub struct Metrics {
     /// Percent.
     pub cpu_usage: Option<f64>,
     /// Percent.
@@ -128,7 +127,7 @@ pub struct Usage {
     pub network_out: Option<i64>,
 }
 
-impl Usage {
+impl Metrics {
     /// Usage of the CPU.
     pub fn cpu(&self) -> String {
         percent(self.cpu_usage)
