@@ -3,7 +3,7 @@
 //! The modules from top to bottom; each imports only those below it (`tests/imports.rs` checks this):
 //!
 //! - [`serve`] connects the parts for `stellage run`, `api` and `controller`, configured by the flags in [`settings`];
-//! - [`facade`] serves the REST API, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
+//! - [`facade`] serves the REST API and [`console`] the customer console, [`controllers`] reconcile the kinds, [`cli`] has the other commands;
 //! - [`service`] is what an account holder can do, without HTTP;
 //! - [`lifecycle`] decides what happens to an instance next, [`backups`] the same for a backup, [`monitoring`] samples its usage,
 //!   [`billing`] computes what it costs, [`delivery`] schedules and sends events to receivers, [`mail`] notifies account holders;
@@ -15,6 +15,7 @@ pub mod backups;
 pub mod billing;
 pub mod catalogue;
 pub mod cli;
+pub mod console;
 pub mod controllers;
 pub mod delivery;
 pub mod events;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     backups,
     catalogue::{SharedCatalogue, file::CatalogueError, shared::CatalogueFile},
+    console,
     controllers::{
         account::{self, AccountController, AccountDirectory},
         backup::{self, BackupController, BackupIndex},
@@ -162,7 +163,7 @@ pub async fn serve(
         );
         let listeners = service.listeners();
         let provisioning = common.timings().duration(OperationKind::Create);
-        let facade = Facade::new(service, provisioning, &metrics);
+        let facade = Facade::new(service.clone(), provisioning, &metrics);
         let (used_keys, used_accounts) = facade.listeners();
         on_accounts.extend([listeners.accounts, used_accounts]);
         on_instances.push(listeners.instances);
@@ -170,6 +171,7 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
+        let facade = with_console(facade, service, &settings, &common.namespace, &watches);
         let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health);
         let grace = common.shutdown_grace();
         let limits = open_files::fitting(settings.limits());
@@ -312,6 +314,29 @@ fn service(
         .with_log_retention(common.delivery_retention_hours)
         .with_operator_namespace(&common.namespace);
     Arc::new(service)
+}
+
+/// The facade, with the customer console beside it unless that is switched off.
+fn with_console(
+    facade: Facade,
+    service: Arc<Service>,
+    settings: &ApiSettings,
+    namespace: &str,
+    watches: &Watches,
+) -> Facade {
+    if !settings.console {
+        return facade;
+    }
+    let pages = console::router(console::Dependencies {
+        facade: facade.clone(),
+        service,
+        client: watches.client.clone(),
+        namespace: namespace.to_owned(),
+        insecure_cookie: settings.console_insecure_cookie,
+        trusted_proxies: settings.trusted_proxies.clone(),
+        metrics: watches.metrics.clone(),
+    });
+    facade.mounting(console::PREFIX, pages)
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;

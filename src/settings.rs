@@ -30,7 +30,7 @@ const LEASE_SECONDS: RangeInclusive<i64> = 5..=600;
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
 pub struct CommonSettings {
-    /// Namespace of the operator, which holds the Lease and the spent rate limits; no Account may use it
+    /// Namespace of the operator, which holds the Lease, the spent rate limits and the console's key; no Account may use it
     #[arg(long, env = "STELLAGE_NAMESPACE", default_value = "stellage-system")]
     pub namespace: String,
 
@@ -123,8 +123,8 @@ pub struct ApiSettings {
     #[arg(long, env = "STELLAGE_SHUTDOWN_DELAY_SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=300))]
     pub shutdown_delay_seconds: u16,
 
-    /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them, and
-    /// their connections are the last to be closed
+    /// Address ranges of load balancers and proxies in front of the API: --max-connections-per-peer does not apply to them, their
+    /// connections are the last to be closed, and their X-Forwarded-For counts when sign-ins to the console are limited
     #[arg(
         long = "trusted-proxies",
         env = "STELLAGE_TRUSTED_PROXIES",
@@ -137,6 +137,14 @@ pub struct ApiSettings {
     /// Calls of the API server that the REST API makes at the same time; accounts take turns, and one gets at most half of them
     #[arg(long, env = "STELLAGE_MAX_API_CALLS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub max_api_calls: u16,
+
+    /// Whether the customer console is served, at /console
+    #[arg(long, env = "STELLAGE_CONSOLE", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub console: bool,
+
+    /// Let people sign in to the console over plain HTTP: its cookies then are not Secure; for trying things out on one machine
+    #[arg(long, env = "STELLAGE_CONSOLE_INSECURE_COOKIE")]
+    pub console_insecure_cookie: bool,
 
     /// PEM file with the certificate of the REST API and its intermediates; with it, the API speaks TLS only
     #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]

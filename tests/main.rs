@@ -34,6 +34,7 @@ mod backups;
 mod catalogue;
 mod clients;
 mod commands;
+mod console;
 mod delivery;
 mod docs;
 mod examples;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long to wait for the account to be ready.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
@@ -347,7 +347,7 @@ async fn revoke(cluster: &Cluster, args: RevokeArgs) -> Result<(), CliError> {
 }
 
 /// The namespace that the account owns, which its spec alone does not decide.
-fn namespace(account: &Account) -> Result<&str, CliError> {
+pub(super) fn namespace(account: &Account) -> Result<&str, CliError> {
     account.owned_namespace().ok_or_else(|| CliError::NotReady {
         name: account.name_any(),
         what: format!(
@@ -358,7 +358,8 @@ fn namespace(account: &Account) -> Result<&str, CliError> {
     })
 }
 
-const fn scope_word(scope: KeyScope) -> &'static str {
+/// The word for a scope.
+pub(super) const fn scope_word(scope: KeyScope) -> &'static str {
     match scope {
         KeyScope::Read => "read",
         KeyScope::Write => "write",

@@ -10,6 +10,7 @@ mod backup;
 mod change;
 pub mod completions;
 mod connect;
+mod console;
 mod crds;
 mod delivery;
 mod duration;
@@ -61,6 +62,9 @@ pub enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Make sign-in links for the customer console
+    #[command(subcommand)]
+    Console(console::ConsoleCommand),
     /// Print the events of an account as they happen, and forward them to a receiver
     ///
     /// For developing a receiver on a laptop: forwarded events are signed like deliveries. Events go to stdout, one per line;
@@ -85,6 +89,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Account(command) => account::run(command).await,
         Command::Invoice(command) => invoice::run(command).await,
         Command::Key(command) => key::run(command).await,
+        Command::Console(command) => console::run(command).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Crds(args) => crds::run(&args),

@@ -27,11 +27,11 @@ use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
 
 use super::{
-    App,
+    AnsweredAs, App,
     authentication::bearer,
     error::{ApiError, ErrorCode},
     openapi::Served,
-    rate_limit::Allowance,
+    rate_limit::{Allowance, Whose},
     response::{JSON, NO_STORE},
 };
 use crate::{
@@ -223,11 +223,24 @@ where
 impl App {
     /// Authenticates a request and decides whether it may go on to its handler. There is an allowance once the key is known.
     fn admit(&self, request: &mut Request) -> (Result<(), ApiError>, Option<Allowance>) {
-        let credential = match self.authenticate(request.headers()) {
-            Ok(credential) => credential,
-            Err(refusal) => return (Err(refusal), None),
+        let (credential, allowance) = match request.extensions_mut().remove() {
+            // Only what runs in this process can have put it there.
+            Some(AnsweredAs(credential)) if request.method().is_safe() => {
+                let allowance = self.rate_limits.spend_in_console(&credential);
+                (credential, allowance)
+            }
+            Some(AnsweredAs(credential)) => {
+                let allowance = self.rate_limits.spend(&credential);
+                (credential, allowance)
+            }
+            None => match self.authenticate(request.headers()) {
+                Ok(credential) => {
+                    let allowance = self.rate_limits.spend(&credential);
+                    (credential, allowance)
+                }
+                Err(refusal) => return (Err(refusal), None),
+            },
         };
-        let allowance = self.rate_limits.spend(&credential);
         let admitted = self.check(request.method(), &credential, &allowance);
         request.extensions_mut().insert(credential);
         (admitted, Some(allowance))
@@ -245,10 +258,10 @@ impl App {
     fn check(&self, method: &Method, credential: &Credential, allowance: &Allowance) -> Result<(), ApiError> {
         if let Some(exceeded) = &allowance.exceeded {
             let seconds = exceeded.retry_after;
-            let whose = if exceeded.by_account {
-                "the account's keys have used up their"
-            } else {
-                "the key has used up its"
+            let whose = match exceeded.whose {
+                Whose::Account => "the account's keys have used up their",
+                Whose::Key => "the key has used up its",
+                Whose::Console => "the account's pages of the console have used up their",
             };
             let limit = exceeded.limit;
             let message = format!("{whose} {limit} requests per hour; try again in {seconds} s");

@@ -60,7 +60,7 @@ use crate::{
         http::{self as server, Limits, tls::Certificate},
         watch::Listener,
     },
-    service::{Service, instances::duration_in_words},
+    service::{Service, credentials::Credential, instances::duration_in_words},
 };
 
 /// State shared by the handlers.
@@ -73,11 +73,17 @@ struct App {
     writing: TaskTracker,
 }
 
+/// Who a request is answered as, among its extensions. Whatever listens on a port cannot set it.
+#[derive(Clone)]
+struct AnsweredAs(Credential);
+
 /// The REST API. Cheap to clone.
 #[derive(Clone)]
 pub struct Facade {
     app: Arc<App>,
     router: Router,
+    /// What answers the paths below a prefix in its place.
+    mounted: Option<(&'static str, Router)>,
 }
 
 impl Facade {
@@ -91,7 +97,47 @@ impl Facade {
         });
         let (handlers, served) = openapi::router();
         let router = middleware::around(handlers, &served, &app, metrics);
-        Self { app, router }
+        Self {
+            app,
+            router,
+            mounted: None,
+        }
+    }
+
+    /// Has `router` answer the paths that are `prefix` or below it, with the same connections and the same shutdown.
+    #[must_use]
+    pub fn mounting(mut self, prefix: &'static str, router: Router) -> Self {
+        self.mounted = Some((prefix, router));
+        self
+    }
+
+    /// Answers a request of another face of the service, as if it had come with the key of `credential`. Reads count against a limit of
+    /// their own, everything else against that of the key.
+    pub fn answer_as<B>(
+        &self,
+        credential: Credential,
+        mut request: Request<B>,
+    ) -> impl Future<Output = Response> + Send + use<B>
+    where
+        B: hyper::body::Body<Data = bytes::Bytes> + Send + 'static,
+        B::Error: Into<axum::BoxError>,
+    {
+        request.extensions_mut().insert(AnsweredAs(credential));
+        self.answer(request)
+    }
+
+    /// The router for a path.
+    fn router_for(&self, path: &str) -> &Router {
+        match &self.mounted {
+            Some((prefix, router))
+                if path
+                    .strip_prefix(prefix)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) =>
+            {
+                router
+            }
+            _ => &self.router,
+        }
     }
 
     /// The listeners to attach to the program's watches of keys and accounts.
@@ -113,7 +159,8 @@ impl Facade {
         B::Error: Into<axum::BoxError>,
     {
         let is_read = request.method().is_safe();
-        let answer = self.router.clone().call(request.map(Body::new));
+        let mut router = self.router_for(request.uri().path()).clone();
+        let answer = router.call(request.map(Body::new));
         let answer = answer.map(|Ok(response)| response);
         if is_read {
             return answer.left_future();

@@ -36,6 +36,17 @@ pub const fn of_account(of_a_key: u32) -> u32 {
     of_a_key.saturating_mul(ACCOUNT_FACTOR)
 }
 
+/// Whose limit a request exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// That of its key.
+    Key,
+    /// That of all keys of the account together.
+    Account,
+    /// That of what the account's people read in the console.
+    Console,
+}
+
 /// The allowance of a key after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
@@ -54,8 +65,8 @@ pub struct Allowance {
 pub struct Exceeded {
     /// Requests per hour.
     pub limit: u32,
-    /// Whether it is the limit of all keys of the account together.
-    pub by_account: bool,
+    /// Whose limit it is.
+    pub whose: Whose,
     /// Seconds to wait before trying again.
     pub retry_after: u64,
 }
@@ -189,6 +200,8 @@ pub(super) struct Spent {
 pub struct RateLimits {
     keys: Buckets,
     accounts: Buckets,
+    /// What the console reads for an account.
+    console: Buckets,
 }
 
 impl RateLimits {
@@ -196,24 +209,43 @@ impl RateLimits {
     pub fn spend(&self, credential: &Credential) -> Allowance {
         let tenant = &credential.tenant;
         let taken = self.keys.take(credential.key_uid(), tenant.rate_limit);
-        let exceeded = |limit, by_account, retry_after| Exceeded {
+        let exceeded = |limit, whose, retry_after| Exceeded {
             limit,
-            by_account,
+            whose,
             retry_after,
         };
         let by_key = taken
             .retry_after
-            .map(|seconds| exceeded(taken.limit, false, seconds));
+            .map(|seconds| exceeded(taken.limit, Whose::Key, seconds));
         let limit = of_account(tenant.rate_limit);
         let by_account = || {
             let together = self.accounts.take(&tenant.uid, limit);
-            together.retry_after.map(|seconds| exceeded(limit, true, seconds))
+            together
+                .retry_after
+                .map(|seconds| exceeded(limit, Whose::Account, seconds))
         };
         Allowance {
             limit: taken.limit,
             remaining: taken.remaining,
             reset: taken.reset,
             exceeded: by_key.or_else(by_account),
+        }
+    }
+
+    /// Counts a request with which the console reads. Pages that refresh themselves must not use up the limit of the key, so what
+    /// the console reads for an account has a limit of its own: as much again as all its keys together.
+    pub fn spend_in_console(&self, credential: &Credential) -> Allowance {
+        let tenant = &credential.tenant;
+        let taken = self.console.take(&tenant.uid, of_account(tenant.rate_limit));
+        Allowance {
+            limit: taken.limit,
+            remaining: taken.remaining,
+            reset: taken.reset,
+            exceeded: taken.retry_after.map(|retry_after| Exceeded {
+                limit: taken.limit,
+                whose: Whose::Console,
+                retry_after,
+            }),
         }
     }
 
@@ -240,7 +272,10 @@ impl RateLimits {
     /// The listener that drops the buckets of deleted accounts.
     pub fn account_listener(self: &Arc<Self>) -> Box<dyn Listener<Account>> {
         let limits = self.clone();
-        Box::new(move |change: &Change<Account>| limits.accounts.changed(change))
+        Box::new(move |change: &Change<Account>| {
+            limits.accounts.changed(change);
+            limits.console.changed(change);
+        })
     }
 }
 

@@ -119,6 +119,38 @@ pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
         .into()
 }
 
+/// Annotation of an ApiKey with the one-time sign-in link of the console that it was made for: `<SHA-256 of the link's token> <deadline>`.
+/// Whoever uses the link takes the annotation away, so nobody can use it again.
+pub const LINK_ANNOTATION: &str = "stellage.dev/console-link";
+
+/// A one-time sign-in link, as the annotation has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsoleLink {
+    /// Digest of the Account's UID and the link's token, as [`digest`] makes it.
+    pub digest: [u8; 32],
+    /// When it stops working.
+    pub deadline: Timestamp,
+}
+
+impl ConsoleLink {
+    /// The link of an ApiKey, if it has one.
+    pub fn of(key: &ApiKey) -> Option<Self> {
+        let text = key.metadata.annotations.as_ref()?.get(LINK_ANNOTATION)?;
+        let (hash, deadline) = text.split_once(' ')?;
+        let mut digest = [0; 32];
+        hex::decode_to_slice(hash, &mut digest).ok()?;
+        Some(Self {
+            digest,
+            deadline: deadline.parse().ok()?,
+        })
+    }
+
+    /// The value of the annotation.
+    pub fn annotation(&self) -> String {
+        format!("{} {}", hex::encode(self.digest), self.deadline)
+    }
+}
+
 /// The public id, without `usr_`, of the Account that a key names, so that its UID is found without a search; `None` for a key
 /// of another form.
 pub fn account_of(key: &str) -> Option<&str> {

@@ -86,6 +86,29 @@ impl Credential {
     pub fn key_uid(&self) -> &str {
         &self.key.age.1
     }
+
+    /// Name of the key.
+    pub fn key_name(&self) -> &str {
+        self.key.object.name()
+    }
+
+    /// When the key expires.
+    pub fn expires_at(&self) -> Option<Timestamp> {
+        self.key.expires_at
+    }
+}
+
+/// A key that a session was begun with, without the key itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyIdentity<'a> {
+    /// UID of the Account that the key belonged to.
+    pub account_uid: &'a str,
+    /// Namespace of the ApiKey.
+    pub namespace: &'a str,
+    /// Name of the ApiKey.
+    pub name: &'a str,
+    /// UID of the ApiKey.
+    pub uid: &'a str,
 }
 
 /// Creation time and UID; sorts oldest first.
@@ -215,6 +238,29 @@ impl Credentials {
                 "the API key is not valid: it is unknown, expired or revoked",
             )
         })
+    }
+
+    /// Finds the key of a session again. `Unauthorized` if it is revoked or has expired, or if its namespace belongs to another account
+    /// by now; `Unavailable` until keys and accounts have been listed once.
+    pub fn resume(&self, identity: &KeyIdentity<'_>, now: Timestamp) -> Result<Credential, Error> {
+        let tables = self.tables.read();
+        if !(tables.keys_listed && tables.accounts_listed) {
+            return Err(Error::unavailable("the service is starting; try again"));
+        }
+        tables.resume(identity, now).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unauthorized,
+                "the API key of this session is revoked or has expired",
+            )
+        })
+    }
+
+    /// The Account of this name, if its namespace belongs to it.
+    pub fn account_named(&self, name: &str) -> Option<Arc<Tenant>> {
+        let tables = self.tables.read();
+        let tenant = tables.tenants.get(name)?;
+        let owner = tables.owner(&tenant.namespace)?;
+        (owner.uid == tenant.uid).then(|| tenant.clone())
     }
 
     /// One page of the keys in a namespace, newest first, and how many there are in all. `page` counts from 1.
@@ -357,6 +403,27 @@ impl Tables {
         let tenant = self.owner(&key.namespace)?;
         let is_own = key.age.0 >= tenant.owner_since;
         (is_own && bool::from(key.digest.ct_eq(&digest))).then_some((tenant, key))
+    }
+
+    fn resume(&self, identity: &KeyIdentity<'_>, now: Timestamp) -> Option<Credential> {
+        let tenant = self.owner(identity.namespace)?;
+        let key = self
+            .keys
+            .get(&(identity.namespace.into(), identity.name.into()))?;
+        let is_same = *key.age.1 == *identity.uid && *tenant.uid == *identity.account_uid;
+        let is_alive = key.expires_at.is_none_or(|end| end > now) && !key.object.spec.is_copy;
+        // The digest of an outdated key may be a copy that nobody has marked yet.
+        let is_original = !key.object.is_outdated()
+            || key.age.0 >= tenant.owner_since
+                && self
+                    .outdated
+                    .get(&key.digest)
+                    .and_then(Holders::original)
+                    .is_some_and(|original| Arc::ptr_eq(original, key));
+        (is_same && is_alive && is_original).then(|| Credential {
+            tenant: tenant.clone(),
+            key: key.clone(),
+        })
     }
 
     /// The account that a namespace belongs to.
@@ -696,6 +763,67 @@ mod tests {
         keys.keys_changed(&Change::Deleted(Arc::new(expiring)));
         refusal(ask(&keys, "secret"));
         assert!(keys.tables.read().by_digest.is_empty());
+    }
+
+    #[test]
+    fn a_session_lasts_as_long_as_its_key_and_its_account() {
+        let own = key("demo", "a", "secret", NOW);
+        let acme = account("acme", "demo", NOW);
+        let keys = table(vec![own.clone()], vec![acme.clone()]);
+        let identity = KeyIdentity {
+            account_uid: "uid-acme",
+            namespace: "demo",
+            name: "a",
+            uid: "demo-a",
+        };
+        let now: Timestamp = NOW.parse().unwrap();
+        let resumed = |identity: &KeyIdentity<'_>| keys.resume(identity, now);
+        let found = resumed(&identity).ok().unwrap();
+        assert_eq!((found.key_name(), found.key_uid()), ("a", "demo-a"));
+        for wrong in [
+            KeyIdentity {
+                uid: "other",
+                ..identity
+            },
+            KeyIdentity {
+                account_uid: "other",
+                ..identity
+            },
+            KeyIdentity {
+                namespace: "evil",
+                ..identity
+            },
+        ] {
+            refusal(resumed(&wrong));
+        }
+        let mut expiring = own.clone();
+        expiring.spec.expires_at = Some(now);
+        keys.keys_changed(&Change::Applied(Arc::new(expiring)));
+        refusal(resumed(&identity));
+        let mut copy = own.clone();
+        copy.spec.is_copy = true;
+        keys.keys_changed(&Change::Applied(Arc::new(copy)));
+        refusal(resumed(&identity));
+        keys.keys_changed(&Change::Applied(Arc::new(own.clone())));
+        assert!(resumed(&identity).is_ok());
+        keys.keys_changed(&Change::Deleted(Arc::new(own)));
+        refusal(resumed(&identity));
+    }
+
+    #[test]
+    fn an_outdated_copy_gives_no_session() {
+        let original = key("demo", "a", "secret", "2026-11-01T00:00:00Z");
+        let copy = key("evil", "b", "secret", "2026-11-02T00:00:00Z");
+        let since = "2026-11-01T00:00:00Z";
+        let accounts = vec![account("acme", "demo", since), account("evil", "evil", since)];
+        let keys = table(vec![original, copy], accounts);
+        let identity = KeyIdentity {
+            account_uid: "uid-evil",
+            namespace: "evil",
+            name: "b",
+            uid: "evil-b",
+        };
+        refusal(keys.resume(&identity, NOW.parse().unwrap()));
     }
 
     #[test]

@@ -500,6 +500,18 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
         "update",
         "numbers of invoices, and changed prices",
     ),
+    (
+        "stellage-api",
+        "apikeys",
+        "patch",
+        "a sign-in link of the console that is used",
+    ),
+    (
+        "stellage-api",
+        "secrets",
+        "update",
+        "the key of the console's sessions, which the first sign-in makes",
+    ),
 ];
 
 /// What the roles that are bound to a service account allow, as (`resource`, verb).

@@ -28,11 +28,11 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]
   verbs: ["list", "watch"]
-# The facade watches the digests of keys, and revokes keys for account holders. It creates them in accounts' namespaces only: see
-# stellage-account.
+# The facade watches the digests of keys, revokes keys for account holders, and uses sign-in links of the console (a patch of
+# metadata). It creates keys in accounts' namespaces only: see stellage-account.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
-  verbs: ["get", "list", "watch", "delete"]
+  verbs: ["get", "list", "watch", "patch", "delete"]
 {{- end -}}
 
 {{- define "stellage.rules.controller" -}}
@@ -196,6 +196,14 @@ has both lists.
   resources: ["secrets"]
   resourceNames: ["stellage-usage-key"]
   verbs: ["get"]
+{{- end -}}
+
+{{- define "stellage.rules.console" -}}
+# The console seals its cookies with a key that all replicas share, in this one Secret.
+- apiGroups: [""]
+  resources: ["secrets"]
+  resourceNames: ["stellage-console"]
+  verbs: ["get", "update"]
 {{- end -}}
 
 {{- define "stellage.rules.usage.controller" -}}

@@ -234,6 +234,8 @@ fn arguments(settings: &Settings, ready: &Path, previous: Option<&Urls>) -> Vec<
         format!("--identity={IDENTITY}").into(),
         // In the local run, receivers are on this machine.
         "--receiver-allow=127.0.0.0/8,::1/128".into(),
+        // It speaks plain HTTP, on loopback.
+        "--console-insecure-cookie".into(),
     ];
     if let Some(file) = &settings.receiver_ca {
         arguments.extend(["--receiver-ca".into(), file.into()]);
@@ -316,6 +318,7 @@ mod tests {
             "--retry-schedule=1m,5m,30m,2h,6h",
             "--identity=local-run",
             "--receiver-allow=127.0.0.0/8,::1/128",
+            "--console-insecure-cookie",
         ];
         assert_eq!(built(&[]), usual);
 
@@ -339,6 +342,7 @@ mod tests {
                 "--retry-schedule=200ms,1s",
                 usual[7],
                 usual[8],
+                usual[9],
                 "--receiver-ca",
                 file
             ]

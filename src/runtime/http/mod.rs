@@ -81,6 +81,10 @@ impl Limits {
     }
 }
 
+/// The address that a request came from, among its extensions: of the client, or of the proxy that is nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
 /// The answer to a request whose head cannot be parsed (400), did not arrive in time (408) or is too large (431).
 pub type Unreadable = fn(StatusCode) -> Response<Bytes>;
 
@@ -213,9 +217,10 @@ impl Server {
     {
         let limits = &self.options.limits;
         let deadline = Instant::now() + limits.first_head;
+        let peer = stream.peer_addr().ok().map(|address| Peer(address.ip()));
         let stream = Impatient::new(stream, limits.write_progress);
         let Some(tls) = &self.tls else {
-            return self.speak(stream, service, &admitted, deadline).await;
+            return self.speak(stream, service, &admitted, peer, deadline).await;
         };
         let handshake = tokio::select! {
             handshake = timeout_at(deadline, tls.accept(stream)) => handshake,
@@ -223,15 +228,21 @@ impl Server {
             () = self.shutdown.cancelled() => return,
         };
         match handshake {
-            Ok(Ok(stream)) => self.speak(stream, service, &admitted, deadline).await,
+            Ok(Ok(stream)) => self.speak(stream, service, &admitted, peer, deadline).await,
             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
             Err(late) => tracing::debug!(%late, "a TLS handshake took too long"),
         }
     }
 
     /// Speaks HTTP until the connection ends.
-    async fn speak<I, S, B, F>(&self, stream: I, service: S, admitted: &Admitted, first_head: Instant)
-    where
+    async fn speak<I, S, B, F>(
+        &self,
+        stream: I,
+        service: S,
+        admitted: &Admitted,
+        peer: Option<Peer>,
+        first_head: Instant,
+    ) where
         I: AsyncRead + AsyncWrite + Unpin + Send,
         S: Service<Request<Arriving>, Response = Response<B>, Error = Infallible, Future = F> + Send + Sync,
         F: Future<Output = Result<Response<B>, Infallible>> + Send,
@@ -242,7 +253,11 @@ impl Server {
         let unreadable = self.options.unreadable;
         let stream = Refusing::new(stream, move |status| on_the_wire(unreadable(status)));
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
-            let answer = service.call(request.map(|body| Arriving::new(body, admitted)));
+            let mut request = request.map(|body| Arriving::new(body, admitted));
+            if let Some(peer) = peer {
+                request.extensions_mut().insert(peer);
+            }
+            let answer = service.call(request);
             answer.inspect(|_| admitted.end())
         });
         let mut connection = self.http.serve_connection(TokioIo::new(stream), service);

@@ -1,0 +1,155 @@
+//! Attempts to sign in: those that fail are limited by the address that they come from.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use http::HeaderMap;
+use ipnet::IpNet;
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+
+/// Failed attempts from one address (from one /64, with IPv6) within [`WINDOW`].
+const MOST: u32 = 10;
+/// How long they count.
+const WINDOW: SignedDuration = SignedDuration::from_mins(5);
+/// Addresses that are remembered. When there are more, those whose window began first are forgotten.
+const MOST_ADDRESSES: usize = 10_000;
+
+/// The failed attempts of an address.
+#[derive(Clone, Copy, Debug)]
+struct Failed {
+    since: Timestamp,
+    count: u32,
+}
+
+/// The failed attempts of late.
+#[derive(Default)]
+pub struct Attempts {
+    by_address: Mutex<HashMap<IpAddr, Failed>>,
+}
+
+impl Attempts {
+    /// Seconds to wait until an address may try again; `None` if it may now.
+    pub fn wait(&self, address: IpAddr, now: Timestamp) -> Option<u64> {
+        let failed = *self.by_address.lock().get(&sharing(address))?;
+        let left = WINDOW - now.duration_since(failed.since);
+        (failed.count >= MOST && left.is_positive())
+            .then(|| u64::try_from(left.as_secs()).unwrap_or(0).max(1))
+    }
+
+    /// Notes a failed attempt.
+    pub fn failed(&self, address: IpAddr, now: Timestamp) {
+        let mut by_address = self.by_address.lock();
+        if by_address.len() >= MOST_ADDRESSES && !by_address.contains_key(&sharing(address)) {
+            by_address.retain(|_, failed| now.duration_since(failed.since) < WINDOW);
+            if by_address.len() >= MOST_ADDRESSES {
+                let oldest = by_address.iter().min_by_key(|(_, failed)| failed.since);
+                if let Some(oldest) = oldest.map(|(address, _)| *address) {
+                    by_address.remove(&oldest);
+                }
+            }
+        }
+        let failed = by_address
+            .entry(sharing(address))
+            .or_insert(Failed { since: now, count: 0 });
+        if now.duration_since(failed.since) >= WINDOW {
+            *failed = Failed { since: now, count: 0 };
+        }
+        failed.count = failed.count.saturating_add(1);
+    }
+}
+
+/// The address under which attempts are counted: an IPv6 network of a /64 usually belongs to one household.
+fn sharing(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+/// The client's address: of the connection, or, behind a trusted proxy, the last in `X-Forwarded-For` that is no trusted proxy.
+pub fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
+    let is_trusted = |address: IpAddr| {
+        let address = address.to_canonical();
+        trusted.iter().any(|range| range.contains(&address))
+    };
+    if !is_trusted(peer) {
+        return peer;
+    }
+    let forwarded = headers.get_all("x-forwarded-for").iter();
+    let texts: Vec<&str> = forwarded
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .collect();
+    for text in texts.into_iter().rev() {
+        match text.trim().parse::<IpAddr>() {
+            Ok(address) if is_trusted(address) => {}
+            Ok(address) => return address,
+            Err(_) => break,
+        }
+    }
+    peer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_address_that_has_failed_too_often_waits_until_its_window_ends() {
+        let attempts = Attempts::default();
+        let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let later = |seconds: i64| start + SignedDuration::from_secs(seconds);
+        for _ in 0..MOST {
+            assert_eq!(attempts.wait(ip("192.0.2.1"), start), None);
+            attempts.failed(ip("192.0.2.1"), start);
+        }
+        assert_eq!(attempts.wait(ip("192.0.2.1"), later(10)), Some(290));
+        assert_eq!(attempts.wait(ip("::ffff:192.0.2.1"), later(10)), Some(290));
+        assert_eq!(attempts.wait(ip("192.0.2.2"), later(10)), None);
+        assert_eq!(attempts.wait(ip("192.0.2.1"), later(300)), None);
+        attempts.failed(ip("192.0.2.1"), later(300));
+        assert_eq!(attempts.wait(ip("192.0.2.1"), later(300)), None, "a new window");
+        for host in 1..=MOST {
+            attempts.failed(ip(&format!("2001:db8::{host}")), start);
+        }
+        assert!(
+            attempts.wait(ip("2001:db8::ffff"), start).is_some(),
+            "one /64 counts as one"
+        );
+        assert_eq!(attempts.wait(ip("2001:db8:0:1::1"), start), None);
+    }
+
+    #[test]
+    fn the_number_of_addresses_is_bounded() {
+        let attempts = Attempts::default();
+        let start: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        for number in 0..u32::try_from(MOST_ADDRESSES).unwrap() + 10 {
+            let address = IpAddr::V4(std::net::Ipv4Addr::from_bits(number));
+            attempts.failed(address, start + SignedDuration::from_millis(number.into()));
+        }
+        assert_eq!(attempts.by_address.lock().len(), MOST_ADDRESSES);
+    }
+
+    #[test]
+    fn only_a_trusted_proxy_says_where_a_request_comes_from() {
+        let mut headers = HeaderMap::new();
+        headers.append("x-forwarded-for", "203.0.113.9, 192.0.2.7".parse().unwrap());
+        headers.append("x-forwarded-for", "10.0.0.2".parse().unwrap());
+        let trusted: [IpNet; 1] = ["10.0.0.0/8".parse().unwrap()];
+        assert_eq!(client(ip("10.0.0.1"), &headers, &trusted), ip("192.0.2.7"));
+        assert_eq!(client(ip("198.51.100.1"), &headers, &trusted), ip("198.51.100.1"));
+        assert_eq!(
+            client(ip("10.0.0.1"), &HeaderMap::new(), &trusted),
+            ip("10.0.0.1")
+        );
+        headers.append("x-forwarded-for", "nonsense".parse().unwrap());
+        assert_eq!(client(ip("10.0.0.1"), &headers, &trusted), ip("10.0.0.1"));
+    }
+}

@@ -1,0 +1,100 @@
+//! Backups: list and delete. The pages of instances make and restore them.
+//!
+//! - `view`: backups as `/v1` shows them.
+
+pub mod view;
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::StatusCode;
+
+use self::view::Backup;
+use super::{
+    App,
+    call::{Call, segment, with_query},
+    form::Form,
+    page::{List, Pager, Query, Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+const SECTION: &str = "backups";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/backups", get(list))
+        .route("/console/backups/{id}/delete", get(show_delete).post(delete))
+}
+
+#[derive(Template)]
+#[template(path = "console/backups/list.html")]
+struct ListPage {
+    shell: Shell,
+    query: Query,
+    items: Vec<Backup>,
+    pager: Pager,
+    is_filtered: bool,
+    refresh: Option<String>,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let filters = ["status", "instance_id"];
+    let parameters = [
+        ("status", visit.query.get("status")),
+        ("instance_id", visit.query.get("instance_id")),
+        ("page", visit.query.get("page")),
+    ];
+    let call = Call::get(with_query("/v1/backups", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<Backup> = visit.get(&call).await?;
+    let is_under_way = items.iter().any(Backup::is_running);
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "Backups", &[call]),
+        pager: Pager::new(pagination, "/console/backups", &visit.query),
+        is_filtered: visit.query.has_any(&filters),
+        refresh: is_under_way.then(|| visit.path.clone()),
+        query: visit.query,
+        items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+#[derive(Template)]
+#[template(path = "console/backups/delete.html")]
+struct DeletePage {
+    shell: Shell,
+    backup: Backup,
+    form: Form,
+}
+
+async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let found: Single<Backup> = visit.get(&Call::get(format!("/v1/backups/{id}"))).await?;
+    let call = Call::delete(format!("/v1/backups/{id}"));
+    let template = DeletePage {
+        shell: visit.shell_with(SECTION, "Delete backup", &[call]),
+        backup: found.data,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    delete_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+}
+
+async fn delete(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    match visit.send(&Call::delete(format!("/v1/backups/{id}"))).await {
+        Ok(_) => Ok(visit.done("/console/backups", "The backup is deleted.").await),
+        Err(refusal) if refusal.status == StatusCode::CONFLICT => {
+            form.refused(&refusal);
+            delete_page(&visit, refusal.status, &id, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}

@@ -1,0 +1,99 @@
+//! Events of the last 24 hours: list and detail.
+//!
+//! - `view`: events as `/v1` shows them.
+
+pub mod view;
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::StatusCode;
+
+use self::view::Event;
+use super::{
+    App,
+    call::{Call, segment, with_query},
+    page::{List, Pager, Query, Shell, Single, page},
+    refusal::Refusal,
+    text::indented,
+    visit::Visit,
+    webhooks::view::Webhook,
+};
+use crate::events::EventType;
+
+const SECTION: &str = "events";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/events", get(list))
+        .route("/console/events/{id}", get(detail))
+}
+
+#[derive(Template)]
+#[template(path = "console/events/list.html")]
+struct ListPage {
+    shell: Shell,
+    query: Query,
+    types: Vec<&'static str>,
+    /// `None` if events are not logged.
+    items: Option<Vec<Event>>,
+    pager: Option<Pager>,
+    is_filtered: bool,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let filters = ["type", "instance_id"];
+    let parameters = [
+        ("type", visit.query.get("type")),
+        ("instance_id", visit.query.get("instance_id")),
+        ("page", visit.query.get("page")),
+    ];
+    let call = Call::get(with_query("/v1/events", &parameters));
+    let found: Option<List<Event>> = visit.find(&call).await?;
+    let pager = found
+        .as_ref()
+        .map(|found| Pager::new(found.pagination, "/console/events", &visit.query));
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "Events", &[call]),
+        types: EventType::ALL.map(EventType::as_str).to_vec(),
+        is_filtered: visit.query.has_any(&filters),
+        query: visit.query,
+        items: found.map(|found| found.data),
+        pager,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+#[derive(Template)]
+#[template(path = "console/events/detail.html")]
+struct DetailPage {
+    shell: Shell,
+    event: Event,
+    body: String,
+    /// Those that want events of this type.
+    webhooks: Vec<Webhook>,
+}
+
+async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let call = Call::get(format!("/v1/events/{}", segment(&id)));
+    let answer = visit.send(&call).await?;
+    let Single { data: event, .. }: Single<Event> =
+        serde_json::from_slice(&answer).map_err(|_| Refusal::fault())?;
+    // Exactly as receivers get it, but for line breaks.
+    let answer = String::from_utf8_lossy(&answer);
+    let body = answer
+        .strip_prefix("{\"data\":")
+        .and_then(|rest| rest.strip_suffix('}'));
+    let body = indented(body.unwrap_or(&answer));
+    let webhooks: List<Webhook> = visit.get(&Call::get("/v1/webhooks?limit=100")).await?;
+    let wants = |webhook: &Webhook| webhook.events.contains(&event.r#type);
+    let webhooks = webhooks.data.into_iter().filter(wants).collect();
+    let template = DetailPage {
+        shell: visit.shell_with(SECTION, event.r#type.as_str(), &[call]),
+        event,
+        body,
+        webhooks,
+    };
+    Ok(page(StatusCode::OK, &template))
+}

@@ -1,0 +1,37 @@
+//! Events as `/v1` shows them.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::console::text::Moment;
+
+/// An event, as receivers get it.
+#[derive(Debug, Deserialize)]
+pub struct Event {
+    /// Identifier.
+    pub id: String,
+    /// Its type.
+    pub r#type: String,
+    /// When it happened.
+    pub created_at: Moment,
+    /// What it is about.
+    pub data: Value,
+}
+
+impl Event {
+    fn text(&self, pointer: &str) -> Option<&str> {
+        self.data.pointer(pointer)?.as_str()
+    }
+
+    /// The instance that it is about.
+    pub fn instance_id(&self) -> Option<&str> {
+        self.text("/instance/id")
+            .or_else(|| self.text("/backup/instance_id"))
+    }
+
+    /// The name of what it is about.
+    pub fn subject(&self) -> &str {
+        let names = ["/instance/name", "/backup/instance_name", "/invoice/id"];
+        names.into_iter().find_map(|name| self.text(name)).unwrap_or("–")
+    }
+}

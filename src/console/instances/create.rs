@@ -1,0 +1,172 @@
+//! The form for a new instance.
+
+use askama::Template;
+use axum::response::Response;
+use http::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::{
+    SECTION,
+    view::{Image, Plan, Region},
+};
+use crate::console::{
+    backups::view::Backup,
+    call::Call,
+    form::Form,
+    page::{List, Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+#[derive(Template)]
+#[template(path = "console/instances/create.html")]
+struct CreatePage {
+    shell: Shell,
+    form: Form,
+    plans: Vec<Plan>,
+    regions: Vec<Region>,
+    images: Vec<Image>,
+    backups: Vec<Backup>,
+}
+
+/// What can be ordered.
+struct Offers {
+    plans: Vec<Plan>,
+    regions: Vec<Region>,
+    images: Vec<Image>,
+    backups: Vec<Backup>,
+}
+
+async fn offers(visit: &Visit) -> Result<Offers, Refusal> {
+    let plans: List<Plan> = visit.get(&Call::get("/v1/plans?limit=100")).await?;
+    let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
+    let images: List<Image> = visit.get(&Call::get("/v1/images?limit=100")).await?;
+    let backups: List<Backup> = visit
+        .get(&Call::get("/v1/backups?status=completed&limit=100"))
+        .await?;
+    Ok(Offers {
+        plans: plans.data,
+        regions: regions.data,
+        images: images.data,
+        backups: backups.data,
+    })
+}
+
+/// Shows the form.
+pub async fn show(visit: Visit) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let offers = offers(&visit).await?;
+    let mut form = Form::new()
+        .with("name", visit.query.get("name"))
+        .with(
+            "source",
+            if visit.query.get("backup").is_empty() {
+                "image"
+            } else {
+                "backup"
+            },
+        )
+        .with("backup", visit.query.get("backup"));
+    let first = [
+        ("plan", offers.plans.first().map(|plan| &plan.id)),
+        ("region", offers.regions.first().map(|region| &region.id)),
+        ("image", offers.images.first().map(|image| &image.id)),
+    ];
+    for (name, value) in first {
+        form = form.with(name, value.map_or("", String::as_str));
+    }
+    Ok(filled(&visit, StatusCode::OK, form, offers))
+}
+
+fn filled(visit: &Visit, status: StatusCode, form: Form, offers: Offers) -> Response {
+    let call = create(&form);
+    let template = CreatePage {
+        shell: visit.shell_with(SECTION, "New instance", &[call]),
+        form,
+        plans: offers.plans,
+        regions: offers.regions,
+        images: offers.images,
+        backups: offers.backups,
+    };
+    page(status, &template)
+}
+
+/// The request that a form asks for.
+fn create(form: &Form) -> Call {
+    let mut body = Map::new();
+    for field in ["name", "plan", "region"] {
+        body.insert(field.to_owned(), json!(form.text(field)));
+    }
+    let source = if form.value("source") == "backup" {
+        "backup"
+    } else {
+        "image"
+    };
+    body.insert(source.to_owned(), json!(form.text(source)));
+    let mut list = |field: &str, values: Vec<&str>| {
+        if !values.is_empty() {
+            body.insert(field.to_owned(), json!(values));
+        }
+    };
+    list("ssh_keys", form.lines("ssh_keys"));
+    list("tags", form.words("tags"));
+    for field in ["backup_enabled", "monitoring_enabled"] {
+        if form.has(field, "true") {
+            body.insert(field.to_owned(), json!(true));
+        }
+    }
+    let network = form.text("private_network");
+    if !network.is_empty() {
+        body.insert("private_network".to_owned(), json!(network));
+    }
+    Call::with(Method::POST, "/v1/instances", Value::Object(body)).once(form.key())
+}
+
+/// Creates the instance.
+pub async fn send(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
+    match visit.send(&create(&form)).await {
+        Ok(bytes) => {
+            let created: Single<Created> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let path = format!("/console/instances/{}", created.data.id);
+            let note = created.message.unwrap_or_default();
+            Ok(visit.done(&path, &note).await)
+        }
+        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+            form.refused(&refusal);
+            let offers = offers(&visit).await?;
+            Ok(filled(&visit, refusal.status, form, offers))
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Created {
+    id: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_becomes_the_body_that_it_asks_for() {
+        let form = Form::parse(
+            "name=+web-1&plan=starter&region=fr-par-1&source=image&image=debian-13&backup=bkp_1&tags=a%2C+b&ssh_keys=%0D%0Assh-ed25519+AAAA%0D%0A&backup_enabled=true&private_network=",
+        );
+        assert_eq!(
+            create(&form).body,
+            Some(json!({
+                "name": "web-1", "plan": "starter", "region": "fr-par-1", "image": "debian-13", "tags": ["a", "b"],
+                "ssh_keys": ["ssh-ed25519 AAAA"], "backup_enabled": true,
+            }))
+        );
+        let form = Form::parse("source=backup&image=debian-13&backup=bkp_1&private_network=pn-a");
+        assert_eq!(
+            create(&form).body,
+            Some(
+                json!({ "name": "", "plan": "", "region": "", "backup": "bkp_1", "private_network": "pn-a" })
+            )
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! Instances: list, create, detail, and what can be done with one.
+//!
+//! - `view`: instances, plans, regions and images as `/v1` shows them;
+//! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.
+
+mod create;
+mod operate;
+mod view;
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    Router,
+    extract::Path,
+    response::Response,
+    routing::{get, post},
+};
+use http::StatusCode;
+
+use self::view::{Instance, ListItem, Region, STATUSES};
+use super::{
+    App,
+    backups::view::Backup,
+    call::{Call, segment, with_query},
+    events::view::Event,
+    form::Form,
+    page::{List, Pager, Query, Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+use crate::lifecycle::Action;
+
+/// The section of the navigation.
+const SECTION: &str = "instances";
+/// Instances on a page.
+const PER_PAGE: &str = "20";
+/// Backups and events on the page of an instance.
+const FEW: &str = "5";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/instances", get(list).post(create::send))
+        .route("/console/instances/new", get(create::show))
+        .route("/console/instances/{id}", get(detail))
+        .route("/console/instances/{id}/power/{action}", post(operate::power))
+        .route(
+            "/console/instances/{id}/plan",
+            get(operate::show_plan).post(operate::change_plan),
+        )
+        .route(
+            "/console/instances/{id}/rebuild",
+            get(operate::show_rebuild).post(operate::rebuild),
+        )
+        .route(
+            "/console/instances/{id}/settings",
+            get(operate::show_settings).post(operate::change_settings),
+        )
+        .route(
+            "/console/instances/{id}/backup",
+            get(operate::show_backup).post(operate::back_up),
+        )
+        .route(
+            "/console/instances/{id}/delete",
+            get(operate::show_delete).post(operate::delete),
+        )
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/list.html")]
+struct ListPage {
+    shell: Shell,
+    query: Query,
+    statuses: Vec<&'static str>,
+    regions: Vec<Region>,
+    items: Vec<ListItem>,
+    pager: Pager,
+    is_filtered: bool,
+    /// Where the rows are read again from, while something is under way.
+    refresh: Option<String>,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let filters = ["status", "region", "name", "tag"];
+    let [status, region, name, tag] = filters.map(|name| visit.query.get(name));
+    let parameters = [
+        ("status", status),
+        ("region", region),
+        ("name", name),
+        ("tag", tag),
+        ("page", visit.query.get("page")),
+        ("limit", PER_PAGE),
+    ];
+    let call = Call::get(with_query("/v1/instances", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<ListItem> = visit.get(&call).await?;
+    // A refresh replaces the rows alone.
+    let regions = if visit.is_refresh {
+        Vec::new()
+    } else {
+        let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
+        regions.data
+    };
+    let is_under_way = items.iter().any(ListItem::is_under_way);
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "Instances", &[call]),
+        statuses: STATUSES.to_vec(),
+        regions,
+        pager: Pager::new(pagination, "/console/instances", &visit.query),
+        is_filtered: visit.query.has_any(&filters),
+        refresh: is_under_way.then(|| visit.path.clone()),
+        query: visit.query,
+        items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// A power action, as a button.
+struct Power {
+    action: &'static str,
+    label: &'static str,
+    hint: &'static str,
+    is_harsh: bool,
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/detail.html")]
+struct DetailPage {
+    shell: Shell,
+    instance: Instance,
+    powers: Vec<Power>,
+    may_change_plan: bool,
+    may_rebuild: bool,
+    may_back_up: bool,
+    backups: Vec<Backup>,
+    /// `None` if events are not logged, or are not read again.
+    events: Option<Vec<Event>>,
+    /// Idempotency-Key of the buttons.
+    form: Form,
+    refresh: Option<String>,
+}
+
+async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = Call::get(format!("/v1/instances/{id}?include=metrics"));
+    let Single { data: instance, .. }: Single<Instance> = visit.get(&call).await?;
+    let backups = Call::get(with_query(
+        &format!("/v1/instances/{id}/backups"),
+        &[("limit", FEW)],
+    ));
+    let backups: List<Backup> = visit.get(&backups).await?;
+    // Events are read from the API server, not from a watch, and a refresh does not show them.
+    let events: Option<List<Event>> = if visit.is_refresh {
+        None
+    } else {
+        let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
+        visit.find(&Call::get(events)).await?
+    };
+    let may = |action: Action| instance.allows(action) && visit.may_write();
+    let powers = [
+        (Action::Start, "Start", "Power it on", false),
+        (
+            Action::Stop,
+            "Shut down",
+            "Ask the guest to shut down; its power is cut if it does not",
+            false,
+        ),
+        (Action::Reboot, "Reboot", "Power-cycle it", false),
+        (
+            Action::PowerOff,
+            "Cut power",
+            "Like pulling the plug: unsaved data may be lost",
+            true,
+        ),
+    ]
+    .into_iter()
+    .filter(|(action, ..)| may(*action))
+    .map(|(action, label, hint, is_harsh)| Power {
+        action: action.as_str(),
+        label,
+        hint,
+        is_harsh,
+    })
+    .collect::<Vec<_>>();
+    let mut calls = vec![call];
+    calls.extend(
+        powers
+            .iter()
+            .map(|power| Call::post(format!("/v1/instances/{id}/{}", power.action))),
+    );
+    let backs_up = backups.data.iter().any(Backup::is_running);
+    let is_under_way = instance.is_under_way() || backs_up;
+    let template = DetailPage {
+        shell: visit.shell_with(SECTION, instance.name.as_str(), &calls),
+        may_change_plan: may(Action::ChangePlan),
+        may_rebuild: may(Action::Rebuild),
+        may_back_up: instance.may_be_backed_up() && !backs_up && visit.may_write(),
+        powers,
+        backups: backups.data,
+        events: events.map(|events| events.data),
+        form: Form::new(),
+        refresh: is_under_way.then(|| format!("/console/instances/{id}")),
+        instance,
+    };
+    Ok(page(StatusCode::OK, &template))
+}

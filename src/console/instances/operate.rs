@@ -1,0 +1,347 @@
+//! What can be done with an instance.
+
+use askama::Template;
+use axum::{extract::Path, response::Response};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::{
+    SECTION,
+    view::{Image, Instance, Plan},
+};
+use crate::console::{
+    backups::view::Backup,
+    call::{Call, segment},
+    form::Form,
+    page::{List, Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+async fn instance(visit: &Visit, id: &str) -> Result<Instance, Refusal> {
+    let found: Single<Instance> = visit.get(&Call::get(format!("/v1/instances/{id}"))).await?;
+    Ok(found.data)
+}
+
+/// Sends a request, and the browser back to the instance. If `/v1` refuses it because of the form, marks that in the form.
+async fn send(
+    visit: &Visit,
+    id: &str,
+    call: &Call,
+    form: &mut Form,
+) -> Result<Result<Response, StatusCode>, Refusal> {
+    match visit.send(call).await {
+        Ok(bytes) => {
+            let answered: Option<Single<Value>> = serde_json::from_slice(&bytes).ok();
+            let message = answered.and_then(|answered| answered.message);
+            let message = message.unwrap_or_else(|| "The changes are saved.".to_owned());
+            Ok(Ok(visit
+                .done(&format!("/console/instances/{id}"), &message)
+                .await))
+        }
+        Err(refusal)
+            if visit.may_write()
+                && refusal.status.is_client_error()
+                && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status) =>
+        {
+            form.refused(&refusal);
+            Ok(Err(refusal.status))
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Starts, stops, reboots an instance or cuts its power.
+pub async fn power(
+    visit: Visit,
+    Path((id, action)): Path<(String, String)>,
+    form: Form,
+) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    if !["start", "stop", "reboot", "poweroff"].contains(&action.as_str()) {
+        return Err(Refusal::no_such_page());
+    }
+    let call = Call::post(format!("/v1/instances/{id}/{action}")).once(form.key());
+    let answered: Single<Value> =
+        serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
+    let message = answered.message.unwrap_or_default();
+    Ok(visit.done(&format!("/console/instances/{id}"), &message).await)
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/plan.html")]
+struct PlanPage {
+    shell: Shell,
+    instance: Instance,
+    plans: Vec<Plan>,
+    form: Form,
+}
+
+fn plan_call(id: &str, form: &Form) -> Call {
+    let body = json!({ "plan": form.value("plan"), "reboot": form.value("when") != "later" });
+    Call::with(Method::PATCH, format!("/v1/instances/{id}"), body)
+}
+
+async fn plan_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let instance = instance(visit, id).await?;
+    let plans: List<Plan> = visit.get(&Call::get("/v1/plans?limit=100")).await?;
+    let title = format!("Resize {}", instance.name);
+    let template = PlanPage {
+        shell: visit.shell_with(SECTION, title, &[plan_call(id, &form)]),
+        instance,
+        plans: plans.data,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+/// Shows the plans that an instance can change to.
+pub async fn show_plan(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let instance = instance(&visit, &id).await?;
+    let plan = instance.pending_plan.as_deref().unwrap_or(&instance.plan);
+    let form = Form::new().with("plan", plan).with("when", "now");
+    plan_page(&visit, StatusCode::OK, &id, form).await
+}
+
+/// Changes the plan.
+pub async fn change_plan(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = plan_call(&id, &form);
+    match send(&visit, &id, &call, &mut form).await? {
+        Ok(done) => Ok(done),
+        Err(status) => plan_page(&visit, status, &id, form).await,
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/rebuild.html")]
+struct RebuildPage {
+    shell: Shell,
+    instance: Instance,
+    images: Vec<Image>,
+    /// Completed ones that fit.
+    backups: Vec<Backup>,
+    form: Form,
+}
+
+fn rebuild_call(id: &str, form: &Form) -> Call {
+    let source = if form.value("source") == "backup" {
+        "backup"
+    } else {
+        "image"
+    };
+    let body = json!({ source: form.value(source) });
+    Call::with(Method::POST, format!("/v1/instances/{id}/rebuild"), body).once(form.key())
+}
+
+async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let instance = instance(visit, id).await?;
+    let images: List<Image> = visit.get(&Call::get("/v1/images?limit=100")).await?;
+    let backups: List<Backup> = visit
+        .get(&Call::get("/v1/backups?status=completed&limit=100"))
+        .await?;
+    let fits = |backup: &Backup| backup.disk_size.is_none_or(|size| size <= instance.disk_size);
+    let backups = backups.data.into_iter().filter(fits).collect();
+    let title = format!("Rebuild {}", instance.name);
+    let template = RebuildPage {
+        shell: visit.shell_with(SECTION, title, &[rebuild_call(id, &form)]),
+        instance,
+        images: images.data,
+        backups,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+/// Shows the images and backups that an instance can be reinstalled from.
+pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let instance = instance(&visit, &id).await?;
+    let backup = visit.query.get("backup");
+    let form = Form::new()
+        .with("source", if backup.is_empty() { "image" } else { "backup" })
+        .with("image", &instance.image)
+        .with("backup", backup);
+    rebuild_page(&visit, StatusCode::OK, &id, form).await
+}
+
+/// Reinstalls the server. Its name must be typed, because its data is lost.
+pub async fn rebuild(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    if visit.may_write() && !confirmed(&visit, &id, &mut form).await? {
+        return rebuild_page(&visit, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
+    }
+    let call = rebuild_call(&id, &form);
+    match send(&visit, &id, &call, &mut form).await? {
+        Ok(done) => Ok(done),
+        Err(status) => rebuild_page(&visit, status, &id, form).await,
+    }
+}
+
+/// Whether the name of the instance was typed; marks the field if not.
+async fn confirmed(visit: &Visit, id: &str, form: &mut Form) -> Result<bool, Refusal> {
+    let name = instance(visit, id).await?.name;
+    let is_typed = form.text("confirm") == name;
+    if !is_typed {
+        form.mark("confirm", &format!("must be {name}, the name of the instance"));
+    }
+    Ok(is_typed)
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/settings.html")]
+struct SettingsPage {
+    shell: Shell,
+    instance: Instance,
+    form: Form,
+}
+
+fn settings_call(id: &str, form: &Form) -> Call {
+    let body = json!({
+        "name": form.text("name"),
+        "tags": form.words("tags"),
+        "backup_enabled": form.has("backup_enabled", "true"),
+        "monitoring_enabled": form.has("monitoring_enabled", "true"),
+        "deletion_protection": form.has("deletion_protection", "true"),
+    });
+    Call::with(Method::PATCH, format!("/v1/instances/{id}"), body)
+}
+
+fn settings_page(visit: &Visit, status: StatusCode, instance: Instance, form: Form) -> Response {
+    let title = format!("Settings of {}", instance.name);
+    let template = SettingsPage {
+        shell: visit.shell_with(SECTION, title, &[settings_call(&instance.id, &form)]),
+        instance,
+        form,
+    };
+    page(status, &template)
+}
+
+/// Shows the settings that can be changed at any time.
+pub async fn show_settings(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let instance = instance(&visit, &segment(&id)).await?;
+    let mut form = Form::new()
+        .with("name", &instance.name)
+        .with("tags", &instance.tags_text());
+    for (name, is_on) in [
+        ("backup_enabled", instance.backup_enabled),
+        ("monitoring_enabled", instance.monitoring_enabled),
+        ("deletion_protection", instance.deletion_protection),
+    ] {
+        if is_on {
+            form = form.with(name, "true");
+        }
+    }
+    Ok(settings_page(&visit, StatusCode::OK, instance, form))
+}
+
+/// Changes the settings.
+pub async fn change_settings(
+    visit: Visit,
+    Path(id): Path<String>,
+    mut form: Form,
+) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = settings_call(&id, &form);
+    match send(&visit, &id, &call, &mut form).await? {
+        Ok(done) => Ok(done),
+        Err(status) => {
+            let instance = instance(&visit, &id).await?;
+            Ok(settings_page(&visit, status, instance, form))
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/backup.html")]
+struct BackupPage {
+    shell: Shell,
+    instance: Instance,
+    form: Form,
+}
+
+fn backup_call(id: &str, form: &Form) -> Call {
+    let name = form.text("name");
+    let body = if name.is_empty() {
+        json!({})
+    } else {
+        json!({ "name": name })
+    };
+    Call::with(Method::POST, format!("/v1/instances/{id}/backups"), body).once(form.key())
+}
+
+async fn backup_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let instance = instance(visit, id).await?;
+    let title = format!("Back up {}", instance.name);
+    let template = BackupPage {
+        shell: visit.shell_with(SECTION, title, &[backup_call(id, &form)]),
+        instance,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+/// Shows the form for a backup.
+pub async fn show_backup(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    backup_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+}
+
+/// Begins a backup.
+pub async fn back_up(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = backup_call(&id, &form);
+    match send(&visit, &id, &call, &mut form).await? {
+        Ok(done) => Ok(done),
+        Err(status) => backup_page(&visit, status, &id, form).await,
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/delete.html")]
+struct DeletePage {
+    shell: Shell,
+    instance: Instance,
+    form: Form,
+}
+
+async fn delete_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let instance = instance(visit, id).await?;
+    let title = format!("Delete {}", instance.name);
+    let call = Call::delete(format!("/v1/instances/{id}"));
+    let template = DeletePage {
+        shell: visit.shell_with(SECTION, title, &[call]),
+        instance,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+/// Asks for the name of the instance.
+pub async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    delete_page(&visit, StatusCode::OK, &segment(&id), Form::new()).await
+}
+
+/// Deletes the instance.
+pub async fn delete(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    if visit.may_write() && !confirmed(&visit, &id, &mut form).await? {
+        return delete_page(&visit, StatusCode::UNPROCESSABLE_ENTITY, &id, form).await;
+    }
+    match visit.send(&Call::delete(format!("/v1/instances/{id}"))).await {
+        Ok(_) => {
+            let note = format!("Instance {} is being deleted.", form.text("confirm"));
+            Ok(visit.done("/console/instances", &note).await)
+        }
+        Err(refusal) if refusal.status == StatusCode::CONFLICT => {
+            form.refused(&refusal);
+            delete_page(&visit, refusal.status, &id, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}

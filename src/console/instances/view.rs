@@ -1,0 +1,240 @@
+//! Instances, plans, regions and images as `/v1` shows them.
+
+use serde::Deserialize;
+
+use crate::{
+    console::text::{Moment, bytes, percent},
+    lifecycle::Action,
+    resources::InstanceState,
+};
+
+/// The statuses that REST shows, in the order of a life.
+pub const STATUSES: [&str; 9] = [
+    InstanceState::Provisioning.as_str(),
+    InstanceState::Running.as_str(),
+    InstanceState::Stopping.as_str(),
+    InstanceState::Stopped.as_str(),
+    InstanceState::Starting.as_str(),
+    InstanceState::Rebooting.as_str(),
+    InstanceState::Resizing.as_str(),
+    InstanceState::Rebuilding.as_str(),
+    InstanceState::Error.as_str(),
+];
+
+/// Whether a status passes by itself.
+fn is_under_way(status: &str) -> bool {
+    !["running", "stopped", "error"].contains(&status)
+}
+
+/// How a status is coloured.
+fn tone(status: &str) -> &'static str {
+    match status {
+        "running" => "good",
+        "stopped" => "quiet",
+        "error" => "bad",
+        _ => "busy",
+    }
+}
+
+/// An instance in a list.
+#[derive(Debug, Deserialize)]
+pub struct ListItem {
+    /// Identifier.
+    pub id: String,
+    /// Display name.
+    pub name: String,
+    /// Status.
+    pub status: String,
+    /// Plan in effect.
+    pub plan: String,
+    /// Region.
+    pub region: String,
+    /// IPv4 address.
+    pub ip_address: Option<String>,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// When it was created.
+    pub created_at: Moment,
+}
+
+impl ListItem {
+    /// Whether its status passes by itself.
+    pub fn is_under_way(&self) -> bool {
+        is_under_way(&self.status)
+    }
+
+    /// How its status is coloured.
+    pub fn tone(&self) -> &'static str {
+        tone(&self.status)
+    }
+}
+
+/// An instance with all its fields.
+#[derive(Debug, Deserialize)]
+pub struct Instance {
+    /// Identifier.
+    pub id: String,
+    /// Display name.
+    pub name: String,
+    /// Status.
+    pub status: String,
+    /// Why it is not in the requested state.
+    pub status_message: Option<String>,
+    /// Plan in effect.
+    pub plan: String,
+    /// Plan that takes effect with the next reboot.
+    pub pending_plan: Option<String>,
+    /// Region.
+    pub region: String,
+    /// Installed image.
+    pub image: String,
+    /// IPv4 address.
+    pub ip_address: Option<String>,
+    /// IPv6 address.
+    pub ipv6_address: Option<String>,
+    /// Disk in GB.
+    pub disk_size: i32,
+    /// Memory in GB.
+    pub memory: i32,
+    /// Virtual CPUs.
+    pub vcpu: i32,
+    /// Whether it is backed up daily.
+    pub backup_enabled: bool,
+    /// Whether alerts are requested.
+    pub monitoring_enabled: bool,
+    /// Whether deletion is refused.
+    pub deletion_protection: bool,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// When it was created.
+    pub created_at: Moment,
+    /// Current usage.
+    pub metrics: Option<Metrics>,
+}
+
+/// A snapshot of a server's usage.
+#[derive(Debug, Deserialize)]
+pub struct Metrics {
+    /// Percent.
+    pub cpu_usage: Option<f64>,
+    /// Percent.
+    pub memory_usage: Option<f64>,
+    /// Percent.
+    pub disk_usage: Option<f64>,
+    /// Bytes received since the last start.
+    pub network_in: Option<i64>,
+    /// Bytes sent since the last start.
+    pub network_out: Option<i64>,
+}
+
+impl Metrics {
+    /// Usage of the CPU.
+    pub fn cpu(&self) -> String {
+        percent(self.cpu_usage)
+    }
+
+    /// Usage of the memory.
+    pub fn memory(&self) -> String {
+        percent(self.memory_usage)
+    }
+
+    /// Usage of the disk.
+    pub fn disk(&self) -> String {
+        percent(self.disk_usage)
+    }
+
+    /// What was received.
+    pub fn received(&self) -> String {
+        bytes(self.network_in)
+    }
+
+    /// What was sent.
+    pub fn sent(&self) -> String {
+        bytes(self.network_out)
+    }
+}
+
+impl Instance {
+    /// Whether its status passes by itself.
+    pub fn is_under_way(&self) -> bool {
+        is_under_way(&self.status)
+    }
+
+    /// How its status is coloured.
+    pub fn tone(&self) -> &'static str {
+        tone(&self.status)
+    }
+
+    /// Whether `/v1` would carry out an action now.
+    pub fn allows(&self, action: Action) -> bool {
+        let states = action.allowed_from();
+        states.iter().any(|state| state.as_str() == self.status)
+    }
+
+    /// Whether `/v1` would begin a backup now.
+    pub fn may_be_backed_up(&self) -> bool {
+        ["running", "stopped"].contains(&self.status.as_str())
+    }
+
+    /// Its tags, as they are entered.
+    pub fn tags_text(&self) -> String {
+        self.tags.join(", ")
+    }
+}
+
+/// A plan that can be ordered.
+#[derive(Debug, Deserialize)]
+pub struct Plan {
+    /// Identifier.
+    pub id: String,
+    /// Virtual CPUs.
+    pub vcpu: i32,
+    /// Memory in GB.
+    pub memory: i32,
+    /// Disk in GB.
+    pub disk_size: i32,
+    /// Price per month.
+    pub price_monthly: Money,
+    /// Price per hour.
+    pub price_hourly: Money,
+}
+
+/// An amount of money.
+#[derive(Debug, Deserialize)]
+pub struct Money {
+    /// Decimal number.
+    pub value: String,
+    /// ISO 4217 code.
+    pub currency: String,
+}
+
+/// A region.
+#[derive(Debug, Deserialize)]
+pub struct Region {
+    /// Region code.
+    pub id: String,
+}
+
+/// An image.
+#[derive(Debug, Deserialize)]
+pub struct Image {
+    /// Identifier.
+    pub id: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_that_rest_shows_can_be_chosen() {
+        let shown: Vec<_> = InstanceState::ALL
+            .into_iter()
+            .filter(|state| *state != InstanceState::Deleting)
+            .map(InstanceState::as_str)
+            .collect();
+        assert_eq!(STATUSES.len(), shown.len());
+        assert!(shown.iter().all(|status| STATUSES.contains(status)));
+        assert!(is_under_way("rebooting") && !is_under_way("error"));
+    }
+}

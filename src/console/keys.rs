@@ -1,0 +1,185 @@
+//! API keys: list, create, revoke.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::{Method, StatusCode};
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{
+    App,
+    call::{Call, segment, with_query},
+    form::Form,
+    page::{List, Pager, Shell, Single, page},
+    refusal::Refusal,
+    text::Moment,
+    visit::Visit,
+};
+
+const SECTION: &str = "keys";
+/// Longest life of a key that can be entered, in days.
+const MAX_DAYS: i64 = 3650;
+/// Seconds of a day.
+const DAY: i64 = 86_400;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/keys", get(list).post(create))
+        .route("/console/keys/{id}/revoke", get(show_revoke).post(revoke))
+}
+
+/// An API key, without the key itself.
+#[derive(Debug, Deserialize)]
+struct Key {
+    id: String,
+    scope: String,
+    created_at: Moment,
+    expires_at: Option<Moment>,
+    last_characters: Option<String>,
+}
+
+impl Key {
+    fn has_expired(&self, now: &Moment) -> bool {
+        self.expires_at.is_some_and(|end| end <= *now)
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/keys/list.html")]
+struct ListPage {
+    shell: Shell,
+    items: Vec<Key>,
+    pager: Pager,
+    form: Form,
+    /// The key of this session.
+    own: String,
+    now: Moment,
+}
+
+fn create_call(visit: &Visit, form: &Form) -> Call {
+    let mut body = json!({ "scope": form.value("scope") });
+    if let Ok(days) = form.text("days").parse::<i64>()
+        && let Some(life) = SignedDuration::try_from_hours(days.clamp(0, MAX_DAYS) * 24)
+        && let Ok(end) = visit.now().checked_add(life)
+        // The end of that day: so a second submission of the form asks for the same.
+        && let Ok(end) = jiff::Timestamp::from_second((end.as_second() / DAY + 1) * DAY)
+    {
+        body["expires_at"] = json!(end.to_string());
+    }
+    Call::with(Method::POST, "/v1/keys", body).once(form.key())
+}
+
+async fn shown(visit: Visit, status: StatusCode, form: Form) -> Result<Response, Refusal> {
+    let parameters = [("page", visit.query.get("page"))];
+    let call = Call::get(with_query("/v1/keys", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<Key> = visit.get(&call).await?;
+    let mut calls = vec![call];
+    if visit.may_write() {
+        calls.push(create_call(&visit, &form));
+    }
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "API keys", &calls),
+        pager: Pager::new(pagination, "/console/keys", &visit.query),
+        own: visit.key_name().to_owned(),
+        now: Moment(visit.now()),
+        items,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let form = Form::new().with("scope", "read").with("days", "90");
+    shown(visit, StatusCode::OK, form).await
+}
+
+#[derive(Template)]
+#[template(path = "console/keys/created.html")]
+struct CreatedPage {
+    shell: Shell,
+    id: String,
+    scope: String,
+    /// The key itself; `None` if it was shown before.
+    key: Option<String>,
+    expires_at: Option<Moment>,
+}
+
+#[derive(Deserialize)]
+struct NewKey {
+    id: String,
+    key: Option<String>,
+    scope: String,
+    expires_at: Option<Moment>,
+}
+
+async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
+    let days = form.text("days");
+    let is_number = days
+        .parse::<i64>()
+        .is_ok_and(|days| (1..=MAX_DAYS).contains(&days));
+    if !days.is_empty() && !is_number {
+        form.mark("days", "must be a number of days from 1 to 3650, or empty");
+        return shown(visit, StatusCode::UNPROCESSABLE_ENTITY, form).await;
+    }
+    match visit.send(&create_call(&visit, &form)).await {
+        Ok(bytes) => {
+            let created: Single<NewKey> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let NewKey {
+                id,
+                key,
+                scope,
+                expires_at,
+            } = created.data;
+            let template = CreatedPage {
+                shell: visit.shell(SECTION, "API key created"),
+                id,
+                scope,
+                key,
+                expires_at,
+            };
+            Ok(page(StatusCode::CREATED, &template))
+        }
+        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+            form.refused(&refusal);
+            shown(visit, refusal.status, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/keys/revoke.html")]
+struct RevokePage {
+    shell: Shell,
+    key: Key,
+    is_own: bool,
+}
+
+async fn show_revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let found: Single<Key> = visit.get(&Call::get(format!("/v1/keys/{id}"))).await?;
+    let template = RevokePage {
+        shell: visit.shell_with(
+            SECTION,
+            "Revoke API key",
+            &[Call::delete(format!("/v1/keys/{id}"))],
+        ),
+        is_own: found.data.id == visit.key_name(),
+        key: found.data,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+async fn revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    visit.send(&Call::delete(format!("/v1/keys/{id}"))).await?;
+    let note = format!("The API key {id} is revoked; it stops working within a second.");
+    Ok(visit.done("/console/keys", &note).await)
+}

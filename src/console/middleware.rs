@@ -1,0 +1,100 @@
+//! What surrounds every page: where requests may come from, the headers of answers, compression, panics, and metrics.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse as _, Response},
+};
+use flate2::Compression;
+use futures::FutureExt as _;
+use http::{HeaderValue, Method, StatusCode, header};
+use http_body_util::BodyExt as _;
+
+use super::{
+    App,
+    assets::{accepts_gzip, compressed},
+    refusal::Refusal,
+    same_origin,
+};
+use crate::runtime::metrics::RequestLabels;
+
+/// What pages may load and do: nothing but their own files. `style-src` has no exception for inline styles.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// Shorter pages are not worth compressing.
+const WORTH_COMPRESSING: usize = 1024;
+
+/// Surrounds a page.
+pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let headers = request.headers().clone();
+    let method = request.method().clone();
+    let mut response = if same_origin::is_allowed(&method, &headers) {
+        let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+        answered.unwrap_or_else(|_| {
+            tracing::error!("a page of the console panicked");
+            Refusal::fault().into_response()
+        })
+    } else {
+        Refusal::new(
+            StatusCode::FORBIDDEN,
+            "forbidden",
+            "this request comes from another site; open the console and try again there",
+        )
+        .into_response()
+    };
+    if method == Method::GET
+        && response.status() == StatusCode::OK
+        && !headers.contains_key("hx-request")
+        && let Some(told) = app.cookies.told(&headers)
+        && !response.headers().contains_key(header::CONTENT_ENCODING)
+    {
+        response.headers_mut().append(header::SET_COOKIE, told);
+    }
+    response = compress(response, accepts_gzip(&headers)).await;
+    app.count(&RequestLabels {
+        method: if method == Method::POST { "POST" } else { "GET" },
+        route: "/console",
+        status: response.status().as_u16(),
+    });
+    let added = response.headers_mut();
+    for (name, value) in [
+        ("content-security-policy", POLICY),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("x-frame-options", "DENY"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        added.insert(name, HeaderValue::from_static(value));
+    }
+    added
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Compresses a page. What it shows is not mixed with what another site could make a browser send: its cookies are `SameSite=Strict`.
+async fn compress(response: Response, is_accepted: bool) -> Response {
+    let is_page = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    if !is_page || !is_accepted {
+        return response;
+    }
+    let (mut head, body) = response.into_parts();
+    // A page is complete when it is answered.
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes);
+    let bytes = bytes.unwrap_or_default();
+    if bytes.len() < WORTH_COMPRESSING {
+        return Response::from_parts(head, Body::from(bytes));
+    }
+    head.headers.remove(header::CONTENT_LENGTH);
+    head.headers
+        .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    head.headers
+        .insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    Response::from_parts(head, Body::from(compressed(&bytes, Compression::fast())))
+}

@@ -1,0 +1,176 @@
+//! The customer console, `/console`: everything that the REST API does, in a browser.
+//!
+//! A page asks `/v1` in this process, with the request that the page also shows as a command, and renders the answer. So what is valid,
+//! allowed, limited or there is decided by `/v1` alone, and nothing exists in the console alone.
+//!
+//! - `visit`: a request of somebody who has signed in, and its requests to `/v1`; `call` describes these, `refusal` their errors;
+//! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie;
+//! - `middleware`, with `same_origin`: what surrounds every page;
+//! - `page`, `form`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
+//! - `instances`, `backups`, `webhooks`, `events`, `keys`, `account`: the pages.
+
+mod account;
+mod assets;
+mod attempts;
+mod backups;
+mod call;
+mod events;
+mod form;
+mod instances;
+mod keys;
+mod middleware;
+mod page;
+mod refusal;
+mod same_origin;
+mod seal;
+mod sealing_key;
+mod session;
+mod sign_in;
+mod text;
+mod visit;
+mod webhooks;
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::Request,
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use http::{HeaderMap, StatusCode, header};
+use ipnet::IpNet;
+use kube::Client;
+
+use self::{
+    attempts::Attempts, page::see_other, refusal::Refusal, seal::Seal, sealing_key::SealingKey,
+    session::Cookies, visit::Visit,
+};
+use crate::{
+    facade::Facade,
+    runtime::{Metrics, http::Peer, metrics::RequestLabels},
+    service::Service,
+};
+
+/// The path that all pages are at or below.
+pub const PREFIX: &str = "/console";
+
+/// Dependencies of the console.
+pub struct Dependencies {
+    /// The REST API.
+    pub facade: Facade,
+    /// The service behind it, for keys and sessions.
+    pub service: Arc<Service>,
+    /// Client of the API server, for the Secret with the sealing key.
+    pub client: Client,
+    /// The operator's namespace, which the Secret is in.
+    pub namespace: String,
+    /// Whether browsers come over plain HTTP, so that cookies cannot be `Secure`.
+    pub insecure_cookie: bool,
+    /// Address ranges of proxies that tell in `X-Forwarded-For` where requests come from.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Counts pages.
+    pub metrics: Metrics,
+}
+
+/// State shared by the pages.
+struct App {
+    facade: Facade,
+    service: Arc<Service>,
+    sealing_key: SealingKey,
+    cookies: Cookies,
+    attempts: Attempts,
+    trusted_proxies: Vec<IpNet>,
+    metrics: Metrics,
+}
+
+impl App {
+    /// The seal of cookies; 503 while the Secret cannot be read.
+    async fn seal(&self) -> Result<&Seal, Refusal> {
+        self.sealing_key.seal().await.ok_or_else(|| {
+            Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "service_unavailable",
+                "nobody can sign in at the moment; try again",
+            )
+        })
+    }
+
+    /// Where a request comes from, for limits.
+    fn client(&self, request: &Request) -> IpAddr {
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0);
+        attempts::client(peer, request.headers(), &self.trusted_proxies)
+    }
+
+    /// Scheme, host and port that the browser knows.
+    fn origin(&self, headers: &HeaderMap) -> String {
+        let scheme = if self.cookies.insecure { "http" } else { "https" };
+        let is_plain = |host: &&str| {
+            !host.is_empty()
+                && host
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-.:[]".contains(c))
+        };
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        match host.filter(is_plain) {
+            Some(host) => format!("{scheme}://{host}"),
+            None => "$STELLAGE_URL".to_owned(),
+        }
+    }
+
+    fn count(&self, labels: &RequestLabels) {
+        self.metrics.requests.get_or_create_owned(labels).inc();
+    }
+}
+
+/// The pages, to be mounted at [`PREFIX`].
+pub fn router(dependencies: Dependencies) -> Router {
+    let app = Arc::new(App {
+        sealing_key: SealingKey::new(dependencies.client, &dependencies.namespace),
+        facade: dependencies.facade,
+        service: dependencies.service,
+        cookies: Cookies {
+            insecure: dependencies.insecure_cookie,
+        },
+        attempts: Attempts::default(),
+        trusted_proxies: dependencies.trusted_proxies,
+        metrics: dependencies.metrics,
+    });
+    Router::new()
+        .route("/console", get(home))
+        .route("/console/", get(home))
+        .route("/console/welcome", get(home))
+        .route("/console/assets/{name}", get(asset))
+        .route("/console/sign-in", get(sign_in::show).post(sign_in::with_key))
+        .route("/console/sign-out", post(sign_in::out))
+        .route("/console/link", get(sign_in::show_link).post(sign_in::with_link))
+        .merge(instances::routes())
+        .merge(backups::routes())
+        .merge(webhooks::routes())
+        .merge(events::routes())
+        .merge(keys::routes())
+        .merge(account::routes())
+        .fallback(async || Refusal::no_such_page())
+        .method_not_allowed_fallback(async || {
+            Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this page does not support the method",
+            )
+        })
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            middleware::surround,
+        ))
+        .with_state(app)
+}
+
+async fn home(_: Visit) -> Response {
+    see_other("/console/instances")
+}
+
+async fn asset(request: Request) -> Response {
+    let found = assets::answer(request.uri().path(), request.headers());
+    found.unwrap_or_else(|| Refusal::no_such_page().into_response())
+}

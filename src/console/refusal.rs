@@ -1,0 +1,84 @@
+//! What `/v1` has refused, and why.
+
+use http::StatusCode;
+use serde::Deserialize;
+
+/// A refusal of `/v1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its code.
+    pub code: Box<str>,
+    /// Its message.
+    pub message: String,
+    /// What is wrong with each field.
+    pub details: Vec<Detail>,
+    /// Its request id.
+    pub request_id: Box<str>,
+    /// Seconds to wait before trying again.
+    pub retry_after: Option<String>,
+}
+
+/// What is wrong with a field.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Detail {
+    /// The field, such as `tags[3]`.
+    pub field: String,
+    /// What is wrong, to be read after the field.
+    pub message: String,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    error: Body,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    code: Box<str>,
+    message: String,
+    details: Vec<Detail>,
+    request_id: Box<str>,
+}
+
+impl Refusal {
+    /// The refusal in an answer.
+    pub fn read(status: StatusCode, body: &[u8], retry_after: Option<String>) -> Self {
+        let answer: Option<Answer> = serde_json::from_slice(body).ok();
+        answer.map_or_else(Self::fault, |Answer { error }| Self {
+            status,
+            code: error.code,
+            message: error.message,
+            details: error.details,
+            request_id: error.request_id,
+            retry_after,
+        })
+    }
+
+    /// A refusal of the console's own.
+    pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            code: code.into(),
+            message: message.into(),
+            details: Vec::new(),
+            request_id: Box::default(),
+            retry_after: None,
+        }
+    }
+
+    /// A fault of the console.
+    pub fn fault() -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "server_error",
+            "an internal error occurred",
+        )
+    }
+
+    /// There is no such page.
+    pub fn no_such_page() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", "there is no such page")
+    }
+}

@@ -1,0 +1,208 @@
+//! Sessions: a sealed cookie that names an ApiKey, never the key itself. There is no store: whether the key still works is looked up
+//! for each request.
+
+use http::{HeaderMap, HeaderValue, header};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::seal::Seal;
+use crate::service::credentials::{Credential, KeyIdentity};
+
+/// How long a session lasts at most.
+pub const LONGEST: SignedDuration = SignedDuration::from_hours(12);
+/// Seconds that a note waits for the next page.
+const NOTE_LASTS: i64 = 60;
+/// Longest note, in bytes: browsers keep no cookies over 4 KiB.
+const MAX_NOTE: usize = 2000;
+
+/// What a session's cookie holds.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Session {
+    account_uid: String,
+    namespace: String,
+    key: String,
+    key_uid: String,
+    expires_at: Timestamp,
+}
+
+impl Session {
+    /// A session that begins now. It ends with its key, and after [`LONGEST`].
+    pub fn begin(credential: &Credential, now: Timestamp) -> Self {
+        let longest = now.saturating_add(LONGEST).unwrap_or(now);
+        Self {
+            account_uid: credential.tenant.uid.to_string(),
+            namespace: credential.tenant.namespace.to_string(),
+            key: credential.key_name().to_owned(),
+            key_uid: credential.key_uid().to_owned(),
+            expires_at: credential.expires_at().map_or(longest, |end| end.min(longest)),
+        }
+    }
+
+    /// Its key.
+    pub fn identity(&self) -> KeyIdentity<'_> {
+        KeyIdentity {
+            account_uid: &self.account_uid,
+            namespace: &self.namespace,
+            name: &self.key,
+            uid: &self.key_uid,
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self, now: Timestamp) -> bool {
+        self.expires_at <= now
+    }
+}
+
+/// What the next page tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note(pub String);
+
+/// The cookies of the console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cookies {
+    /// For plain HTTP: without `Secure`, which browsers do not send then, and under other names.
+    pub insecure: bool,
+}
+
+impl Cookies {
+    const fn session_name(self) -> &'static str {
+        if self.insecure {
+            "stellage-insecure"
+        } else {
+            "__Host-stellage"
+        }
+    }
+
+    const fn note_name(self) -> &'static str {
+        if self.insecure {
+            "stellage-insecure-note"
+        } else {
+            "__Host-stellage-note"
+        }
+    }
+
+    /// The session of a request, if it has one that has not ended.
+    pub fn session(self, headers: &HeaderMap, seal: &Seal, now: Timestamp) -> Option<Session> {
+        let name = self.session_name();
+        let content = seal.open(name, read(headers, name)?)?;
+        let session: Session = serde_json::from_slice(&content).ok()?;
+        (!session.has_ended(now)).then_some(session)
+    }
+
+    /// Whether a request has a cookie of a session.
+    pub fn has_session(self, headers: &HeaderMap) -> bool {
+        read(headers, self.session_name()).is_some()
+    }
+
+    /// The cookie of a session.
+    pub fn keep(self, session: &Session, seal: &Seal, now: Timestamp) -> Option<HeaderValue> {
+        let content = serde_json::to_vec(session).ok()?;
+        let sealed = seal.seal(self.session_name(), &content)?;
+        let seconds = session.expires_at.duration_since(now).as_secs().max(0);
+        self.cookie(self.session_name(), &sealed, seconds)
+    }
+
+    /// The cookie that ends the session.
+    pub fn end(self) -> Option<HeaderValue> {
+        self.cookie(self.session_name(), "", 0)
+    }
+
+    /// The cookie of a note.
+    pub fn tell(self, text: &str, seal: &Seal) -> Option<HeaderValue> {
+        let end = (0..=MAX_NOTE.min(text.len()))
+            .rev()
+            .find(|end| text.is_char_boundary(*end));
+        let text = &text[..end.unwrap_or(0)];
+        let sealed = seal.seal(self.note_name(), text.as_bytes())?;
+        self.cookie(self.note_name(), &sealed, NOTE_LASTS)
+    }
+
+    /// The note of a request.
+    pub fn note(self, headers: &HeaderMap, seal: &Seal) -> Option<Note> {
+        let name = self.note_name();
+        let content = seal.open(name, read(headers, name)?)?;
+        String::from_utf8(content).ok().map(Note)
+    }
+
+    /// The cookie that takes a note away, if a request has one.
+    pub fn told(self, headers: &HeaderMap) -> Option<HeaderValue> {
+        read(headers, self.note_name())?;
+        self.cookie(self.note_name(), "", 0)
+    }
+
+    fn cookie(self, name: &str, value: &str, seconds: i64) -> Option<HeaderValue> {
+        let secure = if self.insecure { "" } else { "; Secure" };
+        let text = format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+        HeaderValue::try_from(text).ok()
+    }
+}
+
+/// The value of a cookie; the first if there are several of that name.
+fn read<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let lines = headers.get_all(header::COOKIE).iter();
+    lines
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(expires_at: &str) -> Session {
+        Session {
+            account_uid: "a".to_owned(),
+            namespace: "demo".to_owned(),
+            key: "key-1".to_owned(),
+            key_uid: "u".to_owned(),
+            expires_at: expires_at.parse().unwrap(),
+        }
+    }
+
+    fn sent(cookie: &HeaderValue) -> HeaderMap {
+        let pair = cookie.to_str().unwrap().split(';').next().unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert("cookie", format!("other=1; {pair}").parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn a_cookie_is_read_until_its_session_ends() {
+        let seal = Seal::new(&[7; 32]).unwrap();
+        let now: Timestamp = "2026-11-22T10:00:00Z".parse().unwrap();
+        let session = session("2026-11-22T10:30:00Z");
+        let cookies = Cookies { insecure: false };
+        let cookie = cookies.keep(&session, &seal, now).unwrap();
+        let text = cookie.to_str().unwrap();
+        assert!(text.starts_with("__Host-stellage="));
+        for flag in ["Path=/", "HttpOnly", "Secure", "SameSite=Strict", "Max-Age=1800"] {
+            assert!(text.contains(flag), "{flag}");
+        }
+        let headers = sent(&cookie);
+        assert_eq!(cookies.session(&headers, &seal, now), Some(session));
+        let later = "2026-11-22T10:30:00Z".parse().unwrap();
+        assert_eq!(cookies.session(&headers, &seal, later), None);
+        let other = Seal::new(&[8; 32]).unwrap();
+        assert_eq!(cookies.session(&headers, &other, now), None);
+        let insecure = Cookies { insecure: true };
+        assert_eq!(insecure.session(&headers, &seal, now), None);
+        let plain = insecure.end().unwrap();
+        assert!(!plain.to_str().unwrap().contains("Secure"));
+    }
+
+    #[test]
+    fn a_note_is_no_session_and_is_cut() {
+        let seal = Seal::new(&[7; 32]).unwrap();
+        let cookies = Cookies { insecure: false };
+        let note = cookies.tell(&"ä".repeat(2000), &seal).unwrap();
+        assert!(note.len() < 4000);
+        let headers = sent(&note);
+        assert_eq!(cookies.note(&headers, &seal).unwrap().0.chars().count(), 1000);
+        assert!(cookies.told(&headers).is_some() && cookies.told(&HeaderMap::new()).is_none());
+        assert!(cookies.session(&headers, &seal, Timestamp::MIN).is_none());
+    }
+}

@@ -1,0 +1,191 @@
+//! Signing in, with an API key or a one-time link, and out.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    extract::{FromRequest as _, Request, State},
+    response::Response,
+};
+use http::{HeaderMap, StatusCode, Uri, header};
+
+use super::{
+    App,
+    form::Form,
+    page::{Query, Shell, page, see_other},
+    refusal::Refusal,
+    session::Session,
+};
+use crate::service::{
+    credentials::Credential,
+    error::{Error, ErrorKind},
+};
+
+/// Longest key or token that is looked at.
+const MAX_KEY: usize = 512;
+
+#[derive(Template)]
+#[template(path = "console/sign_in.html")]
+struct SignIn {
+    shell: Shell,
+    /// Why signing in is necessary.
+    reason: Option<&'static str>,
+    problem: Option<String>,
+}
+
+impl SignIn {
+    fn new(reason: Option<&'static str>, problem: Option<String>) -> Self {
+        Self {
+            shell: Shell::bare("Sign in"),
+            reason,
+            problem,
+        }
+    }
+}
+
+/// The page with the form for a key.
+pub async fn show(uri: Uri) -> Response {
+    let query = Query::parse(uri.query().unwrap_or_default());
+    let reason = if query.is("ended", "1") {
+        Some("Your session has ended: it lasts twelve hours at most, and as long as its API key.")
+    } else if query.is("out", "1") {
+        Some("You have signed out.")
+    } else if query.is("kept", "no") {
+        Some(
+            "Your browser has kept no cookie. The console needs HTTPS; over plain HTTP, the operator must be set to --console-insecure-cookie.",
+        )
+    } else {
+        None
+    };
+    page(StatusCode::OK, &SignIn::new(reason, None))
+}
+
+/// Signs in with a key.
+pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+    let address = app.client(&request);
+    if let Some(refusal) = too_many(&app, address) {
+        return Ok(refusal);
+    }
+    let form = Form::from_request(request, &()).await?;
+    let key = form.text("key");
+    let credential = if key.is_empty() || key.len() > MAX_KEY {
+        Err(Error::new(ErrorKind::Unauthorized, "paste an API key"))
+    } else {
+        app.service.credentials().authenticate(key, || app.service.now())
+    };
+    match credential {
+        Ok(credential) => begin(&app, &credential).await,
+        Err(error) => {
+            if error.kind == ErrorKind::Unauthorized {
+                app.attempts.failed(address, app.service.now());
+            }
+            Ok(refused(&error))
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/link.html")]
+struct Link {
+    shell: Shell,
+    account: String,
+    key: String,
+    token: String,
+}
+
+/// The page of a one-time link, with one button: those who only look at the link, such as a preview in a chat, must not use it up.
+pub async fn show_link(uri: Uri) -> Response {
+    let query = Query::parse(uri.query().unwrap_or_default());
+    page(
+        StatusCode::OK,
+        &Link {
+            shell: Shell::bare("Sign in"),
+            account: query.get("account").to_owned(),
+            key: query.get("key").to_owned(),
+            token: query.get("token").to_owned(),
+        },
+    )
+}
+
+/// Signs in with a one-time link.
+pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+    let address = app.client(&request);
+    if let Some(refusal) = too_many(&app, address) {
+        return Ok(refusal);
+    }
+    let form = Form::from_request(request, &()).await?;
+    let [account, key, token] = ["account", "key", "token"].map(|name| form.text(name));
+    let is_name = |text: &str| {
+        (1..=253).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte))
+    };
+    let used = if is_name(account) && is_name(key) && token.len() <= MAX_KEY {
+        app.service.use_console_link(account, key, token).await
+    } else {
+        Err(Error::new(ErrorKind::Unauthorized, "this link is not complete"))
+    };
+    match used {
+        Ok(credential) => begin(&app, &credential).await,
+        Err(error) => {
+            if error.kind == ErrorKind::Unauthorized {
+                app.attempts.failed(address, app.service.now());
+            }
+            Ok(refused(&error))
+        }
+    }
+}
+
+/// Signs out.
+pub async fn out(State(app): State<Arc<App>>) -> Response {
+    let mut response = see_other("/console/sign-in?out=1");
+    if let Some(cookie) = app.cookies.end() {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// Begins a session. The next page finds out whether the browser has kept the cookie.
+async fn begin(app: &App, credential: &Credential) -> Result<Response, Refusal> {
+    let now = app.service.now();
+    let session = Session::begin(credential, now);
+    let cookie = app.cookies.keep(&session, app.seal().await?, now);
+    let mut response = see_other("/console/welcome");
+    response
+        .headers_mut()
+        .append(header::SET_COOKIE, cookie.ok_or_else(Refusal::fault)?);
+    tracing::info!(
+        account = &*credential.tenant.account,
+        key = credential.key_name(),
+        "signed in to the console"
+    );
+    Ok(response)
+}
+
+fn refused(error: &Error) -> Response {
+    let status = match error.kind {
+        ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let message = sentence(&error.message);
+    page(status, &SignIn::new(None, Some(message)))
+}
+
+/// Refuses an address that has failed too often.
+fn too_many(app: &App, address: std::net::IpAddr) -> Option<Response> {
+    let seconds = app.attempts.wait(address, app.service.now())?;
+    let problem = format!("Too many attempts have failed. Try again in {seconds} s.");
+    let mut response = page(StatusCode::TOO_MANY_REQUESTS, &SignIn::new(None, Some(problem)));
+    let headers: &mut HeaderMap = response.headers_mut();
+    headers.insert(header::RETRY_AFTER, seconds.into());
+    Some(response)
+}
+
+/// A message of the service as a sentence.
+fn sentence(message: &str) -> String {
+    let mut characters = message.chars();
+    let first = characters.next().map(|first| first.to_uppercase().to_string());
+    format!("{}{}.", first.unwrap_or_default(), characters.as_str())
+}

@@ -1,0 +1,209 @@
+//! A request of somebody who has signed in, and the requests to `/v1` that answer it.
+
+use std::sync::Arc;
+
+use axum::{body::Body, extract::FromRequestParts, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt as _, Full, Limited};
+use serde::de::DeserializeOwned;
+
+use super::{
+    App,
+    call::Call,
+    page::{Query, Shell, see_other},
+    refusal::Refusal,
+    session::Note,
+};
+use crate::service::credentials::Credential;
+
+/// Largest answer of `/v1` that is read: a page of 100 deliveries is below that.
+const MAX_ANSWER: usize = 16 * 1024 * 1024;
+
+/// A request of somebody who has signed in.
+pub struct Visit {
+    app: Arc<App>,
+    credential: Credential,
+    note: Option<Note>,
+    /// The query of the page.
+    pub query: Query,
+    /// Path and query of the page.
+    pub path: String,
+    /// Whether a page refreshes a part of itself.
+    pub is_refresh: bool,
+    /// Scheme, host and port of the console, which are those of the API.
+    pub origin: String,
+}
+
+impl FromRequestParts<Arc<App>> for Visit {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
+        let headers = &parts.headers;
+        let is_refresh = headers.contains_key("hx-request");
+        let Some((credential, note)) = signed_in(app, headers).await? else {
+            return Err(to_sign_in(parts, app));
+        };
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        Ok(Self {
+            app: app.clone(),
+            credential,
+            // The page that is on the screen has shown it.
+            note: note.filter(|_| !is_refresh),
+            query,
+            path: parts
+                .uri
+                .path_and_query()
+                .map_or_else(String::new, ToString::to_string),
+            is_refresh,
+            origin: app.origin(headers),
+        })
+    }
+}
+
+/// Whose session the request belongs to.
+async fn signed_in(app: &App, headers: &HeaderMap) -> Result<Option<(Credential, Option<Note>)>, Response> {
+    use axum::response::IntoResponse as _;
+    if !app.cookies.has_session(headers) {
+        return Ok(None);
+    }
+    let seal = app.seal().await.map_err(Refusal::into_response)?;
+    let now = app.service.now();
+    let Some(session) = app.cookies.session(headers, seal, now) else {
+        return Ok(None);
+    };
+    let found = app.service.credentials().resume(&session.identity(), now);
+    Ok(found
+        .ok()
+        .map(|credential| (credential, app.cookies.note(headers, seal))))
+}
+
+/// Sends the browser to the page for signing in, and back afterwards.
+fn to_sign_in(parts: &Parts, app: &App) -> Response {
+    let had_session = app.cookies.has_session(&parts.headers);
+    let mut path = String::from("/console/sign-in");
+    if had_session {
+        path.push_str("?ended=1");
+    } else if parts.uri.path() == "/console/welcome" {
+        path.push_str("?kept=no");
+    }
+    if parts.headers.contains_key("hx-request") {
+        // A part of a page cannot be replaced by another page, so the whole page goes there.
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::UNAUTHORIZED;
+        let location = header::HeaderValue::try_from(path);
+        response.headers_mut().insert(
+            "hx-redirect",
+            location.unwrap_or(header::HeaderValue::from_static("/console/sign-in")),
+        );
+        return response;
+    }
+    let mut response = see_other(&path);
+    if had_session && let Some(cookie) = app.cookies.end() {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+impl Visit {
+    /// The frame of a page.
+    pub fn shell(&self, section: &'static str, title: impl Into<String>) -> Shell {
+        Shell {
+            title: title.into(),
+            section,
+            account: self.credential.tenant.account.to_string(),
+            may_write: self.credential.may_write(),
+            note: self.note.clone(),
+            ..Shell::default()
+        }
+    }
+
+    /// The frame of a page that shows how the API does the same.
+    pub fn shell_with(&self, section: &'static str, title: impl Into<String>, calls: &[Call]) -> Shell {
+        Shell {
+            commands: calls.iter().map(|call| call.curl(&self.origin)).collect(),
+            ..self.shell(section, title)
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> jiff::Timestamp {
+        self.app.service.now()
+    }
+
+    /// Whether the session may change anything.
+    pub fn may_write(&self) -> bool {
+        self.credential.may_write()
+    }
+
+    /// Name of the key that the session was begun with.
+    pub fn key_name(&self) -> &str {
+        self.credential.key_name()
+    }
+
+    /// Refuses those who may only read; for pages with nothing but a form. `/v1` refuses what they send in any case.
+    pub fn check_may_write(&self) -> Result<(), Refusal> {
+        if self.may_write() {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            StatusCode::FORBIDDEN,
+            "token_readonly",
+            "this needs a key with the scope write; you have signed in with one that has the scope read",
+        ))
+    }
+
+    /// Reads something.
+    pub async fn get<T: DeserializeOwned>(&self, call: &Call) -> Result<T, Refusal> {
+        let bytes = self.send(call).await?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            tracing::error!(%error, path = call.path, "the console cannot read an answer of /v1");
+            Refusal::fault()
+        })
+    }
+
+    /// Reads something that there may not be.
+    pub async fn find<T: DeserializeOwned>(&self, call: &Call) -> Result<Option<T>, Refusal> {
+        match self.get(call).await {
+            Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    /// Sends a request to `/v1`; the body of its answer.
+    pub async fn send(&self, call: &Call) -> Result<Bytes, Refusal> {
+        let body = call.body.as_ref().map(ToString::to_string).unwrap_or_default();
+        let mut request = Request::builder()
+            .method(call.method.clone())
+            .uri(&call.path)
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Some(key) = call.key.as_deref().filter(|_| call.method == Method::POST) {
+            request = request.header("idempotency-key", key);
+        }
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| {
+            tracing::error!(%error, path = call.path, "the console cannot make a request to /v1");
+            Refusal::fault()
+        })?;
+        let answer = self.app.facade.answer_as(self.credential.clone(), request).await;
+        let (head, body) = answer.into_parts();
+        let read = Limited::new(body, MAX_ANSWER).collect().await;
+        let bytes = read.map_err(|_| Refusal::fault())?.to_bytes();
+        if head.status.is_success() {
+            return Ok(bytes);
+        }
+        let wait = head.headers.get(header::RETRY_AFTER);
+        let wait = wait.and_then(|wait| wait.to_str().ok()).map(str::to_owned);
+        Err(Refusal::read(head.status, &bytes, wait))
+    }
+
+    /// Sends the browser to a page of the console that tells this.
+    pub async fn done(&self, path: &str, note: &str) -> Response {
+        let mut response = see_other(path);
+        if let Ok(seal) = self.app.seal().await
+            && let Some(cookie) = self.app.cookies.tell(note, seal)
+        {
+            response.headers_mut().append(header::SET_COOKIE, cookie);
+        }
+        response
+    }
+}

@@ -1,0 +1,152 @@
+//! The form for a new webhook, and for changes of one.
+
+use askama::Template;
+use axum::{extract::Path, response::Response};
+use http::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::{Kind, SECTION, kinds, view::WithSecret, webhook};
+use crate::console::{
+    call::{Call, segment},
+    form::Form,
+    page::{Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+#[derive(Template)]
+#[template(path = "console/webhooks/edit.html")]
+struct EditPage {
+    shell: Shell,
+    form: Form,
+    kinds: Vec<Kind>,
+    /// The webhook to change; `None` for a new one.
+    id: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "console/webhooks/secret.html")]
+pub(super) struct SecretPage {
+    pub(super) shell: Shell,
+    pub(super) webhook: WithSecret,
+    pub(super) heading: &'static str,
+    pub(super) message: String,
+}
+
+/// The fields of a form that `/v1` takes. The secret only for a new webhook, and only if there is one.
+fn body(form: &Form, is_new: bool) -> Value {
+    let mut body = Map::new();
+    body.insert("url".to_owned(), json!(form.text("url")));
+    body.insert("events".to_owned(), json!(form.all("events").collect::<Vec<_>>()));
+    let secret = form.value("secret");
+    if is_new && !secret.is_empty() {
+        body.insert("secret".to_owned(), json!(secret));
+    }
+    Value::Object(body)
+}
+
+fn create_call(form: &Form) -> Call {
+    Call::with(Method::POST, "/v1/webhooks", body(form, true)).once(form.key())
+}
+
+fn change_call(id: &str, form: &Form) -> Call {
+    Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body(form, false))
+}
+
+/// The call as it is shown: without a secret.
+fn shown(mut call: Call) -> Call {
+    if let Some(secret) = call.body.as_mut().and_then(|body| body.get_mut("secret")) {
+        *secret = json!("YOUR SECRET");
+    }
+    call
+}
+
+fn filled(visit: &Visit, status: StatusCode, id: Option<String>, form: Form) -> Response {
+    let (title, call) = match &id {
+        Some(id) => ("Change webhook", change_call(id, &form)),
+        None => ("New webhook", shown(create_call(&form))),
+    };
+    let template = EditPage {
+        shell: visit.shell_with(SECTION, title, &[call]),
+        form,
+        kinds: kinds(),
+        id,
+    };
+    page(status, &template)
+}
+
+/// Shows the form for a new webhook.
+pub async fn show_new(visit: Visit) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    Ok(filled(&visit, StatusCode::OK, None, Form::new()))
+}
+
+/// Creates a webhook, and shows its secret.
+pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
+    match visit.send(&create_call(&form)).await {
+        Ok(bytes) => {
+            let created: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let template = SecretPage {
+                shell: visit.shell(SECTION, "Webhook created"),
+                webhook: created.data,
+                heading: "Webhook created",
+                message: "It gets the events that happen from now on.".to_owned(),
+            };
+            Ok(page(StatusCode::CREATED, &template))
+        }
+        Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
+            form.refused(&refusal);
+            Ok(filled(&visit, refusal.status, None, form))
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Shows the form for changes.
+pub async fn show_edit(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let webhook = webhook(&visit, &segment(&id)).await?;
+    let mut form = Form::new().with("url", &webhook.url);
+    for event in &webhook.events {
+        form = form.with("events", event);
+    }
+    Ok(filled(&visit, StatusCode::OK, Some(webhook.id), form))
+}
+
+/// Changes a webhook.
+pub async fn change(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    match visit.send(&change_call(&id, &form)).await {
+        Ok(_) => Ok(visit
+            .done(&format!("/console/webhooks/{id}"), "The changes are saved.")
+            .await),
+        Err(refusal)
+            if refusal.status.is_client_error()
+                && refusal.status != StatusCode::NOT_FOUND
+                && visit.may_write() =>
+        {
+            form.refused(&refusal);
+            Ok(filled(&visit, refusal.status, Some(id), form))
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_sent_but_not_shown() {
+        let form = Form::parse(
+            "url=+https%3A%2F%2Fa.example&events=instance.created&events=instance.deleted&secret=s3",
+        );
+        let expected = json!({
+            "url": "https://a.example", "events": ["instance.created", "instance.deleted"], "secret": "s3",
+        });
+        assert_eq!(create_call(&form).body, Some(expected));
+        let command = shown(create_call(&form)).curl("https://b.example");
+        assert!(command.contains("YOUR SECRET") && !command.contains("s3"));
+        assert!(change_call("wh_1", &form).body.unwrap().get("secret").is_none());
+    }
+}

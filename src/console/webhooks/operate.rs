@@ -1,0 +1,206 @@
+//! What can be done with a webhook.
+
+use askama::Template;
+use axum::{extract::Path, response::Response};
+use http::{Method, StatusCode};
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use super::{
+    SECTION,
+    edit::SecretPage,
+    view::{Delivery, Webhook, WithSecret},
+    webhook,
+};
+use crate::console::{
+    call::{Call, segment},
+    form::Form,
+    page::{Shell, Single, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+/// Sends a test event, and shows its delivery.
+pub async fn test(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let kind = form.text("type");
+    let body = if kind.is_empty() {
+        json!({})
+    } else {
+        json!({ "type": kind })
+    };
+    let call = Call::with(Method::POST, format!("/v1/webhooks/{id}/test"), body).once(form.key());
+    let sent: Single<Delivery> =
+        serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
+    let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
+    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
+}
+
+/// The request that switches a webhook on or off.
+pub fn switch_call(id: &str, on: bool) -> Call {
+    let body = json!({ "active": on });
+    Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body)
+}
+
+/// Switches a webhook on or off; on also enables one that was disabled.
+pub async fn switch(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let on = form.has("active", "true");
+    visit.send(&switch_call(&id, on)).await?;
+    let note = if on {
+        "The webhook is on. Deliveries that were held are sent now, in the order of their events."
+    } else {
+        "The webhook is off. Events that happen from now on are not recorded for it."
+    };
+    Ok(visit.done(&format!("/console/webhooks/{id}"), note).await)
+}
+
+#[derive(Template)]
+#[template(path = "console/webhooks/rotate.html")]
+struct RotatePage {
+    shell: Shell,
+    webhook: Webhook,
+    form: Form,
+}
+
+fn rotate_call(id: &str, form: &Form) -> Call {
+    let mut body = json!({});
+    if let Ok(hours) = form.text("overlap").parse::<u32>() {
+        body["overlap_seconds"] = json!(u64::from(hours) * 3600);
+    }
+    let secret = form.value("secret");
+    if !secret.is_empty() {
+        body["secret"] = json!(secret);
+    }
+    Call::with(Method::POST, format!("/v1/webhooks/{id}/rotate-secret"), body).once(form.key())
+}
+
+async fn rotate_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let webhook = webhook(visit, id).await?;
+    let mut call = rotate_call(id, &form);
+    if let Some(secret) = call.body.as_mut().and_then(|body| body.get_mut("secret")) {
+        *secret = json!("YOUR SECRET");
+    }
+    let template = RotatePage {
+        shell: visit.shell_with(SECTION, "Rotate the secret", &[call]),
+        webhook,
+        form,
+    };
+    Ok(page(status, &template))
+}
+
+/// Shows the form for a new secret.
+pub async fn show_rotate(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let form = Form::new().with("overlap", "24");
+    rotate_page(&visit, StatusCode::OK, &segment(&id), form).await
+}
+
+/// Rotates the secret, and shows the new one.
+pub async fn rotate(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    match visit.send(&rotate_call(&id, &form)).await {
+        Ok(bytes) => {
+            let rotated: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let template = SecretPage {
+                shell: visit.shell(SECTION, "New secret"),
+                webhook: rotated.data,
+                heading: "New secret",
+                message: rotated.message.unwrap_or_default(),
+            };
+            Ok(page(StatusCode::OK, &template))
+        }
+        Err(refusal)
+            if visit.may_write()
+                && refusal.status.is_client_error()
+                && refusal.status != StatusCode::NOT_FOUND =>
+        {
+            form.refused(&refusal);
+            rotate_page(&visit, refusal.status, &id, form).await
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/webhooks/resend.html")]
+struct ResendPage {
+    shell: Shell,
+    webhook: Webhook,
+    form: Form,
+}
+
+fn resend_call(visit: &Visit, id: &str, form: &Form) -> Call {
+    let hours: Option<i64> = form.text("hours").parse().ok();
+    let since = hours.and_then(|hours| {
+        let hours = SignedDuration::try_from_hours(hours.clamp(0, 24 * 365))?;
+        visit.now().checked_sub(hours).ok()
+    });
+    // Whole minutes: so a second submission of the form asks for the same.
+    let since = since.and_then(|at| jiff::Timestamp::from_second(at.as_second() / 60 * 60).ok());
+    let body = since.map_or_else(|| json!({}), |since| json!({ "since": since.to_string() }));
+    Call::with(Method::POST, format!("/v1/webhooks/{id}/recover"), body).once(form.key())
+}
+
+/// Shows the form that sends exhausted deliveries again.
+pub async fn show_resend(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let webhook = webhook(&visit, &id).await?;
+    let form = Form::new().with("hours", "24");
+    let call = resend_call(&visit, &id, &form);
+    let template = ResendPage {
+        shell: visit.shell_with(SECTION, "Resend", &[call]),
+        webhook,
+        form,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// Sends exhausted deliveries again.
+pub async fn resend(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = resend_call(&visit, &id, &form);
+    told(&visit, &id, &call).await
+}
+
+/// Sends all pending deliveries now.
+pub async fn retry(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = Call::post(format!("/v1/webhooks/{id}/deliveries/retry")).once(form.key());
+    told(&visit, &id, &call).await
+}
+
+async fn told(visit: &Visit, id: &str, call: &Call) -> Result<Response, Refusal> {
+    let answered: Single<Value> =
+        serde_json::from_slice(&visit.send(call).await?).map_err(|_| Refusal::fault())?;
+    let note = answered.message.unwrap_or_default();
+    Ok(visit.done(&format!("/console/webhooks/{id}"), &note).await)
+}
+
+#[derive(Template)]
+#[template(path = "console/webhooks/delete.html")]
+struct DeletePage {
+    shell: Shell,
+    webhook: Webhook,
+}
+
+/// Asks whether to delete a webhook.
+pub async fn show_delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let webhook = webhook(&visit, &id).await?;
+    let call = Call::delete(format!("/v1/webhooks/{id}"));
+    let template = DeletePage {
+        shell: visit.shell_with(SECTION, "Delete webhook", &[call]),
+        webhook,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// Deletes a webhook.
+pub async fn delete(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    visit.send(&Call::delete(format!("/v1/webhooks/{id}"))).await?;
+    Ok(visit.done("/console/webhooks", "The webhook is deleted.").await)
+}

@@ -1,0 +1,175 @@
+//! Webhooks and deliveries as `/v1` shows them.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::console::text::Moment;
+
+/// A webhook.
+#[derive(Debug, Deserialize)]
+pub struct Webhook {
+    /// Identifier.
+    pub id: String,
+    /// URL of the receiver.
+    pub url: String,
+    /// Event types that are sent.
+    pub events: Vec<String>,
+    /// Whether events are sent.
+    pub active: bool,
+    /// `healthy`, `failing`, `blocked` or `disabled`.
+    pub health: String,
+    /// Why it is not healthy.
+    pub health_message: Option<String>,
+    /// When a delivery last succeeded.
+    pub last_success_at: Option<Moment>,
+    /// When an attempt last failed.
+    pub last_failure_at: Option<Moment>,
+    /// Deliveries that wait for an attempt.
+    pub pending: i64,
+    /// Deliveries that are held.
+    pub held: i64,
+    /// Deliveries that were dropped.
+    pub dropped: i64,
+    /// When it was created.
+    pub created_at: Moment,
+    /// Since when it is disabled.
+    pub disabled: Option<Disabled>,
+}
+
+/// Since when a webhook is disabled.
+#[derive(Debug, Deserialize)]
+pub struct Disabled {
+    /// When it was disabled.
+    pub at: Moment,
+    /// The delivery that could not be delivered.
+    pub delivery_id: String,
+}
+
+impl Webhook {
+    /// Whether the account holder has switched it off.
+    pub fn is_off(&self) -> bool {
+        !self.active && self.disabled.is_none()
+    }
+
+    /// Its state in a word.
+    pub fn state(&self) -> &str {
+        if self.is_off() { "off" } else { &self.health }
+    }
+
+    /// How its state is coloured.
+    pub fn tone(&self) -> &'static str {
+        match self.state() {
+            "healthy" => "good",
+            "off" => "quiet",
+            "failing" => "busy",
+            _ => "bad",
+        }
+    }
+}
+
+/// A webhook with its secret, as it is shown once.
+#[derive(Debug, Deserialize)]
+pub struct WithSecret {
+    /// Identifier.
+    pub id: String,
+    /// URL of the receiver.
+    pub url: String,
+    /// The secret; `None` if it was shown before.
+    pub secret: Option<String>,
+    /// Until when the previous secret signs, too.
+    #[serde(default)]
+    pub previous_secret_expires_at: Option<Moment>,
+}
+
+/// The delivery of an event to a webhook.
+#[derive(Debug, Deserialize)]
+pub struct Delivery {
+    /// Identifier.
+    pub id: String,
+    /// Identifier of the event.
+    pub event_id: String,
+    /// Type of the event.
+    pub event_type: String,
+    /// `pending`, `held`, `delivered` or `exhausted`.
+    pub status: String,
+    /// When the event happened.
+    pub created_at: Moment,
+    /// When the next attempt is due.
+    pub next_attempt_at: Option<Moment>,
+    /// The attempts, oldest first.
+    pub attempts: Vec<Attempt>,
+    /// The request; only of a single delivery.
+    #[serde(default)]
+    pub request: Option<Request>,
+}
+
+/// The request to the receiver.
+#[derive(Debug, Deserialize)]
+pub struct Request {
+    /// URL of the webhook.
+    pub url: String,
+    /// The headers without the signatures.
+    pub headers: serde_json::Map<String, Value>,
+    /// The body, byte for byte.
+    pub body: String,
+}
+
+impl Request {
+    /// The headers as text.
+    pub fn lines(&self) -> Vec<(&str, &str)> {
+        let lines = self.headers.iter();
+        lines
+            .filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)))
+            .collect()
+    }
+}
+
+/// An attempt to send a delivery.
+#[derive(Debug, Deserialize)]
+pub struct Attempt {
+    /// When it began.
+    pub at: Moment,
+    /// Milliseconds that it took.
+    pub duration_ms: i64,
+    /// Status of the answer.
+    pub status_code: Option<i32>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// The start of the answer's body.
+    pub response: Option<String>,
+}
+
+impl Attempt {
+    /// How its outcome is coloured.
+    pub fn tone(&self) -> &'static str {
+        if self.error.is_some() { "bad" } else { "good" }
+    }
+}
+
+impl Delivery {
+    /// How its status is coloured.
+    pub fn tone(&self) -> &'static str {
+        match self.status.as_str() {
+            "delivered" => "good",
+            "exhausted" => "bad",
+            "held" => "quiet",
+            _ => "busy",
+        }
+    }
+
+    /// Whether an attempt is being made, or is about to be.
+    pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
+        let soon = |at: Moment| at.0.duration_since(now) < jiff::SignedDuration::from_secs(10);
+        self.status == "pending" && self.next_attempt_at.is_none_or(soon)
+    }
+
+    /// Whether it is an event for trying the receiver out.
+    pub fn is_test(&self) -> bool {
+        self.event_id.starts_with("evt_test_")
+    }
+
+    /// The last attempt.
+    pub fn last(&self) -> Option<&Attempt> {
+        self.attempts.last()
+    }
+}

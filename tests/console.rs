@@ -1,0 +1,967 @@
+//! The customer console over HTTP, as a browser without JavaScript uses it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use parking_lot::Mutex;
+use reqwest::{Method, StatusCode, header::HeaderMap, redirect::Policy};
+use serde_json::json;
+use stellage::resources::ApiKey;
+
+use crate::support::{
+    Operator, PATIENCE, Tenant, eventually, new_key,
+    receivers::{Answer, Receiver},
+    shared, stellage,
+};
+
+/// A page.
+#[derive(Debug)]
+struct Page {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+    /// Bytes as they were sent.
+    size: usize,
+}
+
+impl Page {
+    fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    }
+
+    fn has(&self, text: &str) -> bool {
+        self.text.contains(text)
+    }
+
+    #[track_caller]
+    fn shows(&self, text: &str) -> &Self {
+        assert!(self.has(text), "no {text:?} in {} {}", self.status, self.text);
+        self
+    }
+
+    #[track_caller]
+    fn hides(&self, text: &str) -> &Self {
+        assert!(!self.has(text), "{text:?} in {}", self.text);
+        self
+    }
+
+    #[track_caller]
+    fn is(&self, status: u16) -> &Self {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        self
+    }
+
+    /// What is between two texts.
+    #[track_caller]
+    fn between(&self, before: &str, after: &str) -> String {
+        let rest = self.shows(before).text.split_once(before).unwrap().1;
+        rest.split_once(after).unwrap().0.to_owned()
+    }
+
+    /// The Idempotency-Key of the form.
+    #[track_caller]
+    fn once(&self) -> String {
+        self.between("name=\"once\" value=\"", "\"")
+    }
+
+    /// The path that a redirect leads to.
+    #[track_caller]
+    fn location(&self) -> String {
+        self.is(303);
+        self.header("location").to_owned()
+    }
+}
+
+/// Somebody with a browser that keeps cookies and has no JavaScript.
+struct Person {
+    url: String,
+    http: reqwest::Client,
+    cookies: Mutex<BTreeMap<String, String>>,
+}
+
+impl Person {
+    fn at(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            http: reqwest::Client::builder()
+                .redirect(Policy::none())
+                .build()
+                .unwrap(),
+            cookies: Mutex::default(),
+        }
+    }
+
+    /// Somebody who has signed in.
+    async fn with_key(url: &str, key: &str) -> Self {
+        let person = Self::at(url);
+        let signed_in = person.post("/console/sign-in", &[("key", key)]).await;
+        assert_eq!(signed_in.location(), "/console/welcome");
+        let home = person.get("/console/welcome").await;
+        assert_eq!(home.location(), "/console/instances");
+        person
+    }
+
+    async fn get(&self, path: &str) -> Page {
+        self.send(Method::GET, path, &[], &[]).await
+    }
+
+    async fn post(&self, path: &str, form: &[(&str, &str)]) -> Page {
+        self.send(Method::POST, path, form, &[("sec-fetch-site", "same-origin")])
+            .await
+    }
+
+    /// Posts a form and follows the redirect to the next page.
+    async fn submit(&self, path: &str, form: &[(&str, &str)]) -> Page {
+        let next = self.post(path, form).await.location();
+        self.get(&next).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        form: &[(&str, &str)],
+        headers: &[(&str, &str)],
+    ) -> Page {
+        let mut request = self
+            .http
+            .request(method.clone(), format!("{}{path}", self.url))
+            .timeout(PATIENCE);
+        let cookies: Vec<_> = self
+            .cookies
+            .lock()
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        if !cookies.is_empty() {
+            request = request.header("cookie", cookies.join("; "));
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if method == Method::POST {
+            let mut body = url::form_urlencoded::Serializer::new(String::new());
+            body.extend_pairs(form);
+            request = request
+                .header("content-type", "application/x-www-form-urlencoded")
+                .body(body.finish());
+        }
+        let answer = request.send().await.unwrap();
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        for cookie in headers.get_all("set-cookie") {
+            let (name, rest) = cookie.to_str().unwrap().split_once('=').unwrap();
+            let value = rest.split(';').next().unwrap();
+            let mut cookies = self.cookies.lock();
+            if rest.contains("Max-Age=0") {
+                cookies.remove(name);
+            } else {
+                cookies.insert(name.to_owned(), value.to_owned());
+            }
+        }
+        let bytes = answer.bytes().await.unwrap();
+        let page = Page {
+            status,
+            size: bytes.len(),
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            headers,
+        };
+        // What every answer has.
+        let policy = page.header("content-security-policy");
+        for part in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "frame-ancestors 'none'",
+        ] {
+            assert!(policy.contains(part), "{path}: {policy}");
+        }
+        assert!(!policy.contains("unsafe"));
+        assert_eq!(page.header("x-content-type-options"), "nosniff", "{path}");
+        assert_eq!(page.header("referrer-policy"), "no-referrer", "{path}");
+        if !path.starts_with("/console/assets/") || !status.is_success() {
+            assert_eq!(page.header("cache-control"), "no-store", "{path}");
+        }
+        // No inline script, style or handler.
+        for inline in ["<script>", "<style", " style=", " onclick="] {
+            assert!(!page.has(inline), "{path} has {inline}");
+        }
+        page
+    }
+}
+
+/// Creates an instance through the console; its id.
+async fn create(person: &Person, name: &str) -> String {
+    let form = person.get("/console/instances/new").await;
+    let fields = [
+        ("once", form.once()),
+        ("name", name.to_owned()),
+        ("plan", "starter".to_owned()),
+        ("region", "fr-par-1".to_owned()),
+        ("source", "image".to_owned()),
+        ("image", "debian-13".to_owned()),
+    ];
+    let fields: Vec<_> = fields
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    let next = person.post("/console/instances", &fields).await.location();
+    next.strip_prefix("/console/instances/").unwrap().to_owned()
+}
+
+async fn wait_for_status(person: &Person, id: &str, status: &str) -> Page {
+    let badge = format!(">{status}</span></div>");
+    let look = async || person.get(&format!("/console/instances/{id}")).await;
+    eventually(status, look, |page| page.has(&badge)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_is_a_sealed_cookie_without_the_key() {
+    let tenant = Tenant::new("console-session").await;
+    let person = Person::at(&tenant.url);
+    assert_eq!(person.get("/console").await.location(), "/console/sign-in");
+    let page = person.get("/console/sign-in").await;
+    page.is(200).shows("API key");
+    let answer = person.post("/console/sign-in", &[("key", &tenant.key)]).await;
+    let cookie = answer.header("set-cookie").to_owned();
+    assert!(cookie.starts_with("__Host-stellage="), "{cookie}");
+    for flag in ["HttpOnly", "Secure", "SameSite=Strict", "Path=/", "Max-Age=43200"] {
+        assert!(cookie.contains(flag), "{flag}: {cookie}");
+    }
+    assert!(!cookie.contains(&tenant.key) && !cookie.contains("Domain"));
+    let page = person.get("/console/instances").await;
+    page.is(200)
+        .shows("console-session")
+        .shows("There are no instances yet");
+    // The API itself takes no cookies.
+    let session = person.cookies.lock()["__Host-stellage"].clone();
+    let request = tenant.http.get(format!("{}/v1/instances", tenant.url));
+    let direct = request.header("cookie", format!("__Host-stellage={session}"));
+    assert_eq!(direct.send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
+    // The key that seals it is in the operator's namespace.
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let secret = secrets.get("stellage-console").await.unwrap();
+    assert_eq!(secret.data.unwrap()["sealing-key"].0.len(), 32);
+    // A changed cookie is worth nothing.
+    let changed = format!("{}x", &session[..session.len() - 1]);
+    person
+        .cookies
+        .lock()
+        .insert("__Host-stellage".to_owned(), changed);
+    let refused = person.get("/console/instances").await;
+    assert_eq!(refused.location(), "/console/sign-in?ended=1");
+    // Out.
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let out = person.submit("/console/sign-out", &[]).await;
+    out.is(200).shows("You have signed out");
+    assert!(person.cookies.lock().is_empty());
+    person.get("/console/instances").await.is(303);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_to_sign_in_are_limited_and_the_console_can_be_off() {
+    let plane = shared().await.plane;
+    let mut replica = Operator::start(plane, &["api"]).await;
+    let tenant = Tenant::on(plane, &replica, "console-attempts").await;
+    let person = Person::at(&replica.url);
+    for attempt in 0..10 {
+        let key = format!("stl_{attempt}");
+        let page = person.post("/console/sign-in", &[("key", &key)]).await;
+        page.is(401).shows("The API key is not valid").hides(&key);
+        assert!(person.cookies.lock().is_empty());
+    }
+    let page = person.post("/console/sign-in", &[("key", &tenant.key)]).await;
+    page.is(429).shows("Too many attempts");
+    assert!(page.header("retry-after").parse::<u32>().unwrap() <= 300);
+    // A session that there is already goes on, of another replica too.
+    let other = Person::with_key(&shared().await.operator.url, &tenant.key).await;
+    *person.cookies.lock() = other.cookies.lock().clone();
+    person.get("/console/instances").await.is(200);
+    replica.stop().await;
+
+    let mut replica = Operator::start(plane, &["api", "--console=false"]).await;
+    let answer = reqwest::get(format!("{}/console", replica.url)).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    assert_eq!(answer.headers()["content-type"], "application/json");
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_key_sees_no_buttons_and_is_refused_all_the_same() {
+    let tenant = Tenant::new("console-read").await;
+    let writer = Person::with_key(&tenant.url, &tenant.key).await;
+    let id = create(&writer, "web-1").await;
+    let plane = shared().await.plane;
+    let reader = Person::with_key(&tenant.url, &new_key(plane, "console-read", "read")).await;
+    for path in [
+        "/console/instances".to_owned(),
+        format!("/console/instances/{id}"),
+        "/console/webhooks".to_owned(),
+        "/console/backups".to_owned(),
+        "/console/keys".to_owned(),
+    ] {
+        let page = reader.get(&path).await;
+        page.is(200).shows("read only");
+        // The only form that posts is the one for signing out.
+        assert_eq!(page.text.matches("method=\"post\"").count(), 1, "{path}");
+        page.hides("New instance").hides("New webhook").hides("Delete…");
+    }
+    for path in [
+        "/console/instances".to_owned(),
+        format!("/console/instances/{id}/power/stop"),
+        format!("/console/instances/{id}/plan"),
+        format!("/console/instances/{id}/delete"),
+        format!("/console/instances/{id}/rebuild"),
+        "/console/webhooks".to_owned(),
+        "/console/keys".to_owned(),
+    ] {
+        let page = reader.post(&path, &[("confirm", "web-1"), ("name", "x")]).await;
+        page.is(403).shows("token_readonly");
+    }
+    reader.get("/console/instances/new").await.is(403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_ends_within_a_second_of_its_key() {
+    let tenant = Tenant::new("console-revoked").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    person.get("/console/instances").await.is(200);
+    let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    for key in keys.list(&ListParams::default()).await.unwrap() {
+        keys.delete(&key.metadata.name.unwrap(), &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+    // Within a second, unless the machine is busy.
+    let cookies = person.cookies.lock().clone();
+    let look = async || person.get("/console/account").await.status;
+    eventually("the session to end", look, |status| {
+        *status == StatusCode::SEE_OTHER
+    })
+    .await;
+    assert!(person.cookies.lock().is_empty());
+    // A page that refreshes itself goes to the page for signing in as a whole.
+    *person.cookies.lock() = cookies.clone();
+    let refresh = [("hx-request", "true")];
+    let page = person
+        .send(Method::GET, "/console/instances", &[], &refresh)
+        .await;
+    page.is(401);
+    assert_eq!(page.header("hx-redirect"), "/console/sign-in?ended=1");
+    *person.cookies.lock() = cookies;
+    let page = person.get("/console/instances").await;
+    assert_eq!(page.location(), "/console/sign-in?ended=1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_sites_can_change_nothing() {
+    let tenant = Tenant::new("console-cross").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let id = create(&person, "web-1").await;
+    let path = format!("/console/instances/{id}/delete");
+    let host = tenant.url.strip_prefix("http://").unwrap();
+    let own = format!("http://{host}");
+    for headers in [
+        vec![("sec-fetch-site", "cross-site")],
+        vec![("sec-fetch-site", "same-site")],
+        vec![("sec-fetch-site", "none")],
+        vec![("sec-fetch-site", "cross-site"), ("origin", own.as_str())],
+        vec![("origin", "https://evil.example")],
+        vec![("origin", "null")],
+        vec![],
+    ] {
+        let page = person
+            .send(Method::POST, &path, &[("confirm", "web-1")], &headers)
+            .await;
+        page.is(403).shows("comes from another site");
+    }
+    wait_for_status(&person, &id, "running").await;
+    let page = person
+        .send(
+            Method::POST,
+            &path,
+            &[("confirm", "web-1")],
+            &[("origin", own.as_str())],
+        )
+        .await;
+    assert_eq!(page.location(), "/console/instances");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_belongs_to_another_account_is_not_found() {
+    let theirs = Tenant::new("console-theirs").await;
+    let owner = Person::with_key(&theirs.url, &theirs.key).await;
+    let instance = create(&owner, "web-1").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let webhook = new_webhook(&owner, &receiver.url("/")).await.0;
+    let key = owner.get("/console/keys").await.between("<code>key-", "</code>");
+    let mine = Tenant::new("console-mine").await;
+    let person = Person::with_key(&mine.url, &mine.key).await;
+    for path in [
+        format!("/console/instances/{instance}"),
+        format!("/console/instances/{instance}/plan"),
+        format!("/console/instances/{instance}/delete"),
+        format!("/console/webhooks/{webhook}"),
+        format!("/console/webhooks/{webhook}/deliveries"),
+        format!("/console/webhooks/{webhook}/secret"),
+        format!("/console/keys/key-{key}/revoke"),
+        "/console/instances/i-0000000000000000".to_owned(),
+        "/console/instances/..%2Fkeys".to_owned(),
+        "/console/events/evt_0000000000000000".to_owned(),
+        "/console/nothing".to_owned(),
+    ] {
+        person.get(&path).await.is(404).hides("web-1");
+    }
+    for path in [
+        format!("/console/instances/{instance}/power/stop"),
+        format!("/console/instances/{instance}/delete"),
+        format!("/console/webhooks/{webhook}/delete"),
+        format!("/console/webhooks/{webhook}/test"),
+        format!("/console/keys/key-{key}/revoke"),
+    ] {
+        person.post(&path, &[("confirm", "web-1")]).await.is(404);
+    }
+    owner.get(&format!("/console/webhooks/{webhook}")).await.is(200);
+    wait_for_status(&owner, &instance, "running").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_is_created_operated_and_deleted() {
+    let tenant = Tenant::new("console-instance").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let form = person.get("/console/instances/new").await;
+    form.is(200).shows("5.00 EUR a month").shows("0.00745 an hour");
+    let wrong = person
+        .post(
+            "/console/instances",
+            &[
+                ("once", &form.once()),
+                ("name", "\"><script>alert(1)</script>"),
+                ("plan", "business"),
+                ("region", "fr-par-1"),
+                ("source", "image"),
+                ("image", "debian-13"),
+                ("tags", "env:prod, no way!"),
+                ("backup_enabled", "true"),
+            ],
+        )
+        .await;
+    // Each wrong field is marked, and what was entered is still there.
+    wrong
+        .is(422)
+        .shows("id=\"name-problem\"")
+        .shows("id=\"tags-problem\"")
+        .hides("id=\"region-problem\"")
+        .hides("<script>alert")
+        .shows("value=\"&#34;&#62;&#60;script&#62;alert(1)&#60;/script&#62;\"")
+        .shows("value=\"business\" checked")
+        .shows("value=\"true\" checked");
+    // A form that is sent twice makes one instance.
+    let once = wrong.once();
+    let fields = [
+        ("once", once.as_str()),
+        ("name", "web-1"),
+        ("plan", "starter"),
+        ("region", "fr-par-1"),
+        ("source", "image"),
+        ("image", "debian-13"),
+        ("tags", "env:prod"),
+    ];
+    let (one, two) = tokio::join!(
+        person.post("/console/instances", &fields),
+        person.post("/console/instances", &fields)
+    );
+    let path = one.location();
+    assert_eq!(path, two.location());
+    assert_eq!(tenant.all_instances().await.len(), 1);
+    let id = path.strip_prefix("/console/instances/").unwrap();
+    person.get(&path).await.shows("is being created");
+    let page = wait_for_status(&person, id, "running").await;
+    // The note is told once; the commands have the real id and not the key.
+    page.hides("is being created")
+        .shows(&format!("/v1/instances/{id}/stop"))
+        .shows("$STELLAGE_API_KEY")
+        .hides(&tenant.key)
+        .hides("hx-get")
+        .hides("id=\"power-start\"");
+    person
+        .get("/console/instances?status=running&tag=env%3Aprod")
+        .await
+        .shows(id)
+        .shows("1 in all");
+    person
+        .get("/console/instances?status=stopped")
+        .await
+        .hides(id)
+        .shows("No instance matches");
+
+    let page = person
+        .submit(&format!("{path}/power/stop"), &[("once", &page.once())])
+        .await;
+    page.shows("is being shut down");
+    let page = wait_for_status(&person, id, "stopped").await;
+    page.shows("id=\"power-start\"").hides("id=\"power-stop\"");
+    // What is not allowed any more is refused in the words of the API.
+    let page = person
+        .post(&format!("{path}/power/stop"), &[("once", &page.once())])
+        .await;
+    page.is(409).shows("invalid_state");
+
+    person
+        .get(&format!("{path}/plan"))
+        .await
+        .is(200)
+        .shows("in effect now");
+    let page = person
+        .submit(&format!("{path}/plan"), &[("plan", "business"), ("when", "now")])
+        .await;
+    page.is(200);
+    let page = wait_for_status(&person, id, "stopped").await;
+    page.shows("business: 2 vCPU");
+    let wrong = person
+        .post(&format!("{path}/plan"), &[("plan", "huge"), ("when", "now")])
+        .await;
+    wrong.is(422).shows("id=\"plan-problem\"");
+
+    let settings = [
+        ("name", "web-2"),
+        ("tags", "a, b"),
+        ("deletion_protection", "true"),
+    ];
+    let page = person.submit(&format!("{path}/settings"), &settings).await;
+    page.shows("The changes are saved")
+        .shows("<h1>web-2</h1>")
+        .shows("on: it cannot be deleted");
+    let wrong = person
+        .post(&format!("{path}/delete"), &[("confirm", "web-2")])
+        .await;
+    wrong.is(409).shows("It is protected");
+    person
+        .submit(&format!("{path}/settings"), &[("name", "web-2"), ("tags", "")])
+        .await
+        .is(200);
+
+    let form = person.get(&format!("{path}/backup")).await;
+    let fields = [("once", form.once()), ("name", "before".to_owned())];
+    let fields: Vec<_> = fields.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    person
+        .submit(&format!("{path}/backup"), &fields)
+        .await
+        .shows("is being backed up")
+        .shows("before");
+    let look = async || person.get("/console/backups").await;
+    let page = eventually("the backup", look, |page| page.has(">completed</span>")).await;
+    let backup = page.between("id=\"row-", "\"");
+    page.shows("Restore…").shows("web-2");
+    person
+        .get(&format!("{path}/rebuild?backup={backup}"))
+        .await
+        .is(200)
+        .shows("value=\"backup\" checked");
+    let wrong = person
+        .post(
+            &format!("{path}/rebuild"),
+            &[("source", "backup"), ("backup", &backup), ("confirm", "web")],
+        )
+        .await;
+    wrong.is(422).shows("id=\"confirm-problem\"");
+    let fields = [
+        ("source", "backup"),
+        ("backup", backup.as_str()),
+        ("confirm", "web-2"),
+    ];
+    person
+        .submit(&format!("{path}/rebuild"), &fields)
+        .await
+        .shows("is being reinstalled");
+    wait_for_status(&person, id, "stopped").await;
+
+    let look = async || person.get(&path).await;
+    eventually("an event", look, |page| page.has("instance.stopped")).await;
+    let page = person.get(&format!("/console/events?instance_id={id}")).await;
+    let event = page
+        .shows("instance.created")
+        .between("/console/events/evt_", "\"");
+    person
+        .get(&format!("/console/events/evt_{event}"))
+        .await
+        .is(200)
+        .shows("No webhook has events of this type");
+
+    let wrong = person
+        .post(&format!("{path}/delete"), &[("confirm", "web-1")])
+        .await;
+    wrong.is(422).shows("must be web-2");
+    let page = person
+        .submit(&format!("{path}/delete"), &[("confirm", "web-2")])
+        .await;
+    page.shows("web-2 is being deleted");
+    person.get(&path).await.is(404);
+    let page = person
+        .submit(&format!("/console/backups/{backup}/delete"), &[])
+        .await;
+    page.shows("The backup is deleted").shows("no backups yet");
+}
+
+/// Creates a webhook through the console; its id and its secret.
+async fn new_webhook(person: &Person, url: &str) -> (String, String) {
+    let form = person.get("/console/webhooks/new").await;
+    let once = form.once();
+    let fields = [
+        ("once", once.as_str()),
+        ("url", url),
+        ("events", "instance.created"),
+        ("events", "instance.started"),
+    ];
+    let page = person.post("/console/webhooks", &fields).await;
+    page.is(201).shows("It is not shown again");
+    let secret = page.between("<code id=\"secret\">", "</code>");
+    let id = page.between("primary\" href=\"/console/webhooks/", "\"");
+    (id, secret)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_is_created_tested_rotated_switched_and_deleted() {
+    let tenant = Tenant::new("console-webhook").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let receiver = Receiver::start(|_| Answer::status(418).body("<script>alert('teapot')</script>")).await;
+    let form = person.get("/console/webhooks/new").await;
+    form.shows("instance.stopped")
+        .shows("A backup is completed")
+        .shows("&#34;type&#34;: &#34;instance.created&#34;");
+    let once = form.once();
+    let wrong = person
+        .post(
+            "/console/webhooks",
+            &[("once", &once), ("url", "http://<b>.example/")],
+        )
+        .await;
+    wrong
+        .is(422)
+        .shows("id=\"url-problem\"")
+        .shows("id=\"events-problem\"")
+        .hides("<b>");
+    let (id, secret) = new_webhook(&person, &receiver.url("/hook?a=1&b=%3Cb%3E")).await;
+    assert!(secret.starts_with("whsec_"));
+    let path = format!("/console/webhooks/{id}");
+    let page = person.get(&path).await;
+    page.is(200)
+        .hides(&secret)
+        .shows("Send test event")
+        .shows("a=1&#38;b=");
+    let delivery = person
+        .post(
+            &format!("{path}/test"),
+            &[("once", &page.once()), ("type", "instance.started")],
+        )
+        .await
+        .location();
+    let look = async || person.get(&delivery).await;
+    let page = eventually("the answer", look, |page| page.has(">418</span>")).await;
+    page.shows("exhausted")
+        .shows("alert(&#39;teapot&#39;)")
+        .hides("<script>alert")
+        .shows("X-Service-Event-Type: instance.started")
+        .shows("evt_test_");
+    person
+        .get(&format!(
+            "{path}/deliveries?status=exhausted&event_type=instance.started"
+        ))
+        .await
+        .shows("1 in all")
+        .shows("418");
+    person
+        .get(&format!("{path}/deliveries?status=delivered"))
+        .await
+        .shows("No delivery matches");
+
+    let form = person.get(&format!("{path}/secret")).await;
+    let page = person
+        .post(
+            &format!("{path}/secret"),
+            &[("once", &form.once()), ("overlap", "1")],
+        )
+        .await;
+    page.is(200).shows("webhook-signature").hides(&secret);
+    let new = page.between("<code id=\"secret\">", "</code>");
+    assert!(new.starts_with("whsec_") && new != secret);
+
+    let page = person
+        .submit(&format!("{path}/switch"), &[("active", "false")])
+        .await;
+    page.shows("The webhook is off").shows("Switch on");
+    let page = person
+        .submit(&format!("{path}/switch"), &[("active", "true")])
+        .await;
+    page.shows("The webhook is on").shows("Switch off");
+    let fields = [("url", &*receiver.url("/other")), ("events", "backup.failed")];
+    let page = person.submit(&format!("{path}/edit"), &fields).await;
+    page.shows("/other")
+        .shows("backup.failed")
+        .hides("instance.created");
+    let form = person.get(&format!("{path}/resend")).await;
+    let page = person
+        .submit(
+            &format!("{path}/resend"),
+            &[("once", &form.once()), ("hours", "24")],
+        )
+        .await;
+    page.shows("There are no deliveries to send again");
+    let page = person.submit(&format!("{path}/retry"), &[]).await;
+    page.shows("There are no pending deliveries");
+    person
+        .get("/console/webhooks/verify")
+        .await
+        .shows("hmac")
+        .shows("Node.js");
+    let page = person.submit(&format!("{path}/delete"), &[]).await;
+    page.shows("The webhook is deleted")
+        .shows("There are no webhooks yet");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_failed_is_sent_again() {
+    let tenant = Tenant::new("console-resend").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let (id, _) = new_webhook(&person, &receiver.url("/")).await;
+    create(&person, "web-1").await;
+    receiver.wait_for(1).await;
+    let path = format!("/console/webhooks/{id}");
+    let look = async || person.get(&format!("{path}/deliveries")).await;
+    let log = eventually("the delivery", look, |page| page.has("id=\"row-dlv_")).await;
+    let delivery = format!("{path}/deliveries/{}", log.between("id=\"row-", "\""));
+    let page = person.get(&delivery).await;
+    let before = receiver.count();
+    let again = person
+        .submit(&format!("{delivery}/resend"), &[("once", &page.once())])
+        .await;
+    again.is(200).shows("Delivery dlv_");
+    receiver.wait_for(before + 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_key_is_shown_once_and_can_be_revoked() {
+    let tenant = Tenant::new("console-keys").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let page = person.get("/console/keys").await;
+    page.shows("this session").hides(&tenant.key);
+    let wrong = person
+        .post(
+            "/console/keys",
+            &[("once", &page.once()), ("scope", "read"), ("days", "many")],
+        )
+        .await;
+    wrong.is(422).shows("id=\"days-problem\"").shows("value=\"many\"");
+    let once = wrong.once();
+    let fields = [("once", once.as_str()), ("scope", "read"), ("days", "30")];
+    let page = person.post("/console/keys", &fields).await;
+    let key = page.is(201).between("<code id=\"new-key\">", "</code>");
+    let id = page.between("<code>key-", "</code>");
+    let again = person.post("/console/keys", &fields).await;
+    again.is(201).shows("The key was shown before").hides(&key);
+    Person::with_key(&tenant.url, &key).await;
+    let page = person.get("/console/keys").await;
+    page.hides(&key).shows(&id);
+    let page = person
+        .submit(&format!("/console/keys/key-{id}/revoke"), &[])
+        .await;
+    page.shows("is revoked").hides(&format!("<code>key-{id}"));
+    person
+        .get("/console/account")
+        .await
+        .is(200)
+        .shows("console-keys@example.com");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
+    let plane = shared().await.plane;
+    let tenant = Tenant::new("console-link").await;
+    let mut replica = Operator::start(plane, &["api"]).await;
+    let make = |scope: &str| {
+        let arguments = [
+            "console",
+            "link",
+            "--account",
+            "console-link",
+            "--url",
+            "https://cloud.example",
+            "--scope",
+            scope,
+            "--output",
+            "json",
+        ];
+        let printed = stellage(plane, &arguments).unwrap();
+        serde_json::from_str::<serde_json::Value>(&printed).unwrap()
+    };
+    let made = make("write");
+    let url = made["url"].as_str().unwrap();
+    let path = url.strip_prefix("https://cloud.example").unwrap();
+    assert!(path.starts_with("/console/link?account=console-link&key=console-"));
+    // To look at it uses nothing up.
+    let (one, two) = (Person::at(&tenant.url), Person::at(&replica.url));
+    for person in [&one, &two, &one] {
+        let page = person.get(path).await;
+        page.is(200).shows("It works once");
+        assert!(person.cookies.lock().is_empty());
+    }
+    let query = url::Url::parse(url).unwrap();
+    let fields: Vec<(String, String)> = query.query_pairs().into_owned().collect();
+    let fields: Vec<(&str, &str)> = fields.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    // A wrong token does not use it up either.
+    let mut wrong = fields.clone();
+    wrong[2].1 = "wrong";
+    two.post("/console/link", &wrong)
+        .await
+        .is(401)
+        .shows("has been used already");
+    let (first, second) = tokio::join!(
+        one.post("/console/link", &fields),
+        two.post("/console/link", &fields)
+    );
+    let signed_in = |page: &Page| page.status == StatusCode::SEE_OTHER;
+    assert!(signed_in(&first) != signed_in(&second), "{first:?} {second:?}");
+    let (winner, loser) = if signed_in(&first) { (one, two) } else { (two, one) };
+    winner
+        .get("/console/keys")
+        .await
+        .is(200)
+        .shows(made["key"].as_str().unwrap())
+        .shows("this session");
+    assert!(loser.cookies.lock().is_empty());
+    // Revoking the key ends the session.
+    let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let object = keys.get(made["key"].as_str().unwrap()).await.unwrap();
+    assert!(object.metadata.annotations.unwrap_or_default().is_empty());
+    let life = object
+        .spec
+        .expires_at
+        .unwrap()
+        .duration_since(jiff::Timestamp::now());
+    assert!(life.as_secs() <= 12 * 3600 && life.as_secs() > 11 * 3600);
+    keys.delete(made["key"].as_str().unwrap(), &DeleteParams::default())
+        .await
+        .unwrap();
+    let look = async || winner.get("/console/keys").await.status;
+    eventually("the session to end", look, |status| {
+        *status == StatusCode::SEE_OTHER
+    })
+    .await;
+    // A link may be for looking alone.
+    let made = make("read");
+    let query = url::Url::parse(made["url"].as_str().unwrap()).unwrap();
+    let fields: Vec<(String, String)> = query.query_pairs().into_owned().collect();
+    let fields: Vec<(&str, &str)> = fields.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let reader = Person::at(&tenant.url);
+    reader.post("/console/link", &fields).await.is(303);
+    reader.get("/console/instances").await.shows("read only");
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_refresh_themselves_leave_the_limit_of_the_key_alone() {
+    let cluster = shared().await;
+    let limit = |spec: &mut stellage::resources::AccountSpec| spec.rate_limit_per_hour = Some(5);
+    let tenant = Tenant::with(cluster.plane, &cluster.operator, "console-limit", limit).await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let refresh = [("hx-request", "true")];
+    for _ in 0..20 {
+        let page = person
+            .send(Method::GET, "/console/instances", &[], &refresh)
+            .await;
+        page.is(200);
+    }
+    let answer = tenant.call(Method::GET, "/v1/instances", None).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("ratelimit-remaining")),
+        (200, "4")
+    );
+    // What the console reads is limited as well: to as much as all keys together.
+    let mut last = None;
+    for _ in 0..60 {
+        let page = person
+            .send(Method::GET, "/console/instances", &[], &refresh)
+            .await;
+        if page.status == StatusCode::TOO_MANY_REQUESTS {
+            last = Some(page);
+            break;
+        }
+    }
+    let page = last.expect("a limit");
+    page.shows("rate_limit_exceeded").shows("50 requests per hour");
+    assert!(!page.header("retry-after").is_empty());
+    // Changes count for the key.
+    let answer = tenant
+        .call(Method::POST, "/v1/keys", Some(&json!({ "scope": "read" })))
+        .await;
+    assert_eq!(answer.header("ratelimit-remaining"), "3");
+    person.post("/console/webhooks", &[("url", "x")]).await;
+    let answer = tenant.call(Method::GET, "/v1/instances", None).await;
+    assert_eq!(answer.header("ratelimit-remaining"), "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_is_small_and_its_files_are_kept_for_ever() {
+    let tenant = Tenant::new("console-size").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    for number in 0..20 {
+        let spec = |instance: &mut stellage::resources::Instance| {
+            instance.spec.tags = vec!["env:prod".to_owned(), "team:web".to_owned()];
+        };
+        tenant.apply(&format!("web-{number}"), spec).await;
+    }
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let (webhook, _) = new_webhook(&person, &receiver.url("/")).await;
+    let look = async || person.get("/console/instances").await;
+    let list = eventually("all rows", look, |page| page.has("20 in all")).await;
+    let id = list.between("id=\"row-", "\"");
+    let zipped = [("accept-encoding", "gzip")];
+    let mut assets = 0;
+    for reference in ["rel=\"stylesheet\" href=\"", "<script src=\""] {
+        for rest in list.text.split(reference).skip(1) {
+            let path = rest.split('"').next().unwrap();
+            let file = person.send(Method::GET, path, &[], &zipped).await;
+            file.is(200);
+            assert_eq!(
+                file.header("cache-control"),
+                "public, max-age=31536000, immutable"
+            );
+            assert_eq!(file.header("content-encoding"), "gzip", "{path}");
+            let plain = person.get(path).await;
+            assert!(plain.size > file.size && plain.header("content-encoding").is_empty());
+            assets += file.size;
+        }
+    }
+    assert!(assets > 15_000, "three files: {assets}");
+    for path in [
+        "/console/sign-in".to_owned(),
+        "/console/instances".to_owned(),
+        "/console/instances/new".to_owned(),
+        format!("/console/instances/{id}"),
+        format!("/console/instances/{id}/plan"),
+        format!("/console/instances/{id}/rebuild"),
+        format!("/console/instances/{id}/settings"),
+        "/console/backups".to_owned(),
+        "/console/webhooks".to_owned(),
+        "/console/webhooks/new".to_owned(),
+        "/console/webhooks/verify".to_owned(),
+        format!("/console/webhooks/{webhook}"),
+        format!("/console/webhooks/{webhook}/edit"),
+        "/console/events".to_owned(),
+        "/console/keys".to_owned(),
+        "/console/account".to_owned(),
+    ] {
+        let page = person.send(Method::GET, &path, &[], &zipped).await;
+        page.is(200);
+        assert_eq!(page.header("content-encoding"), "gzip", "{path}");
+        let size = page.size + assets;
+        assert!(size < 40_000, "{path}: {size} bytes with its files");
+    }
+    person.get("/console/assets/htmx-0.js").await.is(404);
+}
