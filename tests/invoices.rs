@@ -319,7 +319,15 @@ async fn an_operator_that_was_down_for_months_issues_each_month_without_gaps_and
     ended.sort_unstable();
     assert_eq!(ended, [("forced".to_owned(), true), ("web".to_owned(), false)]);
 
-    // What an invoice costs the API server.
+    // What an invoice costs the API server, once the events of those before it are settled.
+    let unsettled = async || {
+        let all = tenant.all_invoices().await;
+        let left = |invoice: &&Invoice| {
+            invoice.is_issued() && !invoice.labels().contains_key("stellage.dev/settled")
+        };
+        all.iter().filter(left).count()
+    };
+    eventually("the earlier ones to be settled", unsettled, |left| *left == 0).await;
     let user = Identity::Operator.user();
     let writes = |resource: &str| {
         let requests = plane.requests().unwrap().into_iter();
