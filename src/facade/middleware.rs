@@ -505,7 +505,17 @@ mod tests {
         };
         let metrics = Metrics::new();
         let router = around(panics, &[served], &app, &metrics);
-        let (status, headers, body) = ask(&Facade { app, router }, "GET", path, Some("read")).await;
+        let (status, headers, body) = ask(
+            &Facade {
+                app,
+                router,
+                mounted: None,
+            },
+            "GET",
+            path,
+            Some("read"),
+        )
+        .await;
         assert_eq!((status, &body["error"]["code"]), (500, &json!("server_error")));
         assert!(headers.contains_key("ratelimit-remaining"));
         assert!(!body.to_string().contains("on purpose"));

@@ -487,7 +487,7 @@ mod tests {
         assert_eq!(spend(&credentials, &limits, 0).remaining, 1);
         assert_eq!(spend(&credentials, &limits, 0).remaining, 0);
         let exceeded = spend(&credentials, &limits, 0).exceeded.unwrap();
-        assert_eq!((exceeded.limit, exceeded.by_account), (2, false));
+        assert_eq!((exceeded.limit, exceeded.whose), (2, Whose::Key));
     }
 
     #[test]
@@ -510,7 +510,7 @@ mod tests {
             }
         }
         let exceeded = spend(&credentials, &limits, 10).exceeded.unwrap();
-        assert_eq!((exceeded.limit, exceeded.by_account), (20, true));
+        assert_eq!((exceeded.limit, exceeded.whose), (20, Whose::Account));
     }
 
     #[test]
