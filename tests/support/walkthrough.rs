@@ -6,7 +6,7 @@ use control_plane::Identity;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
-    time::timeout,
+    time::{Instant, timeout_at},
 };
 
 use super::{PATIENCE, STELLAGE, Tenant, shared};
@@ -108,8 +108,10 @@ impl Shell {
         let script = format!("{{ {command}\n}} </dev/null\nprintf '\\n{END} %s\\n' $?\n");
         self.input.write_all(script.as_bytes()).await.unwrap();
         let mut seen = Vec::new();
+        // For the whole command: a loop that waits in vain may print a line every second.
+        let deadline = Instant::now() + PATIENCE;
         let code = loop {
-            let Ok(line) = timeout(PATIENCE, self.output.next_line()).await else {
+            let Ok(line) = timeout_at(deadline, self.output.next_line()).await else {
                 panic!("{command}: takes too long after {seen:#?}");
             };
             let Some(line) = line.unwrap() else {
