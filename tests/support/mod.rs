@@ -308,13 +308,9 @@ fn spawn(
         command.args(["--usage-listen", "127.0.0.1:0"]);
     }
     command
-        .env("STELLAGE_LEASE_DURATION_SECONDS", LEASE_SECONDS.to_string())
-        .env("STELLAGE_USAGE_LISTEN", "127.0.0.1:0")
-        .env("STELLAGE_SIMULATOR_FAULTS", "true")
-        // Some tests create thousands.
-        .env("STELLAGE_DEFAULT_INSTANCE_QUOTA", "100000")
-        .env("KUBECONFIG", kubeconfig)
-        .env("RUST_LOG", "info");
+        .env("RUST_LOG", "info")
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .env("KUBECONFIG", kubeconfig);
     let log = plane.folder().join(format!("{name}.log"));
     let daemon = Daemon::spawn(&name, command, plane.group(), &log).unwrap();
     Spawned {
