@@ -118,7 +118,7 @@ mod tests {
                 )
             })
             .collect();
-        let expected: [(&str, &[&str]); 7] = [
+        let expected: [(&str, &[&str]); 9] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
             ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
@@ -149,6 +149,8 @@ mod tests {
                 ],
             ),
             ("EventLog", &["From", "To", "Events", "Delivered", "Age"]),
+            ("Invoice", &["Number", "From", "To", "Amount", "Status", "Age"]),
+            ("InvoicePage", &["Invoice", "Page", "Age"]),
         ];
         assert_eq!(columns.len(), expected.len());
         for ((kind, shown), (expected_kind, expected)) in columns.iter().zip(expected) {

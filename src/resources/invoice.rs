@@ -5,7 +5,7 @@
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -134,15 +134,15 @@ pub struct InvoiceStatus {
     pub lines_count: u32,
     /// Number of lines on each InvoicePage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_PAGES))]
+    #[schemars(schema_with = "page_lines")]
     pub page_lines: Vec<u32>,
     /// Address lines of the seller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_ADDRESS_LINES))]
+    #[schemars(schema_with = "address")]
     pub seller: Vec<String>,
     /// Address lines of the account holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_ADDRESS_LINES))]
+    #[schemars(schema_with = "address")]
     pub buyer: Vec<String>,
     /// E-mail address of the account holder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -201,4 +201,18 @@ impl HasOutbox for Invoice {
     fn outbox(&self) -> &[OutboxEntry] {
         self.status.as_ref().map_or(&[], |status| &status.outbox)
     }
+}
+
+fn address(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": MAX_ADDRESS_LINES,
+        "items": { "type": "string", "description": "One line." },
+    })
+}
+
+fn page_lines(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array", "maxItems": MAX_PAGES,
+        "items": { "type": "integer", "format": "int32", "minimum": 0, "description": "Lines on one page." },
+    })
 }
