@@ -217,11 +217,11 @@ pub async fn serve(
     {
         let stores = Stores {
             accounts,
-            invoices,
             instances,
             backups,
             webhooks,
             deliveries,
+            invoices,
         };
         tasks.push((
             "the controllers",

@@ -382,6 +382,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a list of mistakes")]
     fn an_error_names_the_field_and_what_is_allowed() {
         for (text, field, allowed) in [
             (

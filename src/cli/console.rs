@@ -27,8 +27,14 @@ use crate::{
 #[derive(Debug, Subcommand)]
 pub enum ConsoleCommand {
     /// Print a link that signs its first user in to the console, once, within 15 minutes
+    #[command(after_help = LINK)]
     Link(LinkArgs),
 }
+
+const LINK: &str = "\
+Examples:
+  stellage console link --account ada --url https://cloud.example.com
+  stellage console link --account ada --scope read --output json | jq -r .url";
 
 /// Make a sign-in link for an account. The session lasts twelve hours; `stellage key revoke` ends it at once.
 #[derive(Args, Debug)]

@@ -40,12 +40,27 @@ const PAGES: u32 = 50;
 #[derive(Debug, Subcommand)]
 pub enum InvoiceCommand {
     /// List the invoices of an account, the latest first
+    #[command(after_help = LIST)]
     List(ListArgs),
     /// Show an invoice with its lines
+    #[command(after_help = SHOW)]
     Show(ShowArgs),
     /// Issue the open invoice of an account now, before the end of the month
+    #[command(after_help = CLOSE)]
     Close(CloseArgs),
 }
+
+const LIST: &str = "\
+Examples:
+  stellage invoice list --account ada
+  stellage invoice list --account ada --output json | jq -r '.[].number'";
+const SHOW: &str = "\
+Example:
+  stellage invoice show 2026-000042 --account ada";
+const CLOSE: &str = "\
+Examples:
+  stellage invoice close --account ada
+  stellage invoice close --account ada --until 2026-11-15T00:00:00Z";
 
 /// List invoices.
 #[derive(Args, Debug)]

@@ -150,18 +150,16 @@ fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
         return;
     }
     let plan = status.plan.unwrap_or(instance.spec.plan);
-    match &mut status.metering {
-        Some(hours) => {
-            if metering::change(hours, plan, milliseconds(now)) {
-                // What is older has long been copied to the ledger of the account.
-                let last_month = Period::before(Period::month_of(now));
-                metering::forget(hours, last_month.from);
-            }
-        }
-        None if status.power == Some(PowerState::Running) => {
+    let Some(hours) = &mut status.metering else {
+        if status.power == Some(PowerState::Running) {
             status.metering = Some(metering::begin(plan, milliseconds(now)));
         }
-        None => {}
+        return;
+    };
+    if metering::change(hours, plan, milliseconds(now)) {
+        // What is older has long been copied to the ledger of the account.
+        let last_month = Period::before(Period::month_of(now));
+        metering::forget(hours, last_month.from);
     }
 }
 

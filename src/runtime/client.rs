@@ -92,6 +92,15 @@ pub fn is_denial(status: &Status) -> bool {
     by_webhook || message.contains("ValidatingAdmissionPolicy '") && message.contains("denied request")
 }
 
+/// Whether the API server refuses to create an object because its namespace is being deleted.
+pub fn is_namespace_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403
+        && causes
+            .into_iter()
+            .any(|cause| cause.reason == "NamespaceTerminating")
+}
+
 /// Has the parameters of a list call name its next page. Returns whether there is one.
 pub fn next_page(parameters: &mut ListParams, page: &ListMeta) -> bool {
     parameters.continue_token = page.continue_.clone().filter(|token| !token.is_empty());

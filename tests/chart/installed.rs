@@ -512,6 +512,8 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
         "update",
         "the key of the console's sessions, which the first sign-in makes",
     ),
+    ("stellage-api", "invoices", "get", "GET /v1/invoices/<id>"),
+    ("stellage-api", "invoicepages", "get", "the lines of an invoice"),
 ];
 
 /// What the roles that are bound to a service account allow, as (`resource`, verb).

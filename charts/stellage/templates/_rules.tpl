@@ -23,7 +23,7 @@ has both lists.
 # The facade reads invoices.
 - apiGroups: ["stellage.dev"]
   resources: ["invoices", "invoicepages"]
-  verbs: ["list"]
+  verbs: ["get", "list"]
 # The facade looks up which account a key belongs to.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]

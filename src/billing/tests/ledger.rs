@@ -208,6 +208,7 @@ impl World {
     }
 
     /// Does at most so many steps. Returns the last one if it came to rest.
+    #[expect(clippy::too_many_lines, reason = "one arm for each step")]
     fn run(&mut self, most: u8) -> Option<Step> {
         let mut books = self.books.take().unwrap_or_else(|| self.read());
         // What vanished without having been seen ends now.

@@ -54,7 +54,7 @@ pub(super) async fn read(
         if closing || has_gap(&books, invoice.name()) {
             let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
             each(client, namespace, &of_invoice, |page: InvoicePage| {
-                books.put_page(page)
+                books.put_page(page);
             })
             .await?;
         }
@@ -107,7 +107,7 @@ where
             match object.0 {
                 Ok(object) => see(object),
                 Err(error) => {
-                    tracing::error!(namespace, %error, "an object of the ledger does not match its schema")
+                    tracing::error!(namespace, %error, "an object of the ledger does not match its schema");
                 }
             }
         }

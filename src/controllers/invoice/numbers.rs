@@ -69,17 +69,14 @@ impl Numbers {
             return taken.number.clone();
         }
         let of_year = |number: &&String| parse(number).is_some_and(|(of, _)| of == year);
-        let given = match free.iter().find(of_year).cloned() {
-            Some(number) => {
-                free.remove(&number);
-                self.taken.retain(|taken| taken.number != number);
-                number
-            }
-            None => {
-                let last = self.last.entry(year).or_default();
-                *last += 1;
-                number(year, *last)
-            }
+        let given = if let Some(number) = free.iter().find(of_year).cloned() {
+            free.remove(&number);
+            self.taken.retain(|taken| taken.number != number);
+            number
+        } else {
+            let last = self.last.entry(year).or_default();
+            *last += 1;
+            number(year, *last)
         };
         self.taken.push(Taken {
             number: given.clone(),

@@ -31,7 +31,7 @@ use crate::{
     },
     runtime::{
         backoff::Backoffs,
-        client::{CallError, bounded},
+        client::{CallError, bounded, is_namespace_terminating},
         watch::key,
         work_queue::{Class, Reconcile},
     },
@@ -238,7 +238,14 @@ impl Reconciler {
                 }
             }
         };
-        let mut again = self.go_on(&mut state, account, &subjects, &prices).await?;
+        let mut again = match self.go_on(&mut state, account, &subjects, &prices).await {
+            Err(error) if error.status().is_some_and(is_namespace_terminating) => {
+                // Kubernetes deletes the namespace with its invoices, so nothing is left to be recorded.
+                self.recorded(namespace, &subjects, &gone);
+                return Ok(Some(AGAIN));
+            }
+            outcome => outcome?,
+        };
         let is_resting = again.is_none();
         if is_resting {
             self.recorded(namespace, &subjects, &gone);
@@ -260,14 +267,12 @@ impl Reconciler {
                 let age = Duration::try_from(self.shared.now().duration_since(issued_at)).ok()?;
                 Some(FAREWELL.saturating_sub(age))
             });
-            match patience.max().filter(|patience| !patience.is_zero()) {
-                Some(patience) => again = Some(again.map_or(patience, |again| again.min(patience))),
-                None => {
-                    farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
-                    deps.ledger.closed(uid);
-                    return Ok(None);
-                }
-            }
+            let Some(patience) = patience.max().filter(|patience| !patience.is_zero()) else {
+                farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
+                deps.ledger.closed(uid);
+                return Ok(None);
+            };
+            again = Some(again.map_or(patience, |again| again.min(patience)));
         }
         let is_needed = !state.books.invoices.is_empty() || !state.issued.is_empty() || !subjects.is_empty();
         if is_needed {
@@ -401,16 +406,13 @@ impl Reconciler {
                 &|id| outbox.is_settled(id),
                 now,
             );
-            match wait {
-                Some(wait) => {
-                    again = Some(again.map_or(wait, |again| again.min(wait)));
-                    left.push(invoice);
-                }
-                None => {
-                    let labels = invoice.metadata.labels.get_or_insert_default();
-                    labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
-                    self.put(invoice).await?;
-                }
+            if let Some(wait) = wait {
+                again = Some(again.map_or(wait, |again| again.min(wait)));
+                left.push(invoice);
+            } else {
+                let labels = invoice.metadata.labels.get_or_insert_default();
+                labels.insert(SETTLED_LABEL.to_owned(), "true".to_owned());
+                self.put(invoice).await?;
             }
         }
         state.issued = left;

@@ -154,7 +154,7 @@ async fn act(
         .await?;
     let what = match &installation {
         Some(Installation::Image(image)) => image.clone(),
-        Some(Installation::Backup(backup)) => backup_in_words(&backup.id),
+        Some(Installation::Backup(backup)) => backup_in_words(backup.id),
         None => String::new(),
     };
     is_done(&done, action, &what, request)

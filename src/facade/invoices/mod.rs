@@ -107,7 +107,8 @@ pub async fn current(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     // A mistake is told before anything is read.
-    (format(&parameters)?, parameters.paging()?);
+    format(&parameters)?;
+    parameters.paging()?;
     let opened = app.service.current_invoice(caller.tenant()).await?;
     answer(opened, &parameters).await
 }
@@ -131,7 +132,8 @@ pub async fn detail(
     Target(id): Target<InvoiceId>,
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
-    (format(&parameters)?, parameters.paging()?);
+    format(&parameters)?;
+    parameters.paging()?;
     let opened = app.service.invoice(caller.tenant(), id).await?;
     let version = opened.invoice.as_deref().map(precondition::etag);
     let mut response = answer(opened, &parameters).await?;
