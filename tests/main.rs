@@ -4,6 +4,7 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
+    clippy::similar_names,
     clippy::too_many_lines,
     clippy::unwrap_used,
     reason = "tests fail by panicking, in functions that tests share too; and tell a story from its beginning to its end"

@@ -397,8 +397,8 @@ async fn with_the_facades_token_no_status_account_role_or_namespace_is_written_a
         ),
         ("delete account ada", "cannot delete resource \"accounts\""),
         (
-            "-n stellage-system annotate lease stellage-controller stellage.dev/usage-address=mine:1",
-            "cannot patch resource \"leases\"",
+            "-n stellage-system delete lease stellage-controller",
+            "cannot delete resource \"leases\"",
         ),
         (
             "-n stellage-system get configmaps",

@@ -372,15 +372,16 @@ impl World {
             assert_eq!(entry.sequence, number, "an event is missing");
             // Alerts fire between any two other events of a running server.
             let types = self.events.iter().map(|event| event.event_type);
-            let last = types.filter(|of| *of != EventType::AlertTriggered).last();
+            let last = types.rev().find(|of| *of != EventType::AlertTriggered);
             let fits = match entry.event_type {
                 EventType::InstanceCreated => last.is_none(),
-                EventType::InstanceStopped => last == Some(EventType::InstanceStarted),
+                EventType::InstanceStopped | EventType::AlertTriggered => {
+                    last == Some(EventType::InstanceStarted)
+                }
                 EventType::InstanceStarted => last.is_some() && last != Some(EventType::InstanceDeleted),
                 EventType::InstanceDeleted => {
                     last != Some(EventType::InstanceDeleted) && self.cloud.servers.is_empty()
                 }
-                EventType::AlertTriggered => last == Some(EventType::InstanceStarted),
                 _ => false,
             };
             assert!(fits, "{:?} after {last:?}", entry.event_type);

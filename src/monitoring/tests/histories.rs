@@ -106,6 +106,10 @@ impl World {
         Timestamp::from_millisecond(self.moment()).unwrap() + self.off
     }
 
+    #[expect(
+        clippy::option_option,
+        reason = "a run whose time cannot be told is still a run"
+    )]
     fn run(&self) -> Option<Option<Timestamp>> {
         self.run.map(|minute| Timestamp::from_second(minute).ok())
     }
