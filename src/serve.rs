@@ -389,6 +389,7 @@ struct Controllers {
     backup_queue: ReconcileQueue<Backup>,
     ledger: Ledger,
     invoices: InvoiceController,
+    open_invoices: ByNamespace<Invoice>,
     invoice_queue: ReconcileQueue<Invoice>,
     webhooks: WebhookController,
     monitor: Arc<Monitor>,
@@ -426,7 +427,8 @@ impl Controllers {
             clock: clock.clone(),
             server_time: server_time.clone(),
         });
-        let (ledger, instances) = (Ledger::default(), ByNamespace::default());
+        let (ledger, instances, open_invoices) =
+            (Ledger::default(), ByNamespace::default(), ByNamespace::default());
         let backups = BackupIndex::new(backup_queue.clone());
         let invoices = InvoiceController::new(invoice::Deps {
             client: watches.client.clone(),
@@ -434,6 +436,7 @@ impl Controllers {
             directory: directory.clone(),
             ledger: ledger.clone(),
             instances: instances.clone(),
+            invoices: open_invoices.clone(),
             backups: backups.clone(),
             outbox: webhooks.outbox(),
             catalogue: catalogue.clone(),
@@ -477,6 +480,7 @@ impl Controllers {
             backup_queue,
             ledger,
             invoices,
+            open_invoices,
             invoice_queue: ReconcileQueue::default(),
             webhooks,
             watches: watches.clone(),
@@ -514,6 +518,7 @@ impl Controllers {
     fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
         vec![
             self.webhooks.outbox_listener(),
+            Box::new(self.open_invoices.clone()),
             Box::new(self.invoice_queue.clone()),
         ]
     }

@@ -76,8 +76,8 @@ pub struct Situation<'a> {
     pub source: Source<'a>,
     /// The backups of an Instance of the same name, this one included.
     pub others: &'a [&'a Backup],
-    /// Whether the account has room for this one, if it is a manual one that waits.
-    pub has_room_in_account: bool,
+    /// Whether the account has room for this one. Looks at all backups of the account.
+    pub has_room_in_account: &'a dyn Fn() -> bool,
     /// Whether the namespace belongs to an Account. Otherwise the Backup is left alone, and no event is recorded.
     pub has_account: bool,
     /// Whether nothing is left to do for the outbox entry with this id.
@@ -263,7 +263,7 @@ impl Machine<'_> {
             self.fail("resource_limit_exceeded", message);
             return;
         }
-        if !self.situation.has_room_in_account {
+        if !(self.situation.has_room_in_account)() {
             let limit = self.situation.limits.per_account;
             let message =
                 format!("the account has {limit} manual backups already; delete one, then create another");

@@ -150,7 +150,7 @@ impl World {
             has_account: self.has_account,
             is_settled: &|_| self.settled,
             limits: self.limits,
-            has_room_in_account: has_room(&backup, others.iter().copied(), self.limits.per_account),
+            has_room_in_account: &|| has_room(&backup, others.iter().copied(), self.limits.per_account),
         };
         let unavailable = ProviderError::Unavailable("away".to_owned());
         let begun = backup.status.as_ref().and_then(|status| status.started_at);

@@ -148,7 +148,6 @@ pub fn backup_event(
     sequence: i64,
     now: Timestamp,
 ) -> OutboxEntry {
-    let id = ids::event_id(backup.metadata.uid.as_deref().unwrap_or_default(), sequence);
     let event_type = match status.phase {
         Some(BackupPhase::Completed) => EventType::BackupCompleted,
         _ => EventType::BackupFailed,
@@ -166,13 +165,13 @@ pub fn backup_event(
             message: &error.message,
         }),
     };
-    OutboxEntry {
-        body: body(&id, event_type, now, data),
-        id,
-        event_type,
+    entry(
+        backup.metadata.uid.as_deref().unwrap_or_default(),
         sequence,
-        created_at: now,
-    }
+        event_type,
+        now,
+        data,
+    )
 }
 
 /// An alert, as events show it (decisions, section 7).
@@ -220,7 +219,6 @@ pub fn alert_event(
     sequence: i64,
     now: Timestamp,
 ) -> OutboxEntry {
-    let id = ids::event_id(instance.metadata.uid.as_deref().unwrap_or_default(), sequence);
     let event_type = EventType::AlertTriggered;
     let data = AlertData {
         alert: AlertObject {
@@ -236,13 +234,13 @@ pub fn alert_event(
             unit: MetricObject::UNIT,
         },
     };
-    OutboxEntry {
-        body: body(&id, event_type, now, data),
-        id,
-        event_type,
+    entry(
+        instance.metadata.uid.as_deref().unwrap_or_default(),
         sequence,
-        created_at: now,
-    }
+        event_type,
+        now,
+        data,
+    )
 }
 
 /// An invoice that is issued, for its event.
@@ -313,7 +311,6 @@ struct InvoiceData<'a> {
 /// The event of an invoice that is issued now, the first one of its object.
 pub fn invoice_event(issued: &InvoiceIssued<'_>, now: Timestamp) -> OutboxEntry {
     let (sequence, event_type) = (1, EventType::InvoiceCreated);
-    let id = ids::event_id(issued.uid, sequence);
     let data = InvoiceData {
         invoice: InvoiceObject {
             id: issued.id,
@@ -332,13 +329,7 @@ pub fn invoice_event(issued: &InvoiceIssued<'_>, now: Timestamp) -> OutboxEntry 
             currency: issued.currency.to_owned(),
         },
     };
-    OutboxEntry {
-        body: body(&id, event_type, now, data),
-        id,
-        event_type,
-        sequence,
-        created_at: now,
-    }
+    entry(issued.uid, sequence, event_type, now, data)
 }
 
 /// The keys of `data` in instance events.
@@ -380,7 +371,6 @@ pub fn instance_event(
     sequence: i64,
     now: Timestamp,
 ) -> OutboxEntry {
-    let id = ids::event_id(instance.metadata.uid.as_deref().unwrap_or_default(), sequence);
     let carries_user = matches!(
         event_type,
         EventType::InstanceCreated | EventType::InstanceDeleted
@@ -389,6 +379,24 @@ pub fn instance_event(
         instance: InstanceObject::of(instance, status),
         user: carries_user.then_some(user),
     };
+    entry(
+        instance.metadata.uid.as_deref().unwrap_or_default(),
+        sequence,
+        event_type,
+        now,
+        data,
+    )
+}
+
+/// The outbox entry of an event: the one with this sequence number of the object with this UID.
+fn entry(
+    uid: &str,
+    sequence: i64,
+    event_type: EventType,
+    now: Timestamp,
+    data: impl Serialize,
+) -> OutboxEntry {
+    let id = ids::event_id(uid, sequence);
     OutboxEntry {
         body: body(&id, event_type, now, data),
         id,

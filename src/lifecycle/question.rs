@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::{Gate, requests::project_behind};
+use super::{Gate, project_behind};
 use crate::resources::Instance;
 
 /// What to ask the provider about an instance.

@@ -19,7 +19,7 @@ pub fn project(instance: &Instance, now: Timestamp) -> InstanceStatus {
 }
 
 /// As [`project`], for an instance whose gate the controller knows.
-pub(super) fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> InstanceStatus {
+pub fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> InstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
     refuse(instance, &mut status, gate);
     take_on(instance, &mut status, now);

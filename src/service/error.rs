@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::{
     resources::quota,
-    runtime::client::{CallError, is_denial},
+    runtime::client::{CallError, is_denial, is_namespace_terminating},
 };
 
 /// Seconds after which to try again if the API server cannot be reached or names no time: about as long as one of its
@@ -178,11 +178,6 @@ fn is_unauthorised(message: &str) -> bool {
 
 /// Translates a refusal of the API server for clients who do not know about it.
 fn refused(status: &Status) -> Error {
-    let terminating = status
-        .details
-        .iter()
-        .flat_map(|details| &details.causes)
-        .any(|cause| cause.reason == "NamespaceTerminating");
     match status.code {
         403 | 422 if status.message.contains("deletion-protection.stellage.dev") => protected(),
         // Somebody took the finalizer away, and the operator has not put it back yet.
@@ -209,7 +204,7 @@ fn refused(status: &Status) -> Error {
             ErrorKind::Conflict,
             "the object changed during the request; read it and try again",
         ),
-        403 if terminating => Error::new(
+        403 if is_namespace_terminating(status) => Error::new(
             ErrorKind::Conflict,
             "the account is being deleted; nothing can be created in it",
         ),

@@ -216,17 +216,16 @@ impl<P: Provider> Reconciler<P> {
             })
             .collect();
         let limits = self.controller.limits;
-        let has_room_in_account = backup.is_scheduled() || backup.phase() != BackupPhase::Waiting || {
-            let all = self.controller.index.within(namespace(backup));
-            has_room(backup, all.iter().map(|other| &**other), limits.per_account)
-        };
         with(&Situation {
             source,
             others: &others,
             has_account,
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
             limits,
-            has_room_in_account,
+            has_room_in_account: &|| {
+                let all = self.controller.index.within(namespace(backup));
+                has_room(backup, all.iter().map(|other| &**other), limits.per_account)
+            },
         })
     }
 

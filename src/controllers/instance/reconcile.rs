@@ -17,7 +17,7 @@ use super::InstanceController;
 use crate::{
     controllers::backup,
     events::{OutboxVersion, payload::User},
-    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project, question},
+    lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
         BackupPhase, Instance, InstanceStatus,
@@ -338,11 +338,9 @@ impl<P: Provider> Reconciler<P> {
     /// Whether the spec asks for an installation that has not begun.
     fn will_install(&self, instance: &Instance) -> bool {
         let operation = |status: Option<&InstanceStatus>| status.and_then(|status| status.operation.clone());
-        let mut unrefused = instance.clone();
-        if let Some(status) = &mut unrefused.status {
-            status.refused_installation = None;
-        }
-        let next = operation(Some(&project(&unrefused, self.controller.clock.now())));
+        // Whatever was refused before.
+        let now = self.controller.clock.now();
+        let next = operation(Some(&project_behind(&Gate::Open, instance, now)));
         let installs = next.as_ref().is_some_and(|next| next.restore_from.is_some());
         installs && next != operation(instance.status.as_ref())
     }

@@ -54,6 +54,8 @@ pub struct Deps {
     pub ledger: Ledger,
     /// The instances by namespace.
     pub instances: ByNamespace<Instance>,
+    /// The Invoices about which something is left to do, by namespace.
+    pub invoices: ByNamespace<Invoice>,
     /// The backups.
     pub backups: BackupIndex,
     /// Takes over recorded events.

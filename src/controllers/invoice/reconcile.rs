@@ -224,7 +224,9 @@ impl Reconciler {
             .filter(|state| state.account == uid);
         let mut state = match known {
             Some(state) => state,
-            None if subjects.is_empty() && !is_deleting && !self.has_invoice(namespace) => return Ok(None),
+            None if subjects.is_empty() && !is_deleting && deps.invoices.of(namespace).is_empty() => {
+                return Ok(None);
+            }
             None => {
                 let (books, issued) = books::read(&deps.client, namespace, uid).await?;
                 for invoice in &issued {
@@ -279,12 +281,6 @@ impl Reconciler {
             self.books.lock().insert(namespace.to_owned(), state);
         }
         Ok(again)
-    }
-
-    fn has_invoice(&self, namespace: &str) -> bool {
-        let all = self.invoices.state();
-        all.iter()
-            .any(|invoice| invoice.metadata.namespace.as_deref() == Some(namespace))
     }
 
     /// When there is something to do if nothing changes; `None` without an open invoice.
