@@ -12,7 +12,7 @@ use super::{
     CliError,
     connect::Cluster,
     duration,
-    objects::{self, InNamespace, InNamespaces, Named},
+    objects::{self, InNamespace, InNamespaces, Named, Shown},
     output::{self, Output, or_dash, printable},
     wait::{self, Progress, Waiting},
 };
@@ -127,7 +127,9 @@ pub(super) async fn run(command: BackupCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     match command {
         BackupCommand::List(args) => list(&cluster, &args).await,
-        BackupCommand::Show(args) => show(&cluster, &args).await,
+        BackupCommand::Show(args) => {
+            objects::show::<Backup>(&cluster, args.place.of(&cluster), &args.name, args.output).await
+        }
         BackupCommand::Create(args) => create(&cluster, args).await,
     }
 }
@@ -138,26 +140,7 @@ async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     if let Some(wanted) = &args.instance {
         backups.retain(|backup| backup.spec.instance == *wanted || instance_id(backup) == Some(wanted));
     }
-    if args.output == Output::Json {
-        return objects::print_all(backups);
-    }
-    if backups.is_empty() {
-        objects::note_empty::<Backup>(namespace);
-        return Ok(());
-    }
-    output::line(&table(&backups, namespace.is_none(), Timestamp::now()));
-    Ok(())
-}
-
-async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
-    let backup: Backup = objects::find(cluster, args.place.of(cluster), &args.name).await?;
-    match args.output {
-        Output::Json => objects::print(&backup),
-        Output::Text => {
-            output::line(&description(&backup, Timestamp::now()));
-            Ok(())
-        }
-    }
+    objects::show_all(backups, namespace, args.output)
 }
 
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
@@ -244,9 +227,9 @@ fn size(backup: &Backup) -> Option<String> {
     Some(format!("{size} GB"))
 }
 
-/// Backups as a table: the columns of `kubectl get`, and the ids.
-fn table(backups: &[Backup], with_namespace: bool, now: Timestamp) -> String {
-    let mut head = vec![
+impl Shown for Backup {
+    /// The columns of `kubectl get`, and the ids.
+    const COLUMNS: &'static [&'static str] = &[
         "NAME",
         "ID",
         "INSTANCE",
@@ -256,14 +239,14 @@ fn table(backups: &[Backup], with_namespace: bool, now: Timestamp) -> String {
         "AGE",
         "ERROR",
     ];
-    let mut rows: Vec<Vec<String>> = backups.iter().map(|backup| row(backup, now)).collect();
-    if with_namespace {
-        head.insert(0, "NAMESPACE");
-        for (row, backup) in rows.iter_mut().zip(backups) {
-            row.insert(0, backup.namespace().unwrap_or_default());
-        }
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        row(self, now)
     }
-    output::table(&head, &rows)
+
+    fn description(&self, now: Timestamp) -> String {
+        description(self, now)
+    }
 }
 
 fn row(backup: &Backup, now: Timestamp) -> Vec<String> {
@@ -360,7 +343,7 @@ mod tests {
         });
         let one =
             backup(json!({ "phase": "Completed", "source": source, "sizeGB": 3.2, "instanceDeleted": true }));
-        let shown = table(std::slice::from_ref(&one), true, now);
+        let shown = objects::table(std::slice::from_ref(&one), true, now);
         let cells: Vec<_> = shown.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(
             cells,

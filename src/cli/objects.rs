@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use clap::Args;
+use jiff::Timestamp;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Namespace};
 use kube::{
     Api, Resource, ResourceExt as _,
@@ -14,7 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     CliError,
     connect::{Cluster, Failure},
-    output,
+    output::{self, Output},
     program::program,
 };
 use crate::{
@@ -133,6 +134,65 @@ impl Named for Delivery {
     }
 }
 
+/// A kind that `list` and `show` print.
+pub(super) trait Shown: Named {
+    /// The columns of a table, without the namespace.
+    const COLUMNS: &'static [&'static str];
+
+    /// The cells of one object.
+    fn row(&self, now: Timestamp) -> Vec<String>;
+
+    /// One object in full.
+    fn description(&self, now: Timestamp) -> String;
+}
+
+/// Prints the object with this name or id.
+pub(super) async fn show<K: Shown>(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    output: Output,
+) -> Result<(), CliError> {
+    let object: K = find(cluster, namespace, name).await?;
+    match output {
+        Output::Json => print(&object),
+        Output::Text => {
+            output::line(&object.description(Timestamp::now()));
+            Ok(())
+        }
+    }
+}
+
+/// Prints objects that [`list`] has found, with their namespaces if it looked in all.
+pub(super) fn show_all<K: Shown>(
+    objects: Vec<K>,
+    namespace: Option<&str>,
+    output: Output,
+) -> Result<(), CliError> {
+    if output == Output::Json {
+        return print_all(objects);
+    }
+    if objects.is_empty() {
+        note_empty::<K>(namespace);
+    } else {
+        output::line(&table(&objects, namespace.is_none(), Timestamp::now()));
+    }
+    Ok(())
+}
+
+/// Objects as a table.
+pub(super) fn table<K: Shown>(objects: &[K], with_namespace: bool, now: Timestamp) -> String {
+    let mut head = K::COLUMNS.to_vec();
+    let mut rows: Vec<Vec<String>> = objects.iter().map(|object| object.row(now)).collect();
+    if with_namespace {
+        head.insert(0, "NAMESPACE");
+        for (row, object) in rows.iter_mut().zip(objects) {
+            row.insert(0, object.namespace().unwrap_or_default());
+        }
+    }
+    output::table(&head, &rows)
+}
+
 /// The object with this name or id.
 pub(super) async fn find<K: Named>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, CliError> {
     let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
@@ -229,7 +289,7 @@ async fn check_namespace(cluster: &Cluster, namespace: &str) -> Result<(), CliEr
 }
 
 /// Prints that a list is empty.
-pub(super) fn note_empty<K: Named>(namespace: Option<&str>) {
+fn note_empty<K: Named>(namespace: Option<&str>) {
     output::note(&match namespace {
         Some(namespace) => format!(
             "There are no {} in namespace {namespace}; use -n for another namespace, or -A for all.",

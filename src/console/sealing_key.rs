@@ -1,18 +1,16 @@
 //! The key that seals the console's cookies: in a Secret of the operator's namespace, so that all replicas have the same.
 
-use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Api, Client, api::PostParams};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
 use tokio::sync::OnceCell;
 
 use super::seal::{KEY, Seal};
-use crate::runtime::client::{CallError, bounded};
+use crate::runtime::shared_key;
 
 /// Name of the Secret.
 const NAME: &str = "stellage-console";
 /// Its only entry.
 const ENTRY: &str = "sealing-key";
-/// Attempts to write the key while other replicas do so, too.
-const MAX_ATTEMPTS: u32 = 5;
 
 /// The key, once it has been read.
 pub struct SealingKey {
@@ -39,27 +37,11 @@ impl SealingKey {
     }
 
     async fn read(&self) -> Result<Seal, String> {
-        for _ in 0..MAX_ATTEMPTS {
-            let found = bounded(self.api.get_opt(NAME)).await.map_err(in_words)?;
-            let mut secret = found.ok_or("it does not exist; deploy/rbac.yaml has it")?;
-            let data = secret.data.get_or_insert_default();
-            if let Some(key) = data.get(ENTRY) {
-                return Seal::new(&key.0).ok_or_else(|| {
-                    format!("its entry {ENTRY} must have {KEY} bytes; delete the entry to get another")
-                });
-            }
-            let key: [u8; KEY] = rand::random();
-            data.insert(ENTRY.to_owned(), ByteString(key.to_vec()));
-            // With the resourceVersion that was read: of several replicas, one writes its key.
-            match bounded(self.api.replace(NAME, &PostParams::default(), &secret)).await {
-                Err(error) if !error.is_conflict() => return Err(in_words(error)),
-                _ => {}
-            }
-        }
-        Err("other replicas keep changing it".to_owned())
+        let key = shared_key::read_or_make(&self.api, NAME, ENTRY, || rand::random::<[u8; KEY]>().to_vec())
+            .await
+            .map_err(|error| error.to_string())?;
+        Seal::new(&key).ok_or_else(|| {
+            format!("its entry {ENTRY} must have {KEY} bytes; delete the entry to get another")
+        })
     }
-}
-
-fn in_words(error: CallError) -> String {
-    error.to_string()
 }

@@ -21,8 +21,8 @@ use tokio::{
 use super::{
     series::{Measured, Window},
     wire::{
-        ADDRESS_ANNOTATION, ANSWER_HEADER, Key, MAX_ANSWER, PATIENCE, Query, REQUEST_HEADER, SECRET_NAME,
-        Subject, Unavailable,
+        ADDRESS_ANNOTATION, ANSWER_HEADER, Key, MAX_ANSWER, PATIENCE, Query, REQUEST_HEADER, SECRET_ENTRY,
+        SECRET_NAME, Subject, Unavailable,
     },
 };
 use crate::{
@@ -173,10 +173,10 @@ impl Remote {
         };
         match reading.await {
             Ok((lease, secret)) => {
-                let annotations = lease?.metadata.annotations?;
+                let (annotations, secret) = (lease?.metadata.annotations?, secret?.data?);
                 Some(Leader {
                     address: annotations.get(ADDRESS_ANNOTATION)?.as_str().into(),
-                    key: Key::of(&secret?)?,
+                    key: Key::of(&secret.get(SECRET_ENTRY)?.0)?,
                 })
             }
             Err(error) => {

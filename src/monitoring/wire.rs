@@ -10,7 +10,6 @@ use std::{fmt, time::Duration};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
 use rand::RngExt as _;
 use sha2::Sha256;
 use thiserror::Error;
@@ -113,9 +112,8 @@ pub fn new_key() -> String {
 }
 
 impl Key {
-    /// The key in a Secret; `None` if there is none of at least 32 bytes.
-    pub fn of(secret: &Secret) -> Option<Self> {
-        let text = &secret.data.as_ref()?.get(SECRET_ENTRY)?.0;
+    /// The key that a Secret's entry holds; `None` if it is not one of at least 32 bytes.
+    pub fn of(text: &[u8]) -> Option<Self> {
         let bytes = hex::decode(text).ok().filter(|bytes| bytes.len() >= KEY_BYTES)?;
         Hmac::new_from_slice(&bytes).ok().map(Self)
     }
@@ -170,16 +168,11 @@ impl Key {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::ByteString;
 
     use super::*;
 
     fn key(text: &str) -> Option<Key> {
-        let data = [(SECRET_ENTRY.to_owned(), ByteString(text.as_bytes().to_vec()))];
-        Key::of(&Secret {
-            data: Some(data.into()),
-            ..Secret::default()
-        })
+        Key::of(text.as_bytes())
     }
 
     #[test]
@@ -237,6 +230,5 @@ mod tests {
     #[test]
     fn a_short_key_is_none() {
         assert!(key("").is_none() && key("00ff").is_none() && key("no hex").is_none());
-        assert!(Key::of(&Secret::default()).is_none());
     }
 }

@@ -17,6 +17,7 @@
 //! - [`reconcile_queue`]: the objects of a kind that a controller has to reconcile; [`work_queue`]: reconciles them,
 //!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
+//! - [`shared_key`]: random keys that all replicas share, in Secrets;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
 //! - [`watch`]: all watches of the API server.
@@ -38,6 +39,7 @@ pub mod open_files;
 pub mod ops;
 pub mod reconcile_queue;
 pub mod server_time;
+pub mod shared_key;
 pub mod telemetry;
 pub mod timed_mutex;
 pub mod watch;

@@ -4,7 +4,6 @@ mod operate;
 mod view;
 
 use clap::{Args, Subcommand, builder::PossibleValuesParser, builder::TypedValueParser as _};
-use jiff::Timestamp;
 use kube::api::ListParams;
 
 use self::operate::{Operation, operate};
@@ -187,7 +186,10 @@ pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let (args, operation) = match command {
         InstanceCommand::List(args) => return list(&cluster, &args).await,
-        InstanceCommand::Show(args) => return show(&cluster, &args).await,
+        InstanceCommand::Show(args) => {
+            return objects::show::<Instance>(&cluster, args.place.of(&cluster), &args.name, args.output)
+                .await;
+        }
         InstanceCommand::Start(args) => (args, Operation::Power(Action::Start)),
         InstanceCommand::Stop(args) => (args, Operation::Power(Action::Stop)),
         InstanceCommand::Poweroff(args) => (args, Operation::Power(Action::PowerOff)),
@@ -216,24 +218,5 @@ pub(super) async fn run(command: InstanceCommand) -> Result<(), CliError> {
 async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
     let instances: Vec<Instance> = objects::list(cluster, namespace, &ListParams::default()).await?;
-    if args.output == Output::Json {
-        return objects::print_all(instances);
-    }
-    if instances.is_empty() {
-        objects::note_empty::<Instance>(namespace);
-        return Ok(());
-    }
-    output::line(&view::table(&instances, namespace.is_none(), Timestamp::now()));
-    Ok(())
-}
-
-async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
-    let instance: Instance = objects::find(cluster, args.place.of(cluster), &args.name).await?;
-    match args.output {
-        Output::Json => objects::print(&instance),
-        Output::Text => {
-            output::line(&view::description(&instance, Timestamp::now()));
-            Ok(())
-        }
-    }
+    objects::show_all(instances, namespace, args.output)
 }

@@ -6,6 +6,7 @@ use kube::ResourceExt as _;
 use crate::{
     cli::{
         duration,
+        objects::Shown,
         output::{self, or_dash},
     },
     lifecycle::current,
@@ -35,17 +36,18 @@ pub(super) fn why(instance: &Instance) -> Option<(&str, &str)> {
     Some((&ready.reason, &ready.message))
 }
 
-/// Instances as a table: the columns of `kubectl get`, and the reason.
-pub(super) fn table(instances: &[Instance], with_namespace: bool, now: Timestamp) -> String {
-    let mut head = vec!["NAME", "STATE", "PLAN", "REGION", "IP", "READY", "AGE", "REASON"];
-    let mut rows: Vec<Vec<String>> = instances.iter().map(|instance| row(instance, now)).collect();
-    if with_namespace {
-        head.insert(0, "NAMESPACE");
-        for (row, instance) in rows.iter_mut().zip(instances) {
-            row.insert(0, instance.namespace().unwrap_or_default());
-        }
+impl Shown for Instance {
+    /// The columns of `kubectl get`, and the reason.
+    const COLUMNS: &'static [&'static str] =
+        &["NAME", "STATE", "PLAN", "REGION", "IP", "READY", "AGE", "REASON"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        row(self, now)
     }
-    output::table(&head, &rows)
+
+    fn description(&self, now: Timestamp) -> String {
+        description(self, now)
+    }
 }
 
 fn row(instance: &Instance, now: Timestamp) -> Vec<String> {
@@ -67,7 +69,7 @@ fn row(instance: &Instance, now: Timestamp) -> Vec<String> {
 }
 
 /// One instance in full.
-pub(super) fn description(instance: &Instance, now: Timestamp) -> String {
+fn description(instance: &Instance, now: Timestamp) -> String {
     let spec = &instance.spec;
     let status = current(instance);
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
@@ -179,6 +181,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cli::objects::table;
 
     fn now() -> Timestamp {
         "2026-11-21T10:05:00Z".parse().unwrap()

@@ -145,7 +145,9 @@ pub(super) async fn run(command: WebhookCommand) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     match command {
         WebhookCommand::List(args) => list(&cluster, &args).await,
-        WebhookCommand::Show(args) => show(&cluster, &args).await,
+        WebhookCommand::Show(args) => {
+            objects::show::<Webhook>(&cluster, args.place.of(&cluster), &args.name, args.output).await
+        }
         WebhookCommand::Test(args) => test(&cluster, &args).await,
         WebhookCommand::Enable(args) => enable(&cluster, &args).await,
         WebhookCommand::RotateSecret(args) => rotate::rotate(&cluster, &args).await,
@@ -155,26 +157,7 @@ pub(super) async fn run(command: WebhookCommand) -> Result<(), CliError> {
 async fn list(cluster: &Cluster, args: &ListArgs) -> Result<(), CliError> {
     let namespace = args.place.of(cluster);
     let webhooks: Vec<Webhook> = objects::list(cluster, namespace, &ListParams::default()).await?;
-    if args.output == Output::Json {
-        return objects::print_all(webhooks);
-    }
-    if webhooks.is_empty() {
-        objects::note_empty::<Webhook>(namespace);
-        return Ok(());
-    }
-    output::line(&view::table(&webhooks, namespace.is_none(), Timestamp::now()));
-    Ok(())
-}
-
-async fn show(cluster: &Cluster, args: &ShowArgs) -> Result<(), CliError> {
-    let webhook: Webhook = objects::find(cluster, args.place.of(cluster), &args.name).await?;
-    match args.output {
-        Output::Json => objects::print(&webhook),
-        Output::Text => {
-            output::line(&view::description(&webhook, Timestamp::now()));
-            Ok(())
-        }
-    }
+    objects::show_all(webhooks, namespace, args.output)
 }
 
 async fn test(cluster: &Cluster, args: &TestArgs) -> Result<(), CliError> {

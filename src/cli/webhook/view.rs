@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use crate::{
     cli::{
         duration,
+        objects::Shown,
         output::{self, cell, or_dash},
         program::program,
     },
@@ -26,9 +27,9 @@ fn condition<'a>(webhook: &'a Webhook, type_: &str) -> Option<&'a Condition> {
     conditions::find(&webhook.status.as_ref()?.conditions, type_)
 }
 
-/// Webhooks as a table: the columns of `kubectl get`, and the reason.
-pub(super) fn table(webhooks: &[Webhook], with_namespace: bool, now: Timestamp) -> String {
-    let mut head = vec![
+impl Shown for Webhook {
+    /// The columns of `kubectl get`, and the reason.
+    const COLUMNS: &'static [&'static str] = &[
         "NAME",
         "URL",
         "ACTIVE",
@@ -40,14 +41,14 @@ pub(super) fn table(webhooks: &[Webhook], with_namespace: bool, now: Timestamp) 
         "AGE",
         "REASON",
     ];
-    let mut rows: Vec<Vec<String>> = webhooks.iter().map(|webhook| row(webhook, now)).collect();
-    if with_namespace {
-        head.insert(0, "NAMESPACE");
-        for (row, webhook) in rows.iter_mut().zip(webhooks) {
-            row.insert(0, webhook.namespace().unwrap_or_default());
-        }
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        row(self, now)
     }
-    output::table(&head, &rows)
+
+    fn description(&self, now: Timestamp) -> String {
+        description(self, now)
+    }
 }
 
 fn row(webhook: &Webhook, now: Timestamp) -> Vec<String> {
@@ -90,7 +91,7 @@ fn health_and_reason(webhook: &Webhook) -> (&'static str, String) {
 }
 
 /// One webhook in full, without its secret.
-pub(super) fn description(webhook: &Webhook, now: Timestamp) -> String {
+fn description(webhook: &Webhook, now: Timestamp) -> String {
     let ago = |time: Timestamp| format!("{time:.0} ({} ago)", duration::age(time, now));
     let nothing = WebhookStatus::default();
     let status = webhook.status.as_ref().unwrap_or(&nothing);
@@ -161,6 +162,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cli::objects::table;
 
     fn now() -> Timestamp {
         "2026-11-21T10:05:00Z".parse().unwrap()

@@ -5,13 +5,13 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Api, Client, api::PostParams};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     monitoring::wire::{Key, SECRET_ENTRY, SECRET_NAME, new_key},
-    runtime::client::{CallError, bounded},
+    runtime::shared_key,
 };
 
 /// Pause after a failure.
@@ -32,12 +32,11 @@ impl SharedKey {
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
         loop {
             let reason = match read_or_make(&api).await {
-                Ok(Some(key)) => {
+                Ok(key) => {
                     let _ = self.0.set(key);
                     return;
                 }
-                Ok(None) => "there is none; apply deploy/rbac.yaml".to_owned(),
-                Err(error) => error.to_string(),
+                Err(reason) => reason,
             };
             tracing::warn!(
                 reason,
@@ -51,21 +50,10 @@ impl SharedKey {
     }
 }
 
-/// `None` if there is no Secret. It comes with the operator's rights, so that these need not include creating Secrets.
-async fn read_or_make(api: &Api<Secret>) -> Result<Option<Key>, CallError> {
-    let Some(mut secret) = bounded(api.get_opt(SECRET_NAME)).await? else {
-        return Ok(None);
-    };
-    if let Some(key) = Key::of(&secret) {
-        return Ok(Some(key));
-    }
-    secret.metadata.managed_fields = None;
-    let key = ByteString(new_key().into_bytes());
-    secret
-        .data
-        .get_or_insert_default()
-        .insert(SECRET_ENTRY.to_owned(), key);
-    let params = PostParams::default();
-    let made = bounded(api.replace(SECRET_NAME, &params, &secret)).await?;
-    Ok(Key::of(&made))
+async fn read_or_make(api: &Api<Secret>) -> Result<Key, String> {
+    let text = shared_key::read_or_make(api, SECRET_NAME, SECRET_ENTRY, || new_key().into_bytes())
+        .await
+        .map_err(|error| error.to_string())?;
+    Key::of(&text)
+        .ok_or_else(|| format!("its entry {SECRET_ENTRY} is no key; delete the entry to get another"))
 }
