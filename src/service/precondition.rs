@@ -55,6 +55,6 @@ impl Precondition {
 pub fn failed() -> Error {
     Error::new(
         ErrorKind::PreconditionFailed,
-        "If-Match does not match the current ETag: the resource has changed; read it and try again",
+        "the request is for another version of the resource, which has changed since; read it and try again",
     )
 }

@@ -60,7 +60,7 @@ pub struct Created<E> {
 
 impl<X: Index> Store<X> {
     /// Creates the object that `build` returns for a name and the digest of the request's body, or finds the object that the
-    /// same request has created before. 422 if the key was used with another body, 409 while the object is being deleted.
+    /// same request has created before. `idempotency_key_reused` if the key was used with another body, `conflict` while the object is being deleted.
     pub async fn create_once(
         &self,
         namespace: &str,
@@ -126,7 +126,7 @@ impl<X: Index> Store<X> {
 }
 
 impl<X: Index> Store<X> {
-    /// The object that an earlier request with the same key has created. 422 if that had another body, 409 while the object is
+    /// The object that an earlier request with the same key has created. `idempotency_key_reused` if that had another body, `conflict` while the object is
     /// being deleted.
     pub async fn created_by(
         &self,

@@ -46,12 +46,12 @@ type IdOf<X> = <<X as Index>::Item as Indexed>::Id;
 type SpecOf<X> = <<X as Index>::Item as Indexed>::Spec;
 
 impl<X: Index> Store<X> {
-    /// The object with this id; 404 if it is not in this namespace. If the index does not have it, the API server is asked.
+    /// The object with this id; `not_found` if it is not in this namespace. If the index does not have it, the API server is asked.
     pub async fn find(&self, namespace: &str, id: Option<IdOf<X>>) -> Result<Arc<X::Item>, Error> {
         Ok(self.look_up(namespace, id).await?.item)
     }
 
-    /// The current version of an object, read from the API server; 404 if it is gone.
+    /// The current version of an object, read from the API server; `not_found` if it is gone.
     pub async fn find_now(&self, namespace: &str, item: &X::Item) -> Result<Arc<X::Item>, Error> {
         Ok(self.fetch(namespace, item.object().name(), item.id()).await?.item)
     }
@@ -133,7 +133,7 @@ impl<X: Index> Store<X> {
         Err(contended(X::Item::WORD))
     }
 
-    /// Deletes an object if `check` allows it; 404 if it does not exist.
+    /// Deletes an object if `check` allows it; `not_found` if it does not exist.
     pub async fn remove(
         &self,
         namespace: &str,
@@ -168,7 +168,7 @@ pub async fn pause(attempt: u32) {
     tokio::time::sleep(pause).await;
 }
 
-/// 409 after too many conflicts.
+/// `conflict` after too many conflicts.
 pub fn contended(word: &str) -> Error {
     Error::new(
         ErrorKind::Conflict,

@@ -43,11 +43,11 @@ pub fn not_active() -> Error {
         details: vec![Detail::new(
             "active",
             "invalid_state",
-            "is false; set it to true with PATCH first",
+            "is false; set it to true first",
         )],
         ..Error::new(
             ErrorKind::InvalidState,
-            "the webhook is not active; set active to true with PATCH first",
+            "the webhook is not active; set active to true first",
         )
     }
 }
