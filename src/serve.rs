@@ -1,49 +1,35 @@
 //! `stellage run`, `stellage api` and `stellage controller`: connects the parts, serves until SIGTERM, and shuts down in
 //! order.
 
+mod controllers;
 #[cfg(test)]
 mod tests;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use kube::{
-    Config,
-    runtime::{reflector::Store, watcher},
-};
+use kube::{Config, runtime::watcher};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
+use self::controllers::{Candidate, Slots, Stores};
 use crate::{
-    backups,
     catalogue::{SharedCatalogue, file::CatalogueError, shared::CatalogueFile},
     console,
-    controllers::{
-        account::{self, AccountController, AccountDirectory},
-        backup::{self, BackupController, BackupIndex},
-        instance::InstanceController,
-        invoice::{self, InvoiceController},
-        key_copies,
-        ledger::Ledger,
-        monitoring::{self, MonitoringController},
-        webhook::{self, WebhookController},
-    },
-    delivery::{ClientError, DeliveryLog, ReceiverClient, ReceiverUrl, TargetRules},
+    delivery::{ClientError, DeliveryLog, ReceiverUrl, TargetRules},
     facade::Facade,
-    mail::{MailError, Mailer},
-    monitoring::{LeaderSlot, Monitor, measurements::Anywhere, remote::Remote, wire::ADDRESS_ANNOTATION},
-    providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
+    mail::MailError,
+    monitoring::{LeaderSlot, measurements::Anywhere, remote::Remote},
     resources::{
         Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL,
     },
     runtime::{
-        ByNamespace, Clock, Health, Metrics, ReconcileQueue, ServerTime, SystemClock, client,
+        Clock, Health, Metrics, ServerTime, SystemClock, client,
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
-        lease::{self, LeaderElection},
-        open_files, ops, telemetry,
+        lease, open_files, ops, telemetry,
         watch::{Listener, Watches},
     },
     service::{self, Service},
@@ -82,6 +68,9 @@ pub enum ServeError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// The port on which other replicas ask the leader cannot be used again.
+    #[error("cannot listen on the port of --usage-listen again: {0}")]
+    UsageListener(std::io::Error),
     /// The delivery settings are invalid.
     #[error(transparent)]
     Receivers(#[from] ClientError),
@@ -94,9 +83,6 @@ pub enum ServeError {
     /// The signal handlers could not be installed.
     #[error("cannot listen for signals: {0}")]
     Signals(std::io::Error),
-    /// Another replica may be writing; this one must be restarted before it writes again.
-    #[error("lost the Lease: another replica may be writing, so this one exits")]
-    LeaseLost,
     /// A part ended before the shutdown.
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
@@ -123,6 +109,7 @@ pub async fn serve(
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
+        streams: client::connect_for_watches(config.clone(), health.clone(), server_time.clone())?,
         client: client::connect(config, health.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
@@ -184,48 +171,39 @@ pub async fn serve(
             }),
         ));
     }
-    let mut controllers = controller
-        .map(|settings| Controllers::new(settings, &common, catalogue, rules, &watches, clock, server_time))
+    let candidate = controller
+        .map(|settings| Candidate::new(settings, &common, catalogue, rules, &watches, clock, server_time))
         .transpose()?;
-    let mut usage_listener = None;
-    if let Some(controllers) = &mut controllers {
-        controllers.own_answers = own_answers;
-        let address = controllers.settings.monitoring.usage_listen;
-        usage_listener = Some(bind(address, "--usage-listen").await?);
-    }
-    reload(catalogue_file, &watches, controllers.as_ref());
-    let mut deliveries = None;
-    let mut invoices = None;
-    if let Some(controllers) = &controllers {
-        let listeners = controllers.webhooks.listeners();
-        on_webhooks.push(listeners.webhooks);
-        let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
-        deliveries = Some(watches.spawn_selected::<Delivery>(unfinished, vec![listeners.deliveries]));
-        let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
-        invoices = Some(watches.spawn_selected::<Invoice>(unsettled, controllers.on_invoices()));
-        let instances_by_namespace = controllers.instances.clone();
-        on_instances.extend(controllers.on_instances(&instances_by_namespace));
-        on_backups.extend(controllers.on_backups());
-        on_accounts.extend(controllers.on_accounts(instances_by_namespace));
+    reload(catalogue_file, &watches, candidate.as_ref());
+    if let Some(Candidate { slots, .. }) = &candidate {
+        on_accounts.push(Box::new(slots.accounts.clone()));
+        on_instances.push(Box::new(slots.instances.clone()));
+        on_backups.push(Box::new(slots.backups.clone()));
+        on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
     let instances = watches.spawn(on_instances);
     let backups = watches.spawn(on_backups);
     let webhooks = watches.spawn(on_webhooks);
     let accounts = watches.spawn(on_accounts);
-    if let Some(((controllers, (deliveries, invoices)), usage_listener)) =
-        controllers.zip(deliveries.zip(invoices)).zip(usage_listener)
-    {
+    if let Some(mut candidate) = candidate {
+        candidate.own_answers = own_answers;
+        let usage_listener = bind(candidate.settings.monitoring.usage_listen, "--usage-listen").await?;
+        let Slots {
+            deliveries, invoices, ..
+        } = candidate.slots.clone();
+        let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
+        let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
         let stores = Stores {
             accounts,
             instances,
             backups,
             webhooks,
-            deliveries,
-            invoices,
+            deliveries: watches.spawn_selected::<Delivery>(unfinished, vec![Box::new(deliveries)]),
+            invoices: watches.spawn_selected::<Invoice>(unsettled, vec![Box::new(invoices)]),
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(controllers.lead(stores, usage_listener, own_ranges_read, shutdown.clone())),
+            tokio::spawn(candidate.stand(stores, usage_listener, own_ranges_read, shutdown.clone())),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
@@ -242,11 +220,11 @@ fn catalogue(common: &CommonSettings) -> Result<(SharedCatalogue, Option<Catalog
 
 /// Keeps the catalogue up to date with its file, if it has one. Whoever runs the controllers also publishes a Kubernetes Event, about the Lease,
 /// when the file cannot be used.
-fn reload(file: Option<CatalogueFile>, watches: &Watches, controllers: Option<&Controllers>) {
+fn reload(file: Option<CatalogueFile>, watches: &Watches, candidate: Option<&Candidate>) {
     let Some(file) = file else { return };
-    let lease = controllers.map(|controllers| {
-        let events = Events::new(watches.client.clone(), "catalogue", &controllers.identity);
-        (events, lease::named_in(&controllers.common.namespace))
+    let lease = candidate.map(|candidate| {
+        let events = Events::new(watches.client.clone(), "catalogue", &candidate.identity);
+        (events, lease::named_in(&candidate.common.namespace))
     });
     let complain = move |reason: &str| {
         if let Some((events, lease)) = &lease {
@@ -360,366 +338,6 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
         result = result.and(ended);
     }
     result
-}
-
-/// The stores of the watches that the controllers need.
-#[derive(Clone)]
-struct Stores {
-    accounts: Store<Account>,
-    instances: Store<Instance>,
-    backups: Store<Backup>,
-    webhooks: Store<Webhook>,
-    /// Unfinished ones.
-    deliveries: Store<Delivery>,
-    /// Those about which something is left to do.
-    invoices: Store<Invoice>,
-}
-
-/// The controllers, and what they need to run.
-struct Controllers {
-    settings: ControllerSettings,
-    common: CommonSettings,
-    catalogue: SharedCatalogue,
-    identity: String,
-    accounts: AccountController,
-    directory: AccountDirectory,
-    queue: ReconcileQueue<Instance>,
-    instances: ByNamespace<Instance>,
-    backups: BackupIndex,
-    backup_queue: ReconcileQueue<Backup>,
-    ledger: Ledger,
-    invoices: InvoiceController,
-    open_invoices: ByNamespace<Invoice>,
-    invoice_queue: ReconcileQueue<Invoice>,
-    webhooks: WebhookController,
-    monitor: Arc<Monitor>,
-    /// Where the facade of this process finds what the leader knows.
-    own_answers: LeaderSlot,
-    watches: Watches,
-    clock: Arc<dyn Clock>,
-}
-
-impl Controllers {
-    fn new(
-        mut settings: ControllerSettings,
-        common: &CommonSettings,
-        catalogue: SharedCatalogue,
-        rules: TargetRules,
-        watches: &Watches,
-        clock: Arc<dyn Clock>,
-        server_time: ServerTime,
-    ) -> Result<Self, ServeError> {
-        settings.delivery.delivery_log = common.delivery_log;
-        settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
-        let identity = lease::identity(settings.identity.as_deref());
-        let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
-        let backup_queue = ReconcileQueue::default();
-        let webhooks = WebhookController::new(webhook::Deps {
-            client: watches.client.clone(),
-            receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
-            rules,
-            mailer: Mailer::new(&settings.mail)?,
-            mail_limits: settings.mail.limits(),
-            directory: directory.clone(),
-            settings: settings.delivery.clone(),
-            write_concurrency: settings.write_concurrency,
-            metrics: watches.metrics.clone(),
-            clock: clock.clone(),
-            server_time: server_time.clone(),
-        });
-        let (ledger, instances, open_invoices) =
-            (Ledger::default(), ByNamespace::default(), ByNamespace::default());
-        let backups = BackupIndex::new(backup_queue.clone());
-        let invoices = InvoiceController::new(invoice::Deps {
-            client: watches.client.clone(),
-            namespace: common.namespace.clone(),
-            directory: directory.clone(),
-            ledger: ledger.clone(),
-            instances: instances.clone(),
-            invoices: open_invoices.clone(),
-            backups: backups.clone(),
-            outbox: webhooks.outbox(),
-            catalogue: catalogue.clone(),
-            clock: clock.clone(),
-            server_time,
-            metrics: watches.metrics.clone(),
-            events: Events::new(watches.client.clone(), "invoice-controller", &identity),
-        });
-        Ok(Self {
-            accounts: AccountController::new(account::Deps {
-                client: watches.client.clone(),
-                namespace: common.namespace.clone(),
-                service_account: settings.service_account.clone(),
-                api_service_account: settings.api_service_account.clone(),
-                quotas: account::DefaultQuotas {
-                    instances: common.default_instance_quota,
-                    api_keys: common.api_keys_per_account,
-                    backups: common.backups_per_account,
-                    unfinished_deliveries: settings.delivery.pending_deliveries_per_account
-                        + settings.delivery.held_deliveries_per_account,
-                    finished_deliveries: settings.delivery.delivery_retention,
-                },
-                ledger: ledger.clone(),
-                identity: identity.clone(),
-                metrics: watches.metrics.clone(),
-                clock: clock.clone(),
-            }),
-            monitor: Monitor::new(
-                usize::try_from(settings.monitoring.monitoring_series).unwrap_or(usize::MAX),
-                clock.now(),
-            ),
-            own_answers: LeaderSlot::default(),
-            settings,
-            common: common.clone(),
-            catalogue,
-            identity,
-            directory,
-            queue,
-            instances,
-            backups,
-            backup_queue,
-            ledger,
-            invoices,
-            open_invoices,
-            invoice_queue: ReconcileQueue::default(),
-            webhooks,
-            watches: watches.clone(),
-            clock,
-        })
-    }
-
-    /// The listeners for the watch of Instances. They include `by_namespace`.
-    fn on_instances(&self, by_namespace: &ByNamespace<Instance>) -> [Box<dyn Listener<Instance>>; 8] {
-        let [invoices_before, invoices_after] = self.invoices.instance_listeners();
-        [
-            self.webhooks.outbox_listener(),
-            self.accounts.content_listener(),
-            Box::new(self.queue.clone()),
-            invoices_before,
-            Box::new(by_namespace.clone()),
-            self.monitor.listener(),
-            invoices_after,
-            backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
-        ]
-    }
-
-    /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
-    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 5] {
-        [
-            self.backups.listener(),
-            self.webhooks.outbox_listener(),
-            self.accounts.content_listener(),
-            Box::new(self.backup_queue.clone()),
-            self.invoices.backup_listener(),
-        ]
-    }
-
-    /// The listeners for the watch of Invoices.
-    fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
-        vec![
-            self.webhooks.outbox_listener(),
-            Box::new(self.open_invoices.clone()),
-            Box::new(self.invoice_queue.clone()),
-        ]
-    }
-
-    /// The listeners for the watch of Accounts.
-    fn on_accounts(&self, instances: ByNamespace<Instance>) -> [Box<dyn Listener<Account>>; 3] {
-        let owner_changed = self.webhooks.owner_changed();
-        let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
-        let backups = self.backups.clone();
-        let directory = self.directory.listener(move |namespace| {
-            owner_changed(namespace);
-            queue.again(instances.of(namespace));
-            backup_queue.again(backups.within(namespace));
-        });
-        [
-            self.accounts.account_listener(),
-            directory,
-            self.invoices.account_listener(),
-        ]
-    }
-
-    /// The simulator; the addresses of the known instances are taken.
-    fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
-        let pools = Pools {
-            ipv4: self.settings.simulator_ipv4,
-            ipv6: self.settings.simulator_ipv6,
-        };
-        let faults = Faults::new(self.common.simulator_faults);
-        let known = instances.state();
-        let known = known.iter().map(|instance| &**instance);
-        Arc::new(Simulator::new(self.common.timings(), pools, faults, known))
-    }
-
-    fn provider_timeout(&self) -> Duration {
-        Duration::from_secs(self.settings.provider_timeout_seconds)
-    }
-
-    fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
-        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
-        InstanceController {
-            provider,
-            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
-            backups: self.backups.clone(),
-            monitor: self.monitor.clone(),
-            ledger: self.ledger.clone(),
-            outbox: self.webhooks.outbox(),
-            catalogue: self.catalogue.clone(),
-            timings: self.common.timings(),
-            clock: self.clock.clone(),
-            metrics: self.watches.metrics.clone(),
-            events: Events::new(client.clone(), "instance-controller", &self.identity),
-            client,
-            concurrency: self.settings.concurrency,
-            write_concurrency: self.settings.write_concurrency,
-            provider_timeout: self.provider_timeout(),
-        }
-    }
-
-    fn backup_controller(
-        &self,
-        provider: Arc<Simulator>,
-        instances: Store<Instance>,
-    ) -> BackupController<Simulator> {
-        let client = self.watches.client.clone();
-        BackupController {
-            provider,
-            directory: self.directory.clone(),
-            outbox: self.webhooks.outbox(),
-            index: self.backups.clone(),
-            instances,
-            instance_queue: self.queue.clone(),
-            limits: backups::Limits {
-                per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),
-                per_account: usize::try_from(self.common.backups_per_account).unwrap_or(usize::MAX),
-            },
-            clock: self.clock.clone(),
-            metrics: self.watches.metrics.clone(),
-            events: Events::new(client.clone(), "backup-controller", &self.identity),
-            client,
-            concurrency: self.settings.concurrency,
-            write_concurrency: self.settings.write_concurrency,
-            provider_timeout: self.provider_timeout(),
-        }
-    }
-
-    fn monitoring_controller(&self, instances: Store<Instance>) -> MonitoringController<SimulatedUsage> {
-        let faults = Faults::new(self.common.simulator_faults);
-        let settings = &self.settings.monitoring;
-        MonitoringController {
-            client: self.watches.client.clone(),
-            namespace: self.common.namespace.clone(),
-            usage: Arc::new(SimulatedUsage { faults }),
-            monitor: self.monitor.clone(),
-            catalogue: self.catalogue.clone(),
-            queue: self.queue.clone(),
-            instances,
-            clock: self.clock.clone(),
-            metrics: self.watches.metrics.clone(),
-            concurrency: settings.sampling_concurrency,
-            provider_timeout: self.provider_timeout(),
-            shown: settings
-                .instance_metrics
-                .then(|| usize::try_from(settings.instance_metrics_limit).unwrap_or(usize::MAX)),
-        }
-    }
-
-    /// Waits for the Lease, and runs the controllers while it is held.
-    async fn lead(
-        self,
-        stores: Stores,
-        usage_listener: TcpListener,
-        own_ranges_read: Arc<SetOnce<()>>,
-        shutdown: CancellationToken,
-    ) -> Result<(), ServeError> {
-        let Stores {
-            accounts,
-            instances,
-            backups,
-            webhooks,
-            deliveries,
-            invoices,
-        } = stores;
-        let Watches { client, metrics, .. } = self.watches.clone();
-        let namespace = &self.common.namespace;
-        let mut election = LeaderElection::new(client.clone(), namespace, &self.identity, metrics.clone())
-            .with_times(self.settings.lease_times());
-        let given = self.settings.monitoring.usage_address.as_deref();
-        if let Some(address) = monitoring::advertised(&usage_listener, given) {
-            election = election.with_annotation(ADDRESS_ANNOTATION, &address);
-        }
-        // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
-        let warm = async {
-            // Before that, receivers could have addresses of the cluster.
-            own_ranges_read.wait().await;
-            accounts
-                .wait_until_ready()
-                .await
-                .and(instances.wait_until_ready().await)
-                .and(backups.wait_until_ready().await)
-                .and(webhooks.wait_until_ready().await)
-                .and(deliveries.wait_until_ready().await)
-                .and(invoices.wait_until_ready().await)
-        };
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            ready = warm => ready.map_err(|_| ServeError::Ended("a watch"))?,
-        }
-        let Some(leadership) = election.acquire(&shutdown).await else {
-            return Ok(());
-        };
-
-        let provider = self.simulator(&instances);
-        let controller = self.instance_controller(provider.clone());
-        let backup_controller = self.backup_controller(provider, instances.clone());
-        let monitoring = self.monitoring_controller(instances.clone());
-        let usage = monitoring.answers();
-        self.own_answers.lead(usage.clone());
-        let grace = self.common.shutdown_grace();
-        let webhook_events = Events::new(client.clone(), "webhook-controller", &self.identity);
-        let stores = webhook::Stores {
-            webhooks,
-            deliveries,
-            sources: vec![
-                webhook::Source::new(instances.clone(), self.queue.clone()),
-                webhook::Source::new(backups.clone(), self.backup_queue.clone()),
-                webhook::Source::new(invoices.clone(), self.invoice_queue.clone()),
-            ],
-        };
-        // Open before the first instance is reconciled, so that its first event is already taken over.
-        tokio::select! {
-            () = shutdown.cancelled() => {
-                leadership.release().await;
-                return Ok(());
-            }
-            () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
-            () = self.webhooks.open(&stores, leadership.tenure.clone()) => {}
-        }
-        let work = async {
-            tokio::join!(
-                self.webhooks.run(webhook_events, shutdown.clone(), grace),
-                self.invoices
-                    .run(accounts.clone(), self.invoice_queue, invoices, shutdown.clone()),
-                self.accounts.run(accounts, &self.watches, shutdown.clone()),
-                controller.run(self.queue, instances, shutdown.clone()),
-                backup_controller.run(self.backup_queue, backups, shutdown.clone()),
-                key_copies::run(client, shutdown.clone()),
-                monitoring.run(usage, usage_listener, shutdown.clone()),
-            )
-        };
-        let overdue = async {
-            shutdown.cancelled().await;
-            tokio::time::sleep(grace).await;
-        };
-        tokio::select! {
-            () = leadership.lost.cancelled() => return Err(ServeError::LeaseLost),
-            _ = work => if !shutdown.is_cancelled() { return Err(ServeError::Ended("the controllers")) },
-            () = overdue => tracing::warn!(?grace, "reconciles were still running when the grace period ended; the next leader repeats them"),
-        }
-        leadership.release().await;
-        Ok(())
-    }
 }
 
 /// A token that is cancelled `delay` after `shutdown`. Meanwhile `/readyz` fails, so that load balancers send no more requests, and

@@ -25,7 +25,7 @@ use crate::{
 
 /// Allowed durations of the Lease. A shorter one leaves no time to retry a renewal; with a longer one, a takeover from a dead
 /// leader takes too long.
-const LEASE_SECONDS: RangeInclusive<i64> = 5..=600;
+const LEASE_SECONDS: RangeInclusive<i64> = 4..=600;
 
 /// Settings that the facade and the controllers share.
 #[derive(Args, Clone, Debug)]
@@ -199,7 +199,7 @@ pub struct ControllerSettings {
     pub identity: Option<String>,
 
     /// Seconds until another replica takes over from a leader that no longer renews the Lease; a leader that cannot renew it
-    /// for two thirds of that time exits
+    /// for two thirds of that time stops leading, and stands for election again
     #[arg(long, env = "STELLAGE_LEASE_DURATION_SECONDS", default_value_t = LeaseTimes::DEFAULT_SECONDS, value_parser = clap::value_parser!(u16).range(LEASE_SECONDS))]
     pub lease_duration_seconds: u16,
 

@@ -14,6 +14,8 @@
 // so their modules have names that come first.
 #[path = "chart/mod.rs"]
 mod a_chart;
+#[path = "high_availability.rs"]
+mod a_high_availability;
 #[path = "listen.rs"]
 mod a_listen;
 #[path = "local_run.rs"]

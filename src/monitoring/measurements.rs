@@ -1,9 +1,10 @@
 //! Answers questions about the usage of instances: the leader from its memory and by asking the provider, other replicas by asking
 //! the leader.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use parking_lot::RwLock;
 use tokio::time::timeout;
 
 use super::{
@@ -94,19 +95,24 @@ impl<U: UsageSource> Measurements for Leader<U> {
     }
 }
 
-/// Where this process finds the answers of the leader once it is the leader itself. It ends when it no longer is.
+/// Where this process finds the answers of the leader while it is the leader itself.
 #[derive(Clone, Default)]
-pub struct LeaderSlot(Arc<OnceLock<Arc<dyn Measurements>>>);
+pub struct LeaderSlot(Arc<RwLock<Option<Arc<dyn Measurements>>>>);
 
 impl LeaderSlot {
     /// This process is the leader from now on.
     pub fn lead(&self, answers: Arc<dyn Measurements>) {
-        let _ = self.0.set(answers);
+        *self.0.write() = Some(answers);
+    }
+
+    /// This process is no longer the leader.
+    pub fn resign(&self) {
+        *self.0.write() = None;
     }
 
     /// The leader's answers, if this process is the leader.
-    pub fn get(&self) -> Option<&Arc<dyn Measurements>> {
-        self.0.get()
+    pub fn get(&self) -> Option<Arc<dyn Measurements>> {
+        self.0.read().clone()
     }
 }
 
@@ -120,10 +126,13 @@ pub struct Anywhere {
 
 impl Measurements for Anywhere {
     fn usage<'a>(&'a self, instance: &'a Instance) -> BoxFuture<'a, Usage> {
-        match self.own.get() {
-            Some(own) => own.usage(instance),
-            None => Box::pin(async { self.remote.usage(instance).await.unwrap_or_default() }),
-        }
+        let own = self.own.get();
+        Box::pin(async move {
+            match own {
+                Some(own) => own.usage(instance).await,
+                None => self.remote.usage(instance).await.unwrap_or_default(),
+            }
+        })
     }
 
     fn series<'a>(
@@ -131,10 +140,13 @@ impl Measurements for Anywhere {
         instance: &'a Instance,
         window: Window,
     ) -> BoxFuture<'a, Result<Measured, Unavailable>> {
-        match self.own.get() {
-            Some(own) => own.series(instance, window),
-            None => Box::pin(self.remote.series(instance, window)),
-        }
+        let own = self.own.get();
+        Box::pin(async move {
+            match own {
+                Some(own) => own.series(instance, window).await,
+                None => self.remote.series(instance, window).await,
+            }
+        })
     }
 }
 

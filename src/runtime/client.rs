@@ -9,21 +9,31 @@ use std::{
 };
 
 use http::{Request, Response};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Client, Config,
     api::{ListParams, ObjectMeta},
-    client::{Body, ClientBuilder},
+    client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError},
     core::Status,
 };
 use thiserror::Error;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Layer, Service, ServiceBuilder};
 
 use super::{Health, ServerTime};
 
 /// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
 /// that waits longer should rather start over.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Silence after which the API server is pinged on the connection of the watches.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// How long it may take to answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for a whole API call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -133,6 +143,44 @@ pub fn connect(config: Config, health: Health, time: ServerTime) -> kube::Result
     Ok(ClientBuilder::try_from(config)?
         .with_layer(&Bounded { health, time })
         .build())
+}
+
+/// As [`connect`], for watches alone. A watch whose peer is gone looks like one in which nothing happens, so they share an HTTP/2
+/// connection on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer probes of the kernel, which
+/// a load balancer may answer in its place.
+pub fn connect_for_watches(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
+    if config.proxy_url.is_some() {
+        return connect(config, health, time);
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(PING_AFTER));
+    tcp.set_keepalive_interval(Some(PING_TIMEOUT));
+    tcp.set_keepalive_retries(Some(1));
+    let mut tls = HttpsConnectorBuilder::new()
+        .with_tls_config(config.rustls_client_config()?)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name.clone().try_into().map_err(RustlsTlsError::InvalidServerName);
+        let name = name.map_err(kube::Error::RustlsTls)?;
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let http = legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_adaptive_window(true)
+        .http2_keep_alive_interval(PING_AFTER)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .http2_keep_alive_while_idle(true)
+        .build(tls.enable_all_versions().wrap_connector(tcp));
+    let stack = ServiceBuilder::new()
+        .layer(Bounded { health, time })
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(stack, config.default_namespace))
 }
 
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! The state behind `/healthz` and `/readyz`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,6 +21,8 @@ pub struct Health {
 #[derive(Debug)]
 struct Inner {
     waiting: BTreeMap<String, &'static str>,
+    /// Components that are ready, or have been.
+    known: BTreeSet<String>,
     watch_progress: Instant,
 }
 
@@ -28,20 +30,29 @@ impl Default for Inner {
     fn default() -> Self {
         Self {
             waiting: BTreeMap::new(),
+            known: BTreeSet::new(),
             watch_progress: Instant::now(),
         }
     }
 }
 
 impl Health {
-    /// Registers a component that is not ready yet, and what it waits for.
+    /// Registers a component that is not ready yet, and what it waits for. Readiness is about the start: a component that was
+    /// ready once, and is started again, is not waited for.
     pub fn expect(&self, component: impl Into<String>, waits_for: &'static str) {
-        self.inner.lock().waiting.insert(component.into(), waits_for);
+        let component = component.into();
+        let mut inner = self.inner.lock();
+        if !inner.known.contains(&component) {
+            inner.waiting.insert(component, waits_for);
+        }
     }
 
     /// Marks a component as ready.
     pub fn ready(&self, component: &str) {
-        self.inner.lock().waiting.remove(component);
+        let mut inner = self.inner.lock();
+        if inner.waiting.remove(component).is_some() {
+            inner.known.insert(component.to_owned());
+        }
     }
 
     /// The components that are not ready, as `name: what it waits for`; empty when all are.
@@ -76,5 +87,7 @@ mod tests {
         assert_eq!(health.not_ready(), ["watch instances: the first list"]);
         health.ready("watch instances");
         assert!(health.not_ready().is_empty() && health.is_live());
+        health.expect("watch instances", "the first list");
+        assert!(health.not_ready().is_empty(), "it is only started again");
     }
 }

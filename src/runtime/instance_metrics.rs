@@ -54,6 +54,11 @@ impl InstanceMetrics {
     pub fn show(&self, source: impl Fn() -> ShownInstances + Send + Sync + 'static) {
         *self.0.write() = Some(Box::new(source));
     }
+
+    /// Shows nothing from now on.
+    pub fn hide(&self) {
+        *self.0.write() = None;
+    }
 }
 
 impl fmt::Debug for InstanceMetrics {

@@ -193,7 +193,7 @@ impl Tenure {
 
 /// A held Lease. A background task renews it until [`release`](Self::release) or until it is lost.
 pub struct Leadership {
-    /// Cancelled when the Lease is lost: stop writing at once, and exit.
+    /// Cancelled when the Lease is lost: stop writing at once.
     pub lost: CancellationToken,
     /// Whether the Lease is still held, even if the background task has not run yet.
     pub tenure: Tenure,

@@ -153,6 +153,22 @@ impl Metrics {
             .inc();
     }
 
+    /// Takes back what only the leader knows: from now on another replica shows it.
+    pub fn resign(&self) {
+        for gauge in [
+            &self.leader,
+            &self.deliveries_pending,
+            &self.deliveries_held,
+            &self.webhooks_disabled,
+            &self.monitored_instances,
+            &self.usage_series,
+        ] {
+            gauge.set(0);
+        }
+        self.queue_depth.clear();
+        self.instances.hide();
+    }
+
     /// All metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("stellage");

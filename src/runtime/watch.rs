@@ -15,6 +15,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
@@ -62,11 +63,66 @@ impl<K, F: FnMut(&Change<K>) + Send + 'static> Listener<K> for F {
     }
 }
 
+/// The listeners of whoever needs a watch for a part of its life only, such as controllers that start afresh. Cheap to clone.
+pub struct ListenerSlot<K>(Arc<Mutex<Slot<K>>>);
+
+struct Slot<K> {
+    listeners: Vec<Box<dyn Listener<K>>>,
+    /// Whether the watch has shown its first list.
+    is_listed: bool,
+}
+
+impl<K> Default for ListenerSlot<K> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Slot {
+            listeners: Vec::new(),
+            is_listed: false,
+        })))
+    }
+}
+
+impl<K> Clone for ListenerSlot<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K> ListenerSlot<K>
+where
+    K: Resource + Clone + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone,
+{
+    /// Lets these listen from now on, and drops those before them. They begin with what is in `store`, that of the watch.
+    pub fn fill(&self, mut listeners: Vec<Box<dyn Listener<K>>>, store: &Store<K>) {
+        // Whatever the store does not show yet comes after this.
+        let mut slot = self.0.lock();
+        if slot.is_listed {
+            let list = Change::Replaced(store.state());
+            for listener in &mut listeners {
+                listener.changed(&list);
+            }
+        }
+        slot.listeners = listeners;
+    }
+}
+
+impl<K: Send + Sync + 'static> Listener<K> for ListenerSlot<K> {
+    fn changed(&mut self, change: &Change<K>) {
+        let mut slot = self.0.lock();
+        slot.is_listed |= matches!(change, Change::Replaced(_));
+        for listener in &mut slot.listeners {
+            listener.changed(change);
+        }
+    }
+}
+
 /// Starts watches, and holds what they share.
 #[derive(Clone)]
 pub struct Watches {
-    /// The client for all watches.
+    /// The client of those who watch.
     pub client: Client,
+    /// The client of the watches themselves.
+    pub streams: Client,
     /// Where readiness is reported.
     pub health: Health,
     /// Where errors are counted.
@@ -118,7 +174,7 @@ impl Watches {
         let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
-        let api: Api<DeserializeGuard<K>> = Api::all(self.client.clone());
+        let api: Api<DeserializeGuard<K>> = Api::all(self.streams.clone());
         let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff());
         pin_mut!(stream);
         let mut unreadable = Vec::new();

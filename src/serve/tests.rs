@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 
-use super::{Controllers, Stores, after_load_balancers, rules};
+use super::{Candidate, Stores, after_load_balancers, rules};
 use crate::{
     catalogue::SharedCatalogue,
     runtime::{Health, Metrics, ServerTime, SystemClock, client::answered_by, watch::Watches},
@@ -54,8 +54,10 @@ fn api_server(may_list_nodes: Arc<SetOnce<()>>, leases: Arc<AtomicUsize>) -> Cli
 #[tokio::test]
 async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
     let (may_list_nodes, leases) = (Arc::new(SetOnce::new()), Arc::new(AtomicUsize::new(0)));
+    let client = api_server(may_list_nodes.clone(), leases.clone());
     let watches = Watches {
-        client: api_server(may_list_nodes.clone(), leases.clone()),
+        streams: client.clone(),
+        client,
         health: Health::default(),
         metrics: Metrics::new(),
         shutdown: CancellationToken::new(),
@@ -63,7 +65,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
     let _end = watches.shutdown.clone().drop_guard();
     let Flags { common, controller } = Flags::parse_from(["test"]);
     let (rules, read) = rules(&common, &watches, None);
-    let controllers = Controllers::new(
+    let candidate = Candidate::new(
         controller,
         &common,
         SharedCatalogue::default(),
@@ -83,7 +85,7 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
     };
     let shown = stores.clone();
     let usage_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut leading = pin!(controllers.lead(stores, usage_listener, read, CancellationToken::new()));
+    let mut leading = pin!(candidate.stand(stores, usage_listener, read, CancellationToken::new()));
     let all_shown = async {
         shown.accounts.wait_until_ready().await.unwrap();
         shown.webhooks.wait_until_ready().await.unwrap();

@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// within two seconds; where they are not, the outbox is cleared after ten.
 const LOGGED_WITHIN: Duration = Duration::from_secs(2);
 const CLEARED_WITHIN: Duration = Duration::from_secs(12);
-/// Without the API server nothing is logged, and an operator that cannot renew its Lease exits after 15 seconds. The next one
+/// Without the API server nothing is logged, and an operator that cannot renew its Lease stops leading after 10 seconds. The next leader
 /// repeats what was not logged before.
 const OUTAGE: Duration = Duration::from_secs(17);
 
@@ -229,7 +229,7 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
 async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let kills: usize = setting("STELLAGE_TEST_STORE_KILLS", 4);
     let plane = Arc::new(plane_with(ControlPlane::options()).await);
-    // An operator that cannot renew its Lease exits.
+    // An operator that cannot renew its Lease stops leading.
     let mut arguments = arguments(&plane, "all");
     arguments.push(USUAL_LEASE.to_owned());
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

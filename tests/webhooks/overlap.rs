@@ -6,7 +6,6 @@ use std::sync::{
 };
 
 use stellage::resources::DeliveryPhase;
-use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::all_in;
 use crate::support::{
@@ -30,7 +29,7 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     ];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
-    let first = Operator::start(&plane, &arguments).await;
+    let mut first = Operator::start(&plane, &arguments).await;
     let tenant = Tenant::on(&plane, &first, "halted").await;
     // The second one waits as long as the Lease of the first says. Its own lasts longer, so that it keeps it on a busy machine.
     arguments.retain(|argument| *argument != USUAL_LEASE);
@@ -61,14 +60,6 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
         })
         .await;
 
-    // A request that does not end keeps the first operator alive for a while after it has lost the Lease.
-    let address = first.url.strip_prefix("http://").unwrap();
-    let mut unfinished = TcpStream::connect(address).await.unwrap();
-    let head = format!(
-        "POST /v1/instances HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{",
-        tenant.key
-    );
-    unfinished.write_all(head.as_bytes()).await.unwrap();
     first.halt();
     is_up.store(true, Ordering::Relaxed);
     tenant
@@ -84,10 +75,19 @@ async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_
     first.resume();
     eventually(
         "the first one to see that it has lost the Lease",
-        async || first.ended().is_some(),
-        |ended| *ended,
+        async || first.metric("stellage_leader", "").await,
+        |leader| *leader < 0.5,
     )
     .await;
-    assert_eq!(receiver.count(), 2 * INSTANCES, "sent again");
+    // It leads again after the second one, and knows what that has delivered.
     second.stop().await;
+    eventually(
+        "the first one to lead again",
+        async || first.metric("stellage_leader", "").await,
+        |leader| *leader > 0.5,
+    )
+    .await;
+    tenant.wait_for_clear_outboxes().await;
+    assert_eq!(receiver.count(), 2 * INSTANCES, "sent again");
+    first.stop().await;
 }

@@ -27,9 +27,29 @@ const CHECKS_PER_WRITE: usize = 2;
 /// Accounts whose event logs are read at the same time, to find out what was logged before a restart.
 const LOG_CHECKS: usize = 8;
 
+/// Attempts, writes and lookups in flight. They end when this is dropped.
+#[derive(Default)]
+struct Tasks {
+    running: TaskTracker,
+    dropped: CancellationToken,
+}
+
+impl Tasks {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let task = self.dropped.clone().run_until_cancelled_owned(task);
+        self.running.spawn(task);
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.dropped.cancel();
+    }
+}
+
 /// Runs until shutdown, then starts nothing new and waits up to `grace` for attempts and writes in flight.
 pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace: Duration) {
-    let tasks = TaskTracker::new();
+    let tasks = Tasks::default();
     let permits = usize::from(shared.deps.write_concurrency);
     let mut writes = WriteQueue::new(permits);
     let mut checks = CallQueue::default();
@@ -88,7 +108,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
             () = tokio::time::sleep(sleep) => {}
         }
     }
-    tasks.close();
+    tasks.running.close();
     shared.state.lock().dispatcher.stop();
     // Events whose outcomes are not recorded by then are still owed: the next leader sends them again, with the same ids.
     if tokio::time::timeout(grace, drain(&shared, &tasks, writes))
@@ -119,14 +139,14 @@ fn collect(shared: &Shared) -> (Vec<Command>, Option<Instant>) {
     (commands, timers.into_iter().flatten().min())
 }
 
-fn spawn_write(shared: &Arc<Shared>, tasks: &TaskTracker, next: NextWrite, permit: Permit) {
+fn spawn_write(shared: &Arc<Shared>, tasks: &Tasks, next: NextWrite, permit: Permit) {
     match next {
         NextWrite::Record(job) => spawn_record(shared, tasks, job, permit),
         NextWrite::Page(namespace) => spawn_page(shared, tasks, namespace, permit),
     }
 }
 
-fn spawn_page(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str>, permit: Permit) {
+fn spawn_page(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, permit: Permit) {
     let Some(page) = shared.state.lock().dispatcher.page(&namespace) else {
         return;
     };
@@ -148,7 +168,7 @@ fn spawn_page(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str>, pe
     });
 }
 
-fn spawn_log_check(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str>, permit: Permit) {
+fn spawn_log_check(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, permit: Permit) {
     let Some((since, events)) = shared.state.lock().dispatcher.unknown_to_log(&namespace) else {
         return;
     };
@@ -166,7 +186,7 @@ fn spawn_log_check(shared: &Arc<Shared>, tasks: &TaskTracker, namespace: Arc<str
     });
 }
 
-fn spawn_record(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: Permit) {
+fn spawn_record(shared: &Arc<Shared>, tasks: &Tasks, job: JobKey, permit: Permit) {
     let now = shared.now();
     let Some(request) = shared.state.lock().dispatcher.begin_write(&job, now) else {
         return;
@@ -197,9 +217,9 @@ fn spawn_record(shared: &Arc<Shared>, tasks: &TaskTracker, job: JobKey, permit: 
 }
 
 /// Waits for the attempts in flight, and records their outcomes.
-async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue) {
+async fn drain(shared: &Arc<Shared>, tasks: &Tasks, mut writes: WriteQueue) {
     loop {
-        let is_idle = tasks.is_empty() && writes.is_empty();
+        let is_idle = tasks.running.is_empty() && writes.is_empty();
         let commands: Vec<Command> = {
             let now = shared.now();
             let mut state = shared.state.lock();
@@ -222,12 +242,12 @@ async fn drain(shared: &Arc<Shared>, tasks: &TaskTracker, mut writes: WriteQueue
         while let Some((next, permit)) = writes.pop() {
             spawn_write(shared, tasks, next, permit);
         }
-        if may_be_more || tasks.is_empty() {
+        if may_be_more || tasks.running.is_empty() {
             continue;
         }
         tokio::select! {
             () = shared.wake.notified() => {}
-            () = tasks.wait() => {}
+            () = tasks.running.wait() => {}
         }
     }
 }

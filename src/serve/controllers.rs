@@ -1,0 +1,515 @@
+//! Standing for election, and the controllers of a term as leader.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::runtime::reflector::Store;
+use tokio::{net::TcpListener, sync::SetOnce};
+use tokio_util::sync::CancellationToken;
+
+use super::ServeError;
+use crate::{
+    backups,
+    catalogue::SharedCatalogue,
+    controllers::{
+        account::{self, AccountController, AccountDirectory},
+        backup::{self, BackupController, BackupIndex},
+        instance::InstanceController,
+        invoice::{self, InvoiceController},
+        key_copies,
+        ledger::Ledger,
+        monitoring::{self, MonitoringController},
+        webhook::{self, WebhookController},
+    },
+    delivery::{ReceiverClient, TargetRules},
+    mail::Mailer,
+    monitoring::{LeaderSlot, Monitor, wire::ADDRESS_ANNOTATION},
+    providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
+    resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
+    runtime::{
+        ByNamespace, Clock, ReconcileQueue, ServerTime,
+        events::Events,
+        lease::{self, LeaderElection, Leadership},
+        watch::{Listener, ListenerSlot, Watches},
+    },
+    settings::{CommonSettings, ControllerSettings},
+};
+
+/// The stores of the watches that the controllers need.
+#[derive(Clone)]
+pub(super) struct Stores {
+    pub(super) accounts: Store<Account>,
+    pub(super) instances: Store<Instance>,
+    pub(super) backups: Store<Backup>,
+    pub(super) webhooks: Store<Webhook>,
+    /// Unfinished ones.
+    pub(super) deliveries: Store<Delivery>,
+    /// Those about which something is left to do.
+    pub(super) invoices: Store<Invoice>,
+}
+
+/// Where the controllers listen to these watches.
+#[derive(Clone, Default)]
+pub(super) struct Slots {
+    pub(super) accounts: ListenerSlot<Account>,
+    pub(super) instances: ListenerSlot<Instance>,
+    pub(super) backups: ListenerSlot<Backup>,
+    pub(super) webhooks: ListenerSlot<Webhook>,
+    pub(super) deliveries: ListenerSlot<Delivery>,
+    pub(super) invoices: ListenerSlot<Invoice>,
+}
+
+/// A replica that stands for election, leads when it is elected, and stands again when it has lost the Lease.
+///
+/// Each time it begins afresh, with controllers that know nothing but what the watches have shown: what those before have
+/// decided and not written is forgotten, as after a restart. The watches, and what is in memory of them, stay.
+pub(super) struct Candidate {
+    pub(super) settings: ControllerSettings,
+    pub(super) common: CommonSettings,
+    pub(super) identity: String,
+    /// Where the controllers listen.
+    pub(super) slots: Slots,
+    /// Where the facade of this process finds what the leader knows.
+    pub(super) own_answers: LeaderSlot,
+    catalogue: SharedCatalogue,
+    rules: TargetRules,
+    receivers: ReceiverClient,
+    mailer: Mailer,
+    watches: Watches,
+    clock: Arc<dyn Clock>,
+    server_time: ServerTime,
+}
+
+impl Candidate {
+    pub(super) fn new(
+        mut settings: ControllerSettings,
+        common: &CommonSettings,
+        catalogue: SharedCatalogue,
+        rules: TargetRules,
+        watches: &Watches,
+        clock: Arc<dyn Clock>,
+        server_time: ServerTime,
+    ) -> Result<Self, ServeError> {
+        settings.delivery.delivery_log = common.delivery_log;
+        settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
+        Ok(Self {
+            identity: lease::identity(settings.identity.as_deref()),
+            receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
+            mailer: Mailer::new(&settings.mail)?,
+            slots: Slots::default(),
+            own_answers: LeaderSlot::default(),
+            settings,
+            common: common.clone(),
+            catalogue,
+            rules,
+            watches: watches.clone(),
+            clock,
+            server_time,
+        })
+    }
+
+    /// Leads whenever this replica holds the Lease, until shutdown.
+    pub(super) async fn stand(
+        self,
+        stores: Stores,
+        usage_listener: TcpListener,
+        own_ranges_read: Arc<SetOnce<()>>,
+        shutdown: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let metrics = &self.watches.metrics;
+        let namespace = &self.common.namespace;
+        let mut election = LeaderElection::new(
+            self.watches.client.clone(),
+            namespace,
+            &self.identity,
+            metrics.clone(),
+        )
+        .with_times(self.settings.lease_times());
+        let given = self.settings.monitoring.usage_address.as_deref();
+        if let Some(address) = monitoring::advertised(&usage_listener, given) {
+            election = election.with_annotation(ADDRESS_ANNOTATION, &address);
+        }
+        let usage_listener = usage_listener.into_std().map_err(ServeError::UsageListener)?;
+        loop {
+            // Ends all that the controllers have started, however they end.
+            let term = shutdown.child_token();
+            let _over = term.clone().drop_guard();
+            let controllers = Controllers::new(&self, &term);
+            controllers.listen(&self.slots, &stores);
+            // Fill the caches before writing: an Account not listed yet must not be taken for a missing one.
+            let warm = async {
+                // Before that, receivers could have addresses of the cluster.
+                own_ranges_read.wait().await;
+                stores
+                    .accounts
+                    .wait_until_ready()
+                    .await
+                    .and(stores.instances.wait_until_ready().await)
+                    .and(stores.backups.wait_until_ready().await)
+                    .and(stores.webhooks.wait_until_ready().await)
+                    .and(stores.deliveries.wait_until_ready().await)
+                    .and(stores.invoices.wait_until_ready().await)
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return Ok(()),
+                ready = warm => ready.map_err(|_| ServeError::Ended("a watch"))?,
+            }
+            let Some(leadership) = election.acquire(&shutdown).await else {
+                return Ok(());
+            };
+            let listener = usage_listener.try_clone().and_then(TcpListener::from_std);
+            let listener = listener.map_err(ServeError::UsageListener)?;
+            match controllers
+                .lead(leadership, stores.clone(), listener, &term)
+                .await?
+            {
+                Term::Lost => {
+                    tracing::warn!(
+                        "lost the Lease: this replica has stopped all writing, and stands for election again"
+                    );
+                    self.own_answers.resign();
+                    metrics.resign();
+                }
+                Term::Over => return Ok(()),
+            }
+        }
+    }
+}
+
+/// How a term as leader ends.
+enum Term {
+    /// The Lease is lost: another replica may be writing.
+    Lost,
+    /// Everything was shut down in order.
+    Over,
+}
+
+/// The controllers of one term, and what they need to run.
+struct Controllers<'a> {
+    candidate: &'a Candidate,
+    accounts: AccountController,
+    directory: AccountDirectory,
+    queue: ReconcileQueue<Instance>,
+    instances: ByNamespace<Instance>,
+    backups: BackupIndex,
+    backup_queue: ReconcileQueue<Backup>,
+    ledger: Ledger,
+    invoices: InvoiceController,
+    open_invoices: ByNamespace<Invoice>,
+    invoice_queue: ReconcileQueue<Invoice>,
+    webhooks: WebhookController,
+    monitor: Arc<Monitor>,
+    /// Ends its watches with the term.
+    watches: Watches,
+}
+
+impl<'a> Controllers<'a> {
+    /// Controllers that do nothing until they [listen](Self::listen) and [lead](Self::lead).
+    fn new(candidate: &'a Candidate, term: &CancellationToken) -> Self {
+        let Candidate {
+            settings,
+            common,
+            identity,
+            catalogue,
+            clock,
+            server_time,
+            ..
+        } = candidate;
+        let watches = Watches {
+            shutdown: term.clone(),
+            ..candidate.watches.clone()
+        };
+        let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
+        let backup_queue = ReconcileQueue::default();
+        let webhooks = WebhookController::new(webhook::Deps {
+            client: watches.client.clone(),
+            receivers: candidate.receivers.clone(),
+            rules: candidate.rules.clone(),
+            mailer: candidate.mailer.clone(),
+            mail_limits: settings.mail.limits(),
+            directory: directory.clone(),
+            settings: settings.delivery.clone(),
+            write_concurrency: settings.write_concurrency,
+            metrics: watches.metrics.clone(),
+            clock: clock.clone(),
+            server_time: server_time.clone(),
+        });
+        let (ledger, instances, open_invoices) =
+            (Ledger::default(), ByNamespace::default(), ByNamespace::default());
+        let backups = BackupIndex::new(backup_queue.clone());
+        let invoices = InvoiceController::new(invoice::Deps {
+            client: watches.client.clone(),
+            namespace: common.namespace.clone(),
+            directory: directory.clone(),
+            ledger: ledger.clone(),
+            instances: instances.clone(),
+            invoices: open_invoices.clone(),
+            backups: backups.clone(),
+            outbox: webhooks.outbox(),
+            catalogue: catalogue.clone(),
+            clock: clock.clone(),
+            server_time: server_time.clone(),
+            metrics: watches.metrics.clone(),
+            events: Events::new(watches.client.clone(), "invoice-controller", identity),
+        });
+        Self {
+            candidate,
+            accounts: AccountController::new(account::Deps {
+                client: watches.client.clone(),
+                namespace: common.namespace.clone(),
+                service_account: settings.service_account.clone(),
+                api_service_account: settings.api_service_account.clone(),
+                quotas: account::DefaultQuotas {
+                    instances: common.default_instance_quota,
+                    api_keys: common.api_keys_per_account,
+                    backups: common.backups_per_account,
+                    unfinished_deliveries: settings.delivery.pending_deliveries_per_account
+                        + settings.delivery.held_deliveries_per_account,
+                    finished_deliveries: settings.delivery.delivery_retention,
+                },
+                ledger: ledger.clone(),
+                identity: identity.clone(),
+                metrics: watches.metrics.clone(),
+                clock: clock.clone(),
+            }),
+            monitor: Monitor::new(
+                usize::try_from(settings.monitoring.monitoring_series).unwrap_or(usize::MAX),
+                clock.now(),
+            ),
+            directory,
+            queue,
+            instances,
+            backups,
+            backup_queue,
+            ledger,
+            invoices,
+            open_invoices,
+            invoice_queue: ReconcileQueue::default(),
+            webhooks,
+            watches,
+        }
+    }
+
+    /// Has the watches tell these controllers, and those of an earlier term no longer.
+    fn listen(&self, slots: &Slots, stores: &Stores) {
+        let listeners = self.webhooks.listeners();
+        slots.webhooks.fill(vec![listeners.webhooks], &stores.webhooks);
+        slots
+            .deliveries
+            .fill(vec![listeners.deliveries], &stores.deliveries);
+        slots.invoices.fill(self.on_invoices(), &stores.invoices);
+        slots.instances.fill(self.on_instances(), &stores.instances);
+        slots.backups.fill(self.on_backups(), &stores.backups);
+        slots.accounts.fill(self.on_accounts(), &stores.accounts);
+    }
+
+    /// The listeners for the watch of Instances.
+    fn on_instances(&self) -> Vec<Box<dyn Listener<Instance>>> {
+        let [invoices_before, invoices_after] = self.invoices.instance_listeners();
+        vec![
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.queue.clone()),
+            invoices_before,
+            Box::new(self.instances.clone()),
+            self.monitor.listener(),
+            invoices_after,
+            backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
+    fn on_backups(&self) -> Vec<Box<dyn Listener<Backup>>> {
+        vec![
+            self.backups.listener(),
+            self.webhooks.outbox_listener(),
+            self.accounts.content_listener(),
+            Box::new(self.backup_queue.clone()),
+            self.invoices.backup_listener(),
+        ]
+    }
+
+    /// The listeners for the watch of Invoices.
+    fn on_invoices(&self) -> Vec<Box<dyn Listener<Invoice>>> {
+        vec![
+            self.webhooks.outbox_listener(),
+            Box::new(self.open_invoices.clone()),
+            Box::new(self.invoice_queue.clone()),
+        ]
+    }
+
+    /// The listeners for the watch of Accounts.
+    fn on_accounts(&self) -> Vec<Box<dyn Listener<Account>>> {
+        let owner_changed = self.webhooks.owner_changed();
+        let (queue, backup_queue) = (self.queue.clone(), self.backup_queue.clone());
+        let (instances, backups) = (self.instances.clone(), self.backups.clone());
+        let directory = self.directory.listener(move |namespace| {
+            owner_changed(namespace);
+            queue.again(instances.of(namespace));
+            backup_queue.again(backups.within(namespace));
+        });
+        vec![
+            self.accounts.account_listener(),
+            directory,
+            self.invoices.account_listener(),
+        ]
+    }
+
+    /// The simulator; the addresses of the known instances are taken.
+    fn simulator(&self, instances: &Store<Instance>) -> Arc<Simulator> {
+        let pools = Pools {
+            ipv4: self.candidate.settings.simulator_ipv4,
+            ipv6: self.candidate.settings.simulator_ipv6,
+        };
+        let faults = Faults::new(self.candidate.common.simulator_faults);
+        let known = instances.state();
+        let known = known.iter().map(|instance| &**instance);
+        Arc::new(Simulator::new(
+            self.candidate.common.timings(),
+            pools,
+            faults,
+            known,
+        ))
+    }
+
+    fn provider_timeout(&self) -> Duration {
+        Duration::from_secs(self.candidate.settings.provider_timeout_seconds)
+    }
+
+    fn instance_controller(&self, provider: Arc<Simulator>) -> InstanceController<Simulator> {
+        let (client, directory) = (self.watches.client.clone(), self.directory.clone());
+        InstanceController {
+            provider,
+            holder_of: Arc::new(move |namespace| directory.holder_of(namespace)),
+            backups: self.backups.clone(),
+            monitor: self.monitor.clone(),
+            ledger: self.ledger.clone(),
+            outbox: self.webhooks.outbox(),
+            catalogue: self.candidate.catalogue.clone(),
+            timings: self.candidate.common.timings(),
+            clock: self.candidate.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "instance-controller", &self.candidate.identity),
+            client,
+            concurrency: self.candidate.settings.concurrency,
+            write_concurrency: self.candidate.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
+    fn backup_controller(
+        &self,
+        provider: Arc<Simulator>,
+        instances: Store<Instance>,
+    ) -> BackupController<Simulator> {
+        let client = self.watches.client.clone();
+        BackupController {
+            provider,
+            directory: self.directory.clone(),
+            outbox: self.webhooks.outbox(),
+            index: self.backups.clone(),
+            instances,
+            instance_queue: self.queue.clone(),
+            limits: backups::Limits {
+                per_instance: usize::try_from(self.candidate.common.backups_per_instance)
+                    .unwrap_or(usize::MAX),
+                per_account: usize::try_from(self.candidate.common.backups_per_account).unwrap_or(usize::MAX),
+            },
+            clock: self.candidate.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            events: Events::new(client.clone(), "backup-controller", &self.candidate.identity),
+            client,
+            concurrency: self.candidate.settings.concurrency,
+            write_concurrency: self.candidate.settings.write_concurrency,
+            provider_timeout: self.provider_timeout(),
+        }
+    }
+
+    fn monitoring_controller(&self, instances: Store<Instance>) -> MonitoringController<SimulatedUsage> {
+        let faults = Faults::new(self.candidate.common.simulator_faults);
+        let settings = &self.candidate.settings.monitoring;
+        MonitoringController {
+            client: self.watches.client.clone(),
+            namespace: self.candidate.common.namespace.clone(),
+            usage: Arc::new(SimulatedUsage { faults }),
+            monitor: self.monitor.clone(),
+            catalogue: self.candidate.catalogue.clone(),
+            queue: self.queue.clone(),
+            instances,
+            clock: self.candidate.clock.clone(),
+            metrics: self.watches.metrics.clone(),
+            concurrency: settings.sampling_concurrency,
+            provider_timeout: self.provider_timeout(),
+            shown: settings
+                .instance_metrics
+                .then(|| usize::try_from(settings.instance_metrics_limit).unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Runs the controllers while the Lease is held, until shutdown ends the `term`.
+    async fn lead(
+        self,
+        leadership: Leadership,
+        stores: Stores,
+        usage_listener: TcpListener,
+        term: &CancellationToken,
+    ) -> Result<Term, ServeError> {
+        let Stores {
+            accounts,
+            instances,
+            backups,
+            webhooks,
+            deliveries,
+            invoices,
+        } = stores;
+        let client = self.watches.client.clone();
+        let provider = self.simulator(&instances);
+        let controller = self.instance_controller(provider.clone());
+        let backup_controller = self.backup_controller(provider, instances.clone());
+        let monitoring = self.monitoring_controller(instances.clone());
+        let usage = monitoring.answers();
+        self.candidate.own_answers.lead(usage.clone());
+        let grace = self.candidate.common.shutdown_grace();
+        let webhook_events = Events::new(client.clone(), "webhook-controller", &self.candidate.identity);
+        let stores = webhook::Stores {
+            webhooks,
+            deliveries,
+            sources: vec![
+                webhook::Source::new(instances.clone(), self.queue.clone()),
+                webhook::Source::new(backups.clone(), self.backup_queue.clone()),
+                webhook::Source::new(invoices.clone(), self.invoice_queue.clone()),
+            ],
+        };
+        // Open before the first instance is reconciled, so that its first event is already taken over.
+        tokio::select! {
+            () = term.cancelled() => {
+                leadership.release().await;
+                return Ok(Term::Over);
+            }
+            () = leadership.lost.cancelled() => return Ok(Term::Lost),
+            () = self.webhooks.open(&stores, leadership.tenure.clone()) => {}
+        }
+        let work = async {
+            tokio::join!(
+                self.webhooks.run(webhook_events, term.clone(), grace),
+                self.invoices
+                    .run(accounts.clone(), self.invoice_queue, invoices, term.clone()),
+                self.accounts.run(accounts, &self.watches, term.clone()),
+                controller.run(self.queue, instances, term.clone()),
+                backup_controller.run(self.backup_queue, backups, term.clone()),
+                key_copies::run(client, term.clone()),
+                monitoring.run(usage, usage_listener, term.clone()),
+            )
+        };
+        let overdue = async {
+            term.cancelled().await;
+            tokio::time::sleep(grace).await;
+        };
+        tokio::select! {
+            () = leadership.lost.cancelled() => return Ok(Term::Lost),
+            _ = work => if !term.is_cancelled() { return Err(ServeError::Ended("the controllers")) },
+            () = overdue => tracing::warn!(?grace, "reconciles were still running when the grace period ended; the next leader repeats them"),
+        }
+        leadership.release().await;
+        Ok(Term::Over)
+    }
+}

@@ -1,0 +1,254 @@
+//! What happens to leadership, and to the watches, when the API server cannot be reached or another replica takes over.
+
+use std::{path::PathBuf, time::Duration};
+
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+use crate::{
+    support::{
+        Operator, Tenant, eventually, own_plane, receiver_arguments,
+        receivers::{Answer, Receiver},
+    },
+    webhooks::body,
+};
+
+/// The shortest Lease there is, so that a takeover does not take long.
+const SHORT_LEASE: &str = "--lease-duration-seconds=4";
+/// One that a busy machine does not lose.
+const LONG_LEASE: &str = "--lease-duration-seconds=60";
+
+/// What a network between an operator and the API server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// It works.
+    Open,
+    /// Connections break, and new ones fail.
+    Cut,
+    /// Nothing arrives any more on the connections there are, which nobody is told. New ones work.
+    OldOnesSilent,
+}
+
+/// A network between an operator and the API server.
+struct Network {
+    mode: watch::Sender<Mode>,
+    kubeconfig: PathBuf,
+}
+
+impl Network {
+    async fn to(plane: &ControlPlane) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = format!("https://{}", listener.local_addr().unwrap());
+        let text = std::fs::read_to_string(plane.kubeconfig(Identity::Operator)).unwrap();
+        assert!(text.contains(&plane.url()));
+        let kubeconfig = plane.folder().join("through-the-network.kubeconfig");
+        std::fs::write(&kubeconfig, text.replace(&plane.url(), &ours)).unwrap();
+        let server = plane.url().strip_prefix("https://").unwrap().to_owned();
+        let (mode, seen) = watch::channel(Mode::Open);
+        tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                if *seen.borrow() != Mode::Cut
+                    && let Ok(server) = TcpStream::connect(&server).await
+                {
+                    tokio::spawn(forward(client, server, seen.clone()));
+                }
+            }
+        });
+        Self { mode, kubeconfig }
+    }
+
+    fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::Receiver<Mode>) {
+    mode.mark_unchanged();
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        let moved = tokio::select! {
+            changed = mode.changed() => {
+                match (changed, *mode.borrow_and_update()) {
+                    (Err(_), _) | (_, Mode::Cut) => return,
+                    (_, Mode::Open) => continue,
+                    (_, Mode::OldOnesSilent) => break,
+                }
+            }
+            read = client.read(&mut up) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(count) => server.write_all(&up[..count]).await,
+            },
+            read = server.read(&mut down) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(count) => client.write_all(&down[..count]).await,
+            },
+        };
+        if moved.is_err() {
+            return;
+        }
+    }
+    // Until the test ends, or the network is cut.
+    let _ = mode.wait_for(|mode| *mode == Mode::Cut).await;
+}
+
+async fn leads(operator: &Operator, leads: bool) {
+    let expected = f64::from(u8::from(leads));
+    eventually(
+        if leads { "it to lead" } else { "it to stop leading" },
+        async || operator.metric("stellage_leader", "").await,
+        |leader| (leader - expected).abs() < 0.5,
+    )
+    .await;
+}
+
+/// Starts or stops the instance `web`.
+async fn power(tenant: &Tenant, state: &str) {
+    let patch = json!({ "spec": { "powerState": state } });
+    tenant
+        .instances()
+        .patch("web", &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap();
+}
+
+async fn receiver() -> Receiver {
+    Receiver::start(|_| Answer::ok()).await
+}
+
+/// The ids of the events that have arrived, sorted.
+fn event_ids(receiver: &Receiver) -> Vec<String> {
+    let mut ids: Vec<String> = receiver
+        .received()
+        .iter()
+        .map(|request| body(request)["id"].as_str().unwrap().to_owned())
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn losing_the_lease_ends_leading_not_the_process_and_rest_goes_on() {
+    let plane = own_plane().await;
+    let mut arguments = vec!["run", SHORT_LEASE, "--provisioning-seconds=0"];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let mut operator = Operator::start(&plane, &arguments).await;
+    let tenant = Tenant::on(&plane, &operator, "unseated").await;
+    let receiver = receiver().await;
+    tenant
+        .webhook("hook", &receiver.url("/"), &["instance.created"])
+        .await;
+    tenant.apply("before", |_| {}).await;
+    tenant.wait_for_state("before", InstanceState::Running).await;
+    leads(&operator, true).await;
+
+    // Somebody else takes the Lease, and never renews it.
+    let leases: Api<Lease> = Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
+    let taken = json!({ "spec": { "holderIdentity": "somebody-else", "leaseDurationSeconds": 8 } });
+    leases
+        .patch(LEASE_NAME, &PatchParams::default(), &Patch::Merge(&taken))
+        .await
+        .unwrap();
+    leads(&operator, false).await;
+    let order = json!({ "name": "meanwhile", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let answer = tenant.call(Method::POST, "/v1/instances", Some(&order)).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text);
+    let id = answer.json()["data"]["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/instances/{id}");
+    let answer = tenant.call(Method::GET, &path, None).await;
+    assert_eq!(answer.json()["data"]["status"], "provisioning");
+
+    leads(&operator, true).await;
+    eventually(
+        "what was ordered meanwhile to run",
+        async || tenant.call(Method::GET, &path, None).await.json()["data"]["status"].clone(),
+        |status| *status == json!("running"),
+    )
+    .await;
+    receiver.wait_for(2).await;
+    tenant.wait_for_clear_outboxes().await;
+    let mut ids = event_ids(&receiver);
+    ids.dedup();
+    assert_eq!(ids.len(), 2, "each of the two events has one id");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_starts_and_then_stands_by() {
+    let plane = own_plane().await;
+    let network = Network::to(&plane).await;
+    let mut arguments = vec!["run", SHORT_LEASE, "--provisioning-seconds=0"];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let mut first = Operator::start_with(&plane, &arguments, &network.kubeconfig).await;
+    leads(&first, true).await;
+    let tenant = Tenant::on(&plane, &first, "cut-off").await;
+    let receiver = receiver().await;
+    tenant
+        .webhook("hook", &receiver.url("/"), &["instance.created", "instance.stopped"])
+        .await;
+    tenant.apply("web", |_| {}).await;
+    let before = tenant.wait_for_state("web", InstanceState::Running).await;
+    arguments[1] = LONG_LEASE;
+    let mut second = Operator::start(&plane, &arguments).await;
+
+    network.set(Mode::Cut);
+    leads(&first, false).await;
+    leads(&second, true).await;
+    power(&tenant, "Stopped").await;
+    let after = tenant.wait_for_state("web", InstanceState::Stopped).await;
+    let address = |instance: &stellage::resources::Instance| instance.status.clone().unwrap().ip_address;
+    assert_eq!(address(&before), address(&after), "there is still one server");
+
+    network.set(Mode::Open);
+    receiver.wait_for(2).await;
+    // It follows again, and leads once the other one is gone.
+    second.stop().await;
+    leads(&first, true).await;
+    power(&tenant, "Running").await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let ids = event_ids(&receiver);
+    let mut distinct = ids.clone();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 2, "no event under two ids: {ids:?}");
+    first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_whose_peer_is_gone_is_opened_again_within_seconds() {
+    let plane = own_plane().await;
+    let network = Network::to(&plane).await;
+    let mut controller = Operator::start(&plane, &["controller", "--provisioning-seconds=0"]).await;
+    let mut api = Operator::start_with(&plane, &["api"], &network.kubeconfig).await;
+    let tenant = Tenant::on(&plane, &api, "half-open").await;
+    tenant.apply("before", |_| {}).await;
+    let seen = async || {
+        let answer = tenant.call(Method::GET, "/v1/instances", None).await;
+        answer.json()["data"].as_array().map_or(0, Vec::len)
+    };
+    eventually("the first one in the list", seen, |count| *count == 1).await;
+
+    network.set(Mode::OldOnesSilent);
+    tenant.apply("after", |_| {}).await;
+    // The API server itself would end the watch after 200 seconds.
+    let seen = tokio::time::timeout(
+        Duration::from_secs(60),
+        eventually("the second one in the list", seen, |count| *count == 2),
+    );
+    seen.await.expect("the watch to be opened again");
+    api.stop().await;
+    controller.stop().await;
+}
