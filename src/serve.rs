@@ -5,7 +5,15 @@ mod controllers;
 #[cfg(test)]
 mod tests;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use kube::{Config, runtime::watcher};
 use thiserror::Error;
@@ -159,13 +167,14 @@ pub async fn serve(
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let facade = with_console(facade, service, &settings, &common.namespace, &watches);
-        let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health);
+        let leaving = Arc::new(AtomicBool::new(false));
+        let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health, leaving.clone());
         let grace = common.shutdown_grace();
         let limits = open_files::fitting(settings.limits());
         tasks.push((
             "the facade",
             tokio::spawn(async move {
-                kept.during(facade.serve(listener, limits, certificate, shutdown, grace))
+                kept.during(facade.serve(listener, limits, certificate, leaving, shutdown, grace))
                     .await;
                 Ok(())
             }),
@@ -340,9 +349,14 @@ async fn wait(tasks: Tasks, shutdown: &CancellationToken) -> Result<(), ServeErr
     result
 }
 
-/// A token that is cancelled `delay` after `shutdown`. Meanwhile `/readyz` fails, so that load balancers send no more requests, and
-/// those that they have still sent are answered.
-fn after_load_balancers(shutdown: &CancellationToken, delay: Duration, health: &Health) -> CancellationToken {
+/// A token that is cancelled `delay` after `shutdown`. Meanwhile `/readyz` fails, so that load balancers open no more connections,
+/// what they have still sent is answered, and `leaving` is set.
+fn after_load_balancers(
+    shutdown: &CancellationToken,
+    delay: Duration,
+    health: &Health,
+    leaving: Arc<AtomicBool>,
+) -> CancellationToken {
     if delay.is_zero() {
         return shutdown.clone();
     }
@@ -351,6 +365,7 @@ fn after_load_balancers(shutdown: &CancellationToken, delay: Duration, health: &
     tokio::spawn(async move {
         shutdown.cancelled().await;
         health.expect("shutdown", "load balancers to stop sending requests");
+        leaving.store(true, Ordering::Relaxed);
         tokio::time::sleep(delay).await;
         cancel.cancel();
     });

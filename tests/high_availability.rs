@@ -1,6 +1,6 @@
 //! What happens to leadership, and to the watches, when the API server cannot be reached or another replica takes over.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use control_plane::{ControlPlane, Identity};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -8,6 +8,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
@@ -15,7 +16,9 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::watch,
+    task::JoinSet,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     support::{
@@ -198,7 +201,11 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     let tenant = Tenant::on(&plane, &first, "cut-off").await;
     let receiver = receiver().await;
     tenant
-        .webhook("hook", &receiver.url("/"), &["instance.created", "instance.stopped"])
+        .webhook(
+            "hook",
+            &receiver.url("/"),
+            &["instance.created", "instance.stopped"],
+        )
         .await;
     tenant.apply("web", |_| {}).await;
     let before = tenant.wait_for_state("web", InstanceState::Running).await;
@@ -225,6 +232,149 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     distinct.dedup();
     assert_eq!(distinct.len(), 2, "no event under two ids: {ids:?}");
     first.stop().await;
+}
+
+/// A load balancer of TCP connections, as a Service with its endpoints is one: those of the replicas that are ready.
+struct Balancer {
+    replicas: Arc<Mutex<Vec<Replica>>>,
+    url: String,
+}
+
+struct Replica {
+    address: String,
+    metrics_url: String,
+    is_ready: bool,
+}
+
+impl Balancer {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let replicas: Arc<Mutex<Vec<Replica>>> = Arc::default();
+        let endpoints = replicas.clone();
+        tokio::spawn(async move {
+            for turn in 0_usize.. {
+                let (mut client, _) = listener.accept().await.unwrap();
+                let address = {
+                    let replicas = endpoints.lock();
+                    let ready: Vec<_> = replicas.iter().filter(|replica| replica.is_ready).collect();
+                    ready[turn % ready.len()].address.clone()
+                };
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(address).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        let probed = replicas.clone();
+        tokio::spawn(async move {
+            loop {
+                let urls: Vec<String> = probed
+                    .lock()
+                    .iter()
+                    .map(|replica| replica.metrics_url.clone())
+                    .collect();
+                for url in urls {
+                    let answer = reqwest::get(format!("{url}/readyz")).await;
+                    let is_ready = answer.is_ok_and(|answer| answer.status() == StatusCode::OK);
+                    let mut replicas = probed.lock();
+                    if let Some(replica) = replicas.iter_mut().find(|replica| replica.metrics_url == url) {
+                        replica.is_ready = is_ready;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        Self { replicas, url }
+    }
+
+    async fn add(&self, operator: &Operator) {
+        self.replicas.lock().push(Replica {
+            address: operator.url.strip_prefix("http://").unwrap().to_owned(),
+            metrics_url: operator.metrics_url.clone(),
+            is_ready: false,
+        });
+        let is_ready = async || {
+            let replicas = self.replicas.lock();
+            replicas
+                .iter()
+                .any(|replica| replica.metrics_url == operator.metrics_url && replica.is_ready)
+        };
+        eventually("the load balancer to find the replica", is_ready, |is_ready| {
+            *is_ready
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_fails_while_the_replicas_of_the_rest_api_are_replaced_one_after_the_other() {
+    const ARGUMENTS: [&str; 2] = ["api", "--shutdown-delay-seconds=2"];
+    let plane = own_plane().await;
+    let mut controller = Operator::start(&plane, &["controller", "--provisioning-seconds=0"]).await;
+    let balancer = Balancer::start().await;
+    let mut old = Vec::new();
+    for _ in 0..2 {
+        let replica = Operator::start(&plane, &ARGUMENTS).await;
+        balancer.add(&replica).await;
+        old.push(replica);
+    }
+    let tenant = Tenant::on(&plane, &old[0], "rolled").await;
+    let stop = CancellationToken::new();
+    let mut clients = JoinSet::new();
+    for client in 0..4 {
+        let (url, key, stop) = (balancer.url.clone(), tenant.key.clone(), stop.clone());
+        clients.spawn(async move {
+            // It keeps its connections, and repeats nothing.
+            let http = reqwest::Client::builder().retry(reqwest::retry::never()).build().unwrap();
+            let (mut answered, mut failed) = (0, Vec::new());
+            for number in 0.. {
+                if stop.is_cancelled() {
+                    break;
+                }
+                let request = if number % 10 == 0 {
+                    let name = format!("web-{client}-{number}");
+                    let order = json!({ "name": name, "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+                    http.post(format!("{url}/v1/instances")).json(&order)
+                } else {
+                    http.get(format!("{url}/v1/instances"))
+                };
+                match request.bearer_auth(&key).send().await {
+                    Ok(answer) if answer.status().is_success() => answered += 1,
+                    Ok(answer) => failed.push(format!("{}: {}", answer.status(), answer.text().await.unwrap())),
+                    Err(error) => failed.push(format!("{error:?}")),
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            (answered, failed)
+        });
+    }
+    let mut new = Vec::new();
+    for mut replica in old {
+        let next = Operator::start(&plane, &ARGUMENTS).await;
+        balancer.add(&next).await;
+        replica.stop().await;
+        let gone = replica.metrics_url.clone();
+        balancer
+            .replicas
+            .lock()
+            .retain(|replica| replica.metrics_url != gone);
+        new.push(next);
+    }
+    stop.cancel();
+    let results = clients.join_all().await;
+    let answered: usize = results.iter().map(|(answered, _)| answered).sum();
+    let failed: Vec<_> = results.into_iter().flat_map(|(_, failed)| failed).collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {answered} failed: {failed:#?}",
+        failed.len()
+    );
+    assert!(answered > 200, "{answered} requests were answered");
+    for mut replica in new {
+        replica.stop().await;
+    }
+    controller.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -36,7 +36,10 @@ mod unreadable;
 mod view;
 mod webhooks;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -175,12 +178,14 @@ impl Facade {
         answered.right_future()
     }
 
-    /// Serves until `shutdown`, over TLS if there is a certificate, then gives running requests `grace` to finish.
+    /// Serves until `shutdown`, over TLS if there is a certificate, then gives running requests `grace` to finish. Clients are
+    /// told to open other connections once `leaving` is set.
     pub async fn serve(
         &self,
         listener: TcpListener,
         limits: Limits,
         certificate: Option<Certificate>,
+        leaving: Arc<AtomicBool>,
         shutdown: CancellationToken,
         grace: Duration,
     ) {
@@ -194,6 +199,7 @@ impl Facade {
             unreadable: unreadable::answer,
             certificate,
             grace,
+            leaving,
         };
         let overdue = async {
             ended.cancelled().await;

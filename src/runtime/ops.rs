@@ -1,6 +1,6 @@
 //! `/healthz`, `/readyz` and `/metrics` on a separate port.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -37,6 +37,7 @@ pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics, shut
         unreadable,
         certificate: None,
         grace: Duration::from_secs(1),
+        leaving: Arc::default(),
     };
     connections(listener, service, options, shutdown).await;
 }

@@ -4,7 +4,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -124,16 +124,17 @@ async fn no_replica_leads_before_it_knows_the_addresses_of_the_cluster() {
 async fn after_the_signal_requests_are_accepted_for_a_while_by_a_process_that_is_no_longer_ready() {
     let delay = Duration::from_millis(50);
     let (shutdown, health) = (CancellationToken::new(), Health::default());
-    let delayed = after_load_balancers(&shutdown, delay, &health);
-    assert!(health.not_ready().is_empty());
+    let leaving = Arc::new(AtomicBool::new(false));
+    let delayed = after_load_balancers(&shutdown, delay, &health, leaving.clone());
+    assert!(health.not_ready().is_empty() && !leaving.load(Ordering::Relaxed));
     let asked_at = Instant::now();
     shutdown.cancel();
     delayed.cancelled().await;
-    assert!(asked_at.elapsed() >= delay);
+    assert!(asked_at.elapsed() >= delay && leaving.load(Ordering::Relaxed));
     assert_eq!(
         health.not_ready(),
         ["shutdown: load balancers to stop sending requests"]
     );
-    let at_once = after_load_balancers(&shutdown, Duration::ZERO, &Health::default());
+    let at_once = after_load_balancers(&shutdown, Duration::ZERO, &Health::default(), leaving);
     assert!(at_once.is_cancelled());
 }

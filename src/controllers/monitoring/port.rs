@@ -75,6 +75,7 @@ impl<M: Measurements> Port<M> {
             unreadable: |status| empty(status).map(|_| Bytes::new()),
             certificate: None,
             grace: Duration::from_secs(1),
+            leaving: Arc::default(),
         };
         connections(listener, service, options, shutdown).await;
     }

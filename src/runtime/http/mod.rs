@@ -13,7 +13,15 @@ mod tests;
 pub mod tls;
 
 use std::{
-    convert::Infallible, error::Error, fmt::Write as _, future::Future, net::IpAddr, sync::Arc,
+    convert::Infallible,
+    error::Error,
+    fmt::Write as _,
+    future::Future,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -99,6 +107,9 @@ pub struct Options {
     pub certificate: Option<Certificate>,
     /// How long requests that are running at the shutdown may take to finish.
     pub grace: Duration,
+    /// Set before the shutdown: each answer is then the last one on its connection, so that clients open others, which a load
+    /// balancer passes to other replicas.
+    pub leaving: Arc<AtomicBool>,
 }
 
 /// Serves until `shutdown`. Then it accepts nothing more, closes idle connections, and gives running requests time to finish.
@@ -258,7 +269,17 @@ impl Server {
                 request.extensions_mut().insert(peer);
             }
             let answer = service.call(request);
-            answer.inspect(|_| admitted.end())
+            answer.map(|answer| {
+                admitted.end();
+                answer.map(|mut answer| {
+                    if self.options.leaving.load(Ordering::Relaxed) {
+                        answer
+                            .headers_mut()
+                            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+                    }
+                    answer
+                })
+            })
         });
         let mut connection = self.http.serve_connection(TokioIo::new(stream), service);
         let (mut first_head, mut is_closing) = (Some(first_head), false);

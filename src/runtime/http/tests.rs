@@ -50,6 +50,7 @@ impl Served {
             unreadable: plain,
             certificate: None,
             grace: PATIENCE,
+            leaving: Arc::default(),
         };
         let task = tokio::spawn(connections(listener, service, options, shutdown.clone()));
         Self {

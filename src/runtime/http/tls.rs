@@ -317,6 +317,7 @@ mod tests {
             unreadable: |_: StatusCode| Response::new(Bytes::new()),
             certificate: Some(certificate),
             grace: PATIENCE,
+            leaving: Arc::default(),
         };
         let serving = tokio::spawn(connections(listener, service, options, shutdown.clone()));
         let (shown, answer) = site.ask(address).await;
