@@ -1,8 +1,8 @@
 //! What happens to leadership, and to the watches, when the API server cannot be reached or another replica takes over.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use control_plane::{ControlPlane, Identity};
+use control_plane::Identity;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
@@ -13,16 +13,16 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::watch,
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     support::{
-        Operator, Tenant, eventually, own_plane, receiver_arguments,
+        Operator, Tenant, eventually,
+        network::{Mode, Network},
+        own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
     },
     webhooks::body,
@@ -32,80 +32,6 @@ use crate::{
 const SHORT_LEASE: &str = "--lease-duration-seconds=4";
 /// One that a busy machine does not lose.
 const LONG_LEASE: &str = "--lease-duration-seconds=60";
-
-/// What a network between an operator and the API server does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// It works.
-    Open,
-    /// Connections break, and new ones fail.
-    Cut,
-    /// Nothing arrives any more on the connections there are, which nobody is told. New ones work.
-    OldOnesSilent,
-}
-
-/// A network between an operator and the API server.
-struct Network {
-    mode: watch::Sender<Mode>,
-    kubeconfig: PathBuf,
-}
-
-impl Network {
-    async fn to(plane: &ControlPlane) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let ours = format!("https://{}", listener.local_addr().unwrap());
-        let text = std::fs::read_to_string(plane.kubeconfig(Identity::Operator)).unwrap();
-        assert!(text.contains(&plane.url()));
-        let kubeconfig = plane.folder().join("through-the-network.kubeconfig");
-        std::fs::write(&kubeconfig, text.replace(&plane.url(), &ours)).unwrap();
-        let server = plane.url().strip_prefix("https://").unwrap().to_owned();
-        let (mode, seen) = watch::channel(Mode::Open);
-        tokio::spawn(async move {
-            loop {
-                let (client, _) = listener.accept().await.unwrap();
-                if *seen.borrow() != Mode::Cut
-                    && let Ok(server) = TcpStream::connect(&server).await
-                {
-                    tokio::spawn(forward(client, server, seen.clone()));
-                }
-            }
-        });
-        Self { mode, kubeconfig }
-    }
-
-    fn set(&self, mode: Mode) {
-        self.mode.send_replace(mode);
-    }
-}
-
-async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::Receiver<Mode>) {
-    mode.mark_unchanged();
-    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
-    loop {
-        let moved = tokio::select! {
-            changed = mode.changed() => {
-                match (changed, *mode.borrow_and_update()) {
-                    (Err(_), _) | (_, Mode::Cut) => return,
-                    (_, Mode::Open) => continue,
-                    (_, Mode::OldOnesSilent) => break,
-                }
-            }
-            read = client.read(&mut up) => match read {
-                Ok(0) | Err(_) => return,
-                Ok(count) => server.write_all(&up[..count]).await,
-            },
-            read = server.read(&mut down) => match read {
-                Ok(0) | Err(_) => return,
-                Ok(count) => client.write_all(&down[..count]).await,
-            },
-        };
-        if moved.is_err() {
-            return;
-        }
-    }
-    // Until the test ends, or the network is cut.
-    let _ = mode.wait_for(|mode| *mode == Mode::Cut).await;
-}
 
 async fn leads(operator: &Operator, leads: bool) {
     let expected = f64::from(u8::from(leads));

@@ -1,9 +1,11 @@
 //! The control plane, the operator, and an own account for every test.
 //!
+//! - [`network`]: a network between an operator and the API server, which fails as asked;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documents show.
 
+pub mod network;
 pub mod receivers;
 pub mod smtp;
 pub mod walkthrough;
@@ -207,13 +209,18 @@ impl Operator {
 
     /// A panic in a background task does not end the process, so it shows in the log alone.
     fn assert_no_panic(&self) {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let log = self.log();
         let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
         assert!(panics.is_empty(), "{} panicked: {panics:#?}", self.name());
     }
 
     fn name(&self) -> String {
         self.daemon.lock().name().to_owned()
+    }
+
+    /// All that it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     fn end_of_log(&self) -> String {

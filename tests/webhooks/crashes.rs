@@ -107,9 +107,9 @@ fn answer(refused: u32, slow: u32) -> impl Fn() -> Answer + Send + Sync + 'stati
 }
 
 /// An account with running instances, a receiver that always succeeds, and one that sometimes fails.
-struct Scene {
-    tenant: Tenant,
-    names: Vec<String>,
+pub(super) struct Scene {
+    pub(super) tenant: Tenant,
+    pub(super) names: Vec<String>,
     steady: Book,
     flaky: Book,
     logged: Logged,
@@ -117,7 +117,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(plane: &ControlPlane, operator: &Operator, account: &str, log: &str) -> Self {
+    pub(super) async fn new(plane: &ControlPlane, operator: &Operator, account: &str, log: &str) -> Self {
         let tenant = Tenant::on(plane, operator, account).await;
         let (steady, flaky) = (Book::default(), Book::default());
         let at_steady = steady.start(answer(0, 0)).await;
@@ -144,7 +144,7 @@ impl Scene {
     }
 
     /// Waits until all events have arrived. Returns the counters.
-    async fn close(&self, done: Done, begun: Instant, kills: &Kills) -> String {
+    pub(super) async fn close(&self, done: Done, begun: Instant, kills: &Kills) -> String {
         let took = begun.elapsed();
         let (changes, passed): (usize, usize) = (done.changes.values().sum(), done.passed.len());
         let all = expected(&self.tenant, &done).await;

@@ -1,6 +1,7 @@
 //! Webhooks from an operation to a receiver, with the real program, the real API server and real TLS.
 
 mod backlog;
+mod chaos;
 mod crashes;
 mod delivery;
 mod disablement;

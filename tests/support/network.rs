@@ -1,0 +1,94 @@
+//! A network between an operator and the API server.
+
+use std::{path::PathBuf, time::Duration};
+
+use control_plane::{ControlPlane, Identity};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    time::sleep,
+};
+
+/// What a network between an operator and the API server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It works.
+    Open,
+    /// It works, but whatever the operator sends arrives that much later.
+    Slow(Duration),
+    /// Connections break, and new ones fail.
+    Cut,
+    /// Nothing arrives any more on the connections there are, which nobody is told. New ones work.
+    OldOnesSilent,
+}
+
+/// A network between an operator and the API server.
+pub struct Network {
+    mode: watch::Sender<Mode>,
+    /// For the operator.
+    pub kubeconfig: PathBuf,
+}
+
+impl Network {
+    pub async fn to(plane: &ControlPlane) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = format!("https://{}", listener.local_addr().unwrap());
+        let text = std::fs::read_to_string(plane.kubeconfig(Identity::Operator)).unwrap();
+        assert!(text.contains(&plane.url()));
+        let kubeconfig = plane.folder().join("through-the-network.kubeconfig");
+        std::fs::write(&kubeconfig, text.replace(&plane.url(), &ours)).unwrap();
+        let server = plane.url().strip_prefix("https://").unwrap().to_owned();
+        let (mode, seen) = watch::channel(Mode::Open);
+        tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                if *seen.borrow() != Mode::Cut
+                    && let Ok(server) = TcpStream::connect(&server).await
+                {
+                    tokio::spawn(forward(client, server, seen.clone()));
+                }
+            }
+        });
+        Self { mode, kubeconfig }
+    }
+
+    pub fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::Receiver<Mode>) {
+    mode.mark_unchanged();
+    let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        let moved = tokio::select! {
+            changed = mode.changed() => {
+                match (changed, *mode.borrow_and_update()) {
+                    (Err(_), _) | (_, Mode::Cut) => return,
+                    (_, Mode::Open | Mode::Slow(_)) => continue,
+                    (_, Mode::OldOnesSilent) => break,
+                }
+            }
+            read = client.read(&mut up) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(count) => {
+                    let delay = *mode.borrow();
+                    if let Mode::Slow(delay) = delay {
+                        sleep(delay).await;
+                    }
+                    server.write_all(&up[..count]).await
+                }
+            },
+            read = server.read(&mut down) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(count) => client.write_all(&down[..count]).await,
+            },
+        };
+        if moved.is_err() {
+            return;
+        }
+    }
+    // Until the test ends, or the network is cut.
+    let _ = mode.wait_for(|mode| *mode == Mode::Cut).await;
+}
