@@ -20,6 +20,7 @@
 //!   filling the cluster takes minutes;
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
+//! - the time until a process serves and leads, and until another one follows a dead leader (`availability`);
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -36,6 +37,7 @@
 
 mod account;
 mod attack;
+mod availability;
 mod bare_client;
 mod bare_handler;
 mod churn;
@@ -115,12 +117,13 @@ enum Part {
     Scale,
     Kwok,
     Monitoring,
+    Availability,
     Webhooks(webhooks::Part),
 }
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 14] = [
+    const ALL: [(&str, Self); 15] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
         ("convergence", Self::Convergence),
         ("creates", Self::Creates),
@@ -135,6 +138,7 @@ impl Part {
         ("scale", Self::Scale),
         ("kwok", Self::Kwok),
         ("monitoring", Self::Monitoring),
+        ("availability", Self::Availability),
     ];
     /// Selects all parts whose names begin with it.
     const WEBHOOKS: &str = "webhooks";
@@ -157,6 +161,7 @@ impl Part {
             Self::Quota => quota::measure(table, sizes).await,
             Self::Kwok => kwok::measure(table, sizes).await,
             Self::Monitoring => monitoring::measure(table, sizes).await,
+            Self::Availability => availability::measure(table, sizes).await,
             Self::Scale => scale::measure(table, sizes).await,
             Self::Webhooks(part) => part.measure(table, baseline, sizes).await,
         }

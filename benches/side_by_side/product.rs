@@ -23,6 +23,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Timeout for its shutdown.
 const GRACE: Duration = Duration::from_secs(30);
+const CONTROLLER: &str = "controller";
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// A running `stellage`.
@@ -60,6 +61,12 @@ impl Product {
         Self::start(cluster, program, "api", &[]).await
     }
 
+    /// Starts `stellage controller`, the controllers without facade, with more arguments.
+    pub async fn controller(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Self::start(cluster, STELLAGE.as_ref(), CONTROLLER, &arguments).await
+    }
+
     async fn start(
         cluster: &Cluster,
         program: &Path,
@@ -70,14 +77,11 @@ impl Product {
         let name = format!("stellage-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let ready_file = cluster.plane.folder().join(format!("{name}.json"));
         let mut command = Command::new(program);
+        command.args([subcommand, "--metrics-listen", "127.0.0.1:0"]);
+        if subcommand != CONTROLLER {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
         command
-            .args([
-                subcommand,
-                "--listen",
-                "127.0.0.1:0",
-                "--metrics-listen",
-                "127.0.0.1:0",
-            ])
             .args(["--provisioning-seconds", "0", "--ready-file"])
             .arg(&ready_file)
             .args(arguments)
@@ -101,8 +105,9 @@ impl Product {
                 };
                 // The file may be partly written.
                 let ready: Option<Value> = serde_json::from_slice(&text).ok();
-                let text = |ready: &Value, field: &str| Some(ready[field].as_str()?.to_owned());
-                Ok(ready.and_then(|ready| Some((text(&ready, "url")?, text(&ready, "metrics_url")?))))
+                // The controllers have no REST API.
+                let text = |ready: &Value, field: &str| ready[field].as_str().unwrap_or_default().to_owned();
+                Ok(ready.map(|ready| (text(&ready, "url"), text(&ready, "metrics_url"))))
             })
             .await?;
         Ok(product)
@@ -146,6 +151,11 @@ impl Product {
             }
             tokio::time::sleep(POLL_EVERY).await;
         }
+    }
+
+    /// Sends SIGKILL.
+    pub fn kill(&mut self) {
+        self.daemon.kill();
     }
 
     /// Stops it with SIGTERM; an error unless it exits with success.
