@@ -75,7 +75,7 @@ enum Step {
 }
 
 /// The version of the Lease last seen, and when this replica first saw it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Observed {
     version: Option<String>,
     since: Option<Instant>,
@@ -167,6 +167,8 @@ pub struct LeaderElection {
     metrics: Metrics,
     /// An annotation that the Lease has while this replica holds it.
     annotation: Option<(&'static str, Arc<str>)>,
+    /// The Lease as this process has last written it as its holder.
+    last_held: Arc<Mutex<Observed>>,
 }
 
 /// Whether the Lease is still held, by this process's own clock. Cheap to clone.
@@ -213,6 +215,17 @@ impl LeaderElection {
             times: LeaseTimes::default(),
             metrics,
             annotation: None,
+            last_held: Arc::default(),
+        }
+    }
+
+    /// The same candidate under another identity: for the API server it is another replica, which has to wait until the Lease
+    /// of the former one has expired.
+    #[must_use]
+    pub fn renamed(&self, identity: &str) -> Self {
+        Self {
+            identity: identity.into(),
+            ..self.clone()
         }
     }
 
@@ -247,7 +260,7 @@ impl LeaderElection {
 
     /// Waits until this replica holds the Lease. Returns `None` if `shutdown` comes first.
     pub async fn acquire(&self, shutdown: &CancellationToken) -> Option<Leadership> {
-        let mut observed = Observed::default();
+        let mut observed = self.last_held.lock().clone();
         let mut waiting_for = None;
         loop {
             let begun = Instant::now();
@@ -301,8 +314,17 @@ impl LeaderElection {
         Ok(Attempt::Held(Box::new(held)))
     }
 
+    /// Remembers the Lease as this process has written it at that time.
+    fn held(&self, lease: &Lease, since: Instant) {
+        *self.last_held.lock() = Observed {
+            version: lease.metadata.resource_version.clone(),
+            since: Some(since),
+        };
+    }
+
     fn lead(&self, lease: Lease, begun: Instant) -> Leadership {
         self.metrics.leader.set(1);
+        self.held(&lease, begun);
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         let tenure = Tenure::until(begun + self.times.renew_deadline);
         let renewal = self
@@ -342,6 +364,7 @@ impl LeaderElection {
                 Ok(Ok(Some(now))) => {
                     lease = now;
                     renewed = begun;
+                    self.held(&lease, begun);
                     tenure.set_end(renewed + self.times.renew_deadline);
                 }
                 Ok(Ok(None)) => {

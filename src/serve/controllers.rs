@@ -65,6 +65,7 @@ pub(super) struct Slots {
 pub(super) struct Candidate {
     pub(super) settings: ControllerSettings,
     pub(super) common: CommonSettings,
+    /// The name of this process in Kubernetes Events.
     pub(super) identity: String,
     /// Where the controllers listen.
     pub(super) slots: Slots,
@@ -168,6 +169,8 @@ impl Candidate {
                     );
                     self.own_answers.resign();
                     metrics.resign();
+                    // What this term has sent may still arrive: wait like any other replica until its Lease has expired.
+                    election = election.renamed(&lease::identity(self.settings.identity.as_deref()));
                 }
                 Term::Over => return Ok(()),
             }
