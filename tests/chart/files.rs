@@ -47,7 +47,11 @@ fn the_chart_and_the_image_have_the_version_of_the_program() {
         assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
     }
     let dockerfile = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("Dockerfile"));
-    let label = concat!("org.opencontainers.image.version=", env!("CARGO_PKG_VERSION"), " ");
+    let label = concat!(
+        "org.opencontainers.image.version=",
+        env!("CARGO_PKG_VERSION"),
+        " "
+    );
     assert!(dockerfile.contains(label), "Dockerfile: {label}");
 }
 
