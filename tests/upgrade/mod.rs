@@ -107,7 +107,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     let text = fs::read_to_string(recorded("objects.json")).unwrap();
     let objects: Value = serde_json::from_str(&text.replace(RECORDED_PORT, &receiver.url("/"))).unwrap();
     let own = objects["own"].as_array().unwrap();
-    let of = |kind: &str| own.iter().filter(move |object| object["kind"] == kind);
+    let of = |kind: &'static str| own.iter().filter(move |object| object["kind"] == kind);
     let plane = bare_plane(ControlPlane::options()).await;
     restore(&plane, &objects).await;
 
