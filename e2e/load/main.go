@@ -65,7 +65,7 @@ func main() {
 	defer stop()
 	for worker := range workers {
 		transport := &http.Transport{DisableKeepAlives: worker%2 == 0}
-		go work(&http.Client{Transport: transport, Timeout: 10 * time.Second})
+		go work(&http.Client{Transport: transport, Timeout: time.Minute})
 	}
 	for end.Err() == nil {
 		time.Sleep(time.Second)
