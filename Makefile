@@ -3,15 +3,22 @@
 CARGO_DENY_VERSION := 0.20.2
 CACHE = $${STELLAGE_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}/stellage}
 CARGO_DENY = $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
+CARGO_CYCLONEDX_VERSION := 0.5.9
+CARGO_CYCLONEDX = $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)
 TARGET = $${CARGO_TARGET_DIR:-target}
+VERSION = $$(cargo pkgid --package stellage | sed 's/.*[@\#]//')
+COMMIT = $$(git describe --always --dirty --abbrev=40 --exclude '*')
+# The date of the commit makes SBOM and image the same whenever they are built.
+EPOCH = $$(git log -1 --format=%ct)
+IMAGE = localhost/stellage:$(VERSION)
 # Most tests spend most of their time waiting.
 TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 ))}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench crds chart tools cargo-deny
+.PHONY: help run test e2e lint bench crds chart image sbom tools cargo-deny cargo-cyclonedx
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
 run: tools ## Run everything on this machine until Ctrl-C (variables: docs/settings.md)
 	@cargo build --release --locked --package stellage --package control-plane
@@ -23,6 +30,9 @@ test: tools ## Run all tests, against a real API server
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
+
+e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD: e2e/run)
+	@E2E_LOAD="$(E2E_LOAD)" e2e/run
 
 lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
 	@cargo fmt --all --check
@@ -45,6 +55,20 @@ crds: tools ## Generate crds/ from the Rust types
 chart: tools ## Write what is generated in charts/stellage, and deploy/rbac.yaml
 	@STELLAGE_WRITE_CHART=1 cargo test --quiet --locked --workspace --test integration -- a_chart::files
 
+# Linked statically, the program needs no other files.
+image: tools ## Pack the container image into target/image, without a container engine (IMAGE: its name)
+	@STELLAGE_VERSION="$(VERSION) ($(COMMIT))" cargo rustc --release --locked --package stellage --bin stellage -- \
+	    -C target-feature=+crt-static -C strip=symbols
+	@mkdir -p "$(TARGET)/image"
+	@SOURCE_DATE_EPOCH=$(EPOCH) cargo run --quiet --release --locked --package packer -- --name "$(IMAGE)" --commit "$(COMMIT)" \
+	    --program "$(TARGET)/release/stellage" --output "$(TARGET)/image/stellage.tar"
+
+sbom: tools cargo-cyclonedx ## Write what the program is made of into target/image, as CycloneDX
+	@mkdir -p "$(TARGET)/image"
+	@SOURCE_DATE_EPOCH=$(EPOCH) "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 \
+	    --describe binaries --no-build-deps --override-filename stellage
+	@mv stellage.cdx.json "$(TARGET)/image/stellage.cdx.json"
+
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }
 	@command -v cc >/dev/null || { echo "cc is not in PATH: install a C compiler (Debian: apt-get install gcc)" >&2; exit 1; }
@@ -53,3 +77,8 @@ cargo-deny: tools
 	@[ -x "$(CARGO_DENY)/bin/cargo-deny" ] || { \
 	    echo "Installing cargo-deny $(CARGO_DENY_VERSION) into $(CARGO_DENY), once; this takes some minutes."; \
 	    cargo install --quiet --locked cargo-deny@$(CARGO_DENY_VERSION) --root "$(CARGO_DENY)"; }
+
+cargo-cyclonedx: tools
+	@[ -x "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" ] || { \
+	    echo "Installing cargo-cyclonedx $(CARGO_CYCLONEDX_VERSION) into $(CARGO_CYCLONEDX), once; this takes some minutes."; \
+	    cargo install --quiet --locked cargo-cyclonedx@$(CARGO_CYCLONEDX_VERSION) --root "$(CARGO_CYCLONEDX)"; }

@@ -12,9 +12,15 @@ use stellage::{
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
+/// The version; in an image or a release with the commit, which `make image` puts in.
+const VERSION: &str = match option_env!("STELLAGE_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Turns a Kubernetes cluster into a small cloud: instances through a REST API or kubectl
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, disable_help_subcommand = true)]
+#[command(version = VERSION, propagate_version = true, disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

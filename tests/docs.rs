@@ -17,9 +17,17 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// README.md, every page under docs/, and the README of the receivers.
+/// The pages for people: those in the root, every one under docs/, and the README of the receivers.
 fn pages() -> Vec<String> {
-    let mut pages = vec!["README.md".to_owned(), "examples/receivers/README.md".to_owned()];
+    let mut pages = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "SECURITY.md",
+        "examples/receivers/README.md",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for entry in fs::read_dir(root().join("docs")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "md") {

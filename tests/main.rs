@@ -24,6 +24,8 @@ mod a_local_run;
 mod a_monitoring;
 #[path = "resilience.rs"]
 mod a_resilience;
+#[path = "upgrade/mod.rs"]
+mod a_upgrade;
 #[path = "webhooks/mod.rs"]
 mod a_webhooks;
 #[path = "writes.rs"]

@@ -40,12 +40,19 @@ fn names_in(folder: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_chart_has_the_version_of_the_program() {
+fn the_chart_and_the_image_have_the_version_of_the_program() {
     let text = read(&chart().join("Chart.yaml"));
     let chart: Value = serde_saphyr::from_str(&text).unwrap();
     for field in ["version", "appVersion"] {
         assert_eq!(chart[field], env!("CARGO_PKG_VERSION"), "{field}");
     }
+    let dockerfile = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("Dockerfile"));
+    let label = concat!(
+        "org.opencontainers.image.version=",
+        env!("CARGO_PKG_VERSION"),
+        " "
+    );
+    assert!(dockerfile.contains(label), "Dockerfile: {label}");
 }
 
 #[test]

@@ -134,7 +134,8 @@ func main() {
 	}
 	r := &receiver{secret: []byte(secret), waiting: make(chan event, maxWaiting), seen: map[string]bool{}}
 
-	listener, err := net.Listen("tcp", "127.0.0.1:"+cmp.Or(os.Getenv("PORT"), "8443"))
+	host := cmp.Or(os.Getenv("HOST"), "127.0.0.1")
+	listener, err := net.Listen("tcp", net.JoinHostPort(host, cmp.Or(os.Getenv("PORT"), "8443")))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -160,7 +161,7 @@ func main() {
 			log.Fatal(err)
 		}
 	}()
-	fmt.Printf("listening on %s://127.0.0.1:%d/\n", scheme, listener.Addr().(*net.TCPAddr).Port)
+	fmt.Printf("listening on %s://%s:%d/\n", scheme, host, listener.Addr().(*net.TCPAddr).Port)
 
 	// Accept no more requests, answer those in progress, and process what was accepted.
 	<-stopped.Done()

@@ -7,7 +7,7 @@ import { readFileSync } from "node:fs";
 import http from "node:http";
 import https from "node:https";
 
-const { WEBHOOK_SECRET: secret, PORT = "8443", TLS_CERT, TLS_KEY } = process.env;
+const { WEBHOOK_SECRET: secret, HOST = "127.0.0.1", PORT = "8443", TLS_CERT, TLS_KEY } = process.env;
 const MAX_BODY = 256 * 1024; // bytes; an event has a few hundred
 const MAX_WAITING = 1_000; // events that are accepted but not yet processed
 const MAX_REMEMBERED = 10_000; // event ids
@@ -91,8 +91,8 @@ const options = { requestTimeout: 10_000, headersTimeout: 10_000 };
 const server = TLS_CERT
   ? https.createServer({ ...options, cert: readFileSync(TLS_CERT), key: readFileSync(TLS_KEY) }, listener)
   : http.createServer(options, listener);
-server.listen(Number(PORT), "127.0.0.1", () => {
-  console.log(`listening on ${TLS_CERT ? "https" : "http"}://127.0.0.1:${server.address().port}/`);
+server.listen(Number(PORT), HOST, () => {
+  console.log(`listening on ${TLS_CERT ? "https" : "http"}://${HOST}:${server.address().port}/`);
 });
 
 // Accept no more connections, answer the requests in progress, and process what was accepted; then the process exits.

@@ -88,7 +88,8 @@ class Receiver(BaseHTTPRequestHandler):
 def main() -> None:
     if not SECRET:
         sys.exit("set WEBHOOK_SECRET to the secret of the webhook")
-    server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get("PORT", "8443"))), Receiver)
+    host = os.environ.get("HOST", "127.0.0.1")
+    server = ThreadingHTTPServer((host, int(os.environ.get("PORT", "8443"))), Receiver)
     scheme = "http"
     if certificate := os.environ.get("TLS_CERT"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -105,7 +106,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     worker = threading.Thread(target=work)
     worker.start()
-    print(f"listening on {scheme}://127.0.0.1:{server.server_port}/", flush=True)
+    print(f"listening on {scheme}://{host}:{server.server_port}/", flush=True)
     server.serve_forever()
     server.server_close()
     waiting.put(None)

@@ -6,7 +6,7 @@ use std::{
     collections::{HashSet, VecDeque},
     env,
     error::Error,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
     time::Duration,
 };
@@ -175,6 +175,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if secret.is_empty() {
         return Err("set WEBHOOK_SECRET to the secret of the webhook".into());
     }
+    let host = env::var("HOST").map_or(Ok(Ipv4Addr::LOCALHOST.into()), |host| host.parse::<IpAddr>())?;
     let port = env::var("PORT").map_or(Ok(8443), |port| port.parse())?;
     let tls = match env::var("TLS_CERT") {
         Ok(certificate) => Some(acceptor(&certificate, &env::var("TLS_KEY")?)?),
@@ -193,12 +194,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+    let listener = TcpListener::bind((host, port)).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    println!(
-        "listening on {scheme}://127.0.0.1:{}/",
-        listener.local_addr()?.port()
-    );
+    println!("listening on {scheme}://{}/", listener.local_addr()?);
     let connections = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
