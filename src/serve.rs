@@ -589,6 +589,7 @@ impl Controllers {
             outbox: self.webhooks.outbox(),
             index: self.backups.clone(),
             instances,
+            by_namespace: self.instances.clone(),
             instance_queue: self.queue.clone(),
             limits: backups::Limits {
                 per_instance: usize::try_from(self.common.backups_per_instance).unwrap_or(usize::MAX),

@@ -23,11 +23,11 @@ use crate::{
 };
 
 impl Tenant {
-    fn backups(&self) -> Api<Backup> {
+    pub fn backups(&self) -> Api<Backup> {
         Api::namespaced(self.kube.clone(), &self.namespace)
     }
 
-    async fn all_backups(&self) -> Vec<Backup> {
+    pub async fn all_backups(&self) -> Vec<Backup> {
         self.backups().list(&ListParams::default()).await.unwrap().items
     }
 

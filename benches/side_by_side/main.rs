@@ -20,6 +20,8 @@
 //!   filling the cluster takes minutes;
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
+//! - the end of a month in many accounts at once (`month_end`);
+//! - start-up and memory with very many backups (`backups`), compared with none;
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -36,6 +38,7 @@
 
 mod account;
 mod attack;
+mod backups;
 mod bare_client;
 mod bare_handler;
 mod churn;
@@ -49,6 +52,7 @@ mod latencies;
 mod load;
 mod memory;
 mod monitoring;
+mod month_end;
 mod objects;
 mod page;
 mod processes;
@@ -115,12 +119,14 @@ enum Part {
     Scale,
     Kwok,
     Monitoring,
+    MonthEnd,
+    Backups,
     Webhooks(webhooks::Part),
 }
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 14] = [
+    const ALL: [(&str, Self); 16] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
         ("convergence", Self::Convergence),
         ("creates", Self::Creates),
@@ -135,6 +141,8 @@ impl Part {
         ("scale", Self::Scale),
         ("kwok", Self::Kwok),
         ("monitoring", Self::Monitoring),
+        ("month-end", Self::MonthEnd),
+        ("backups", Self::Backups),
     ];
     /// Selects all parts whose names begin with it.
     const WEBHOOKS: &str = "webhooks";
@@ -157,6 +165,8 @@ impl Part {
             Self::Quota => quota::measure(table, sizes).await,
             Self::Kwok => kwok::measure(table, sizes).await,
             Self::Monitoring => monitoring::measure(table, sizes).await,
+            Self::MonthEnd => month_end::measure(table, sizes).await,
+            Self::Backups => backups::measure(table, sizes).await,
             Self::Scale => scale::measure(table, sizes).await,
             Self::Webhooks(part) => part.measure(table, baseline, sizes).await,
         }

@@ -26,7 +26,7 @@ use crate::{
     providers::Provider,
     resources::{Backup, Instance},
     runtime::{
-        Clock, Metrics, ReconcileQueue,
+        ByNamespace, Clock, Metrics, ReconcileQueue,
         backoff::Backoffs,
         events::Events,
         metrics::KindLabels,
@@ -49,6 +49,8 @@ pub struct BackupController<P> {
     pub index: BackupIndex,
     /// The instances, as their watch shows them.
     pub instances: Store<Instance>,
+    /// The same, by namespace.
+    pub by_namespace: ByNamespace<Instance>,
     /// The instances as their controller has written them.
     pub instance_queue: ReconcileQueue<Instance>,
     /// How many backups there may be.
@@ -72,17 +74,30 @@ impl<P: Provider> BackupController<P> {
     /// so that no earlier change is missed.
     pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
         let (triggers, _) = queue.open(&store);
-        let reconciler = Reconciler {
+        let reconciler = self.with(queue);
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Backup" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+    }
+
+    fn with(self, queue: ReconcileQueue<Backup>) -> Reconciler<P> {
+        Reconciler {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
             beginning: Mutex::default(),
             queue,
             controller: self,
-        };
-        let controller = &reconciler.controller;
-        let kind = KindLabels { kind: "Backup" };
-        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
-        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+        }
+    }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Backup>,
+    ) -> impl work_queue::Reconcile<Backup> + Send + 'static {
+        self.with(queue)
     }
 }
 
