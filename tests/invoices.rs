@@ -606,7 +606,9 @@ impl Billed {
 
     /// Has an instance as if it had run since then, with another plan from the sixth hour on.
     async fn run_since(&self, kube: &Client, since: Timestamp) {
-        self.tenant.apply("web", |web| web.spec.plan = Plan::Business).await;
+        self.tenant
+            .apply("web", |web| web.spec.plan = Plan::Business)
+            .await;
         let instances: Api<Instance> = Api::namespaced(kube.clone(), &self.tenant.namespace);
         let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
             { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
@@ -621,7 +623,11 @@ impl Billed {
         let accounts: Api<Account> = Api::all(self.tenant.kube.clone());
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
         accounts
-            .patch(&self.tenant.namespace, &PatchParams::default(), &Patch::Merge(&change))
+            .patch(
+                &self.tenant.namespace,
+                &PatchParams::default(),
+                &Patch::Merge(&change),
+            )
             .await
             .unwrap();
     }
@@ -656,7 +662,10 @@ impl Billed {
         let mut hours = Vec::new();
         for invoice in &issued {
             let pages = self.tenant.pages_of(&invoice.name_any()).await;
-            let lines: Vec<_> = pages.into_iter().flat_map(|page| page.spec.lines.unwrap()).collect();
+            let lines: Vec<_> = pages
+                .into_iter()
+                .flat_map(|page| page.spec.lines.unwrap())
+                .collect();
             assert_eq!(lines.len(), 1, "{lines:?}");
             let of_line = lines[0].hours.iter();
             hours.extend(of_line.map(|hours| (hours.plan.clone(), hours.hours)));
@@ -682,7 +691,10 @@ impl Billed {
             let subject = |event: &Value| {
                 let data = &event["data"];
                 let of_backup = data["backup"]["id"].as_str();
-                of_backup.or(data["invoice"]["number"].as_str()).unwrap().to_owned()
+                of_backup
+                    .or(data["invoice"]["number"].as_str())
+                    .unwrap()
+                    .to_owned()
             };
             let mut told: Vec<String> = bodies.values().map(subject).collect();
             told.sort_unstable();
@@ -696,7 +708,8 @@ impl Billed {
 /// The suite kills little, to be short. For a long run: `STELLAGE_TEST_MONTH_KILLS=200 cargo test --test integration --
 /// however_often_the_operator_is_killed_around_the_end_of_a_month --show-output`.
 #[tokio::test]
-async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hour_backup_and_event_counts_once() {
+async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hour_backup_and_event_counts_once()
+ {
     let kills: i64 = setting("STELLAGE_TEST_MONTH_KILLS", 8);
     let plane = own_plane().await;
     let limits = ["--backups-per-instance=1000", "--backups-per-account=10000"];
@@ -720,7 +733,9 @@ async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hou
     let mut killed = 0;
     for closing in 0..=closings {
         if closing > 0 {
-            let until = month.checked_add(SignedDuration::from_mins(60 * closing)).unwrap();
+            let until = month
+                .checked_add(SignedDuration::from_mins(60 * closing))
+                .unwrap();
             for account in &accounts {
                 account.close(until).await;
                 account.back_up(closing).await;
@@ -750,6 +765,10 @@ async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hou
         .map(|number| format!("{year}-{number:06}"))
         .collect();
     assert_eq!(numbers, expected);
-    println!("{killed} kills, {} invoices, {} backups", numbers.len(), closings * 3);
+    println!(
+        "{killed} kills, {} invoices, {} backups",
+        numbers.len(),
+        closings * 3
+    );
     operator.stop().await;
 }

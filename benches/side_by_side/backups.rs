@@ -61,14 +61,32 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let with = Measured::of(&cluster, sizes).await?;
     cluster.stop().await?;
 
-    table.note(&format!("{count} completed backups of as many deleted instances, beside one"));
+    table.note(&format!(
+        "{count} completed backups of as many deleted instances, beside one"
+    ));
     let mut row = |what: &str, with: f64, without: f64, unit: samples::Unit| {
         let shown = |value: f64| format!("{value:.1}{}", unit.0);
-        table.ratio(what, &shown(with), &shown(without), &(with / without).into(), None);
+        table.ratio(
+            what,
+            &shown(with),
+            &shown(without),
+            &(with / without).into(),
+            None,
+        );
     };
     let seconds = Duration::as_secs_f64;
-    row("start until ready", seconds(&with.ready), seconds(&without.ready), samples::SECONDS);
-    row("processor time until idle", with.used, without.used, samples::SECONDS);
+    row(
+        "start until ready",
+        seconds(&with.ready),
+        seconds(&without.ready),
+        samples::SECONDS,
+    );
+    row(
+        "processor time until idle",
+        with.used,
+        without.used,
+        samples::SECONDS,
+    );
     row("resident", with.mib, without.mib, samples::MEBIBYTES);
     Ok(())
 }

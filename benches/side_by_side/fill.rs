@@ -30,7 +30,10 @@ pub async fn instances_of(
     template: &Value,
     count: u64,
 ) -> Result<()> {
-    say(&format!("  filling {} accounts with {count} instances", namespaces.len()));
+    say(&format!(
+        "  filling {} accounts with {count} instances",
+        namespaces.len()
+    ));
     let (spec, status) = (template["spec"].clone(), template["status"].clone());
     let finalizers = template["metadata"]["finalizers"].clone();
     let namespaces = Arc::new(namespaces);
@@ -46,7 +49,9 @@ pub async fn instances_of(
             "metadata": { "name": name, "finalizers": finalizers }, "spec": spec,
         });
         let body = object.to_string();
-        *buffer = target.request("POST", &path, Some(("application/json", &body))).into_bytes();
+        *buffer = target
+            .request("POST", &path, Some(("application/json", &body)))
+            .into_bytes();
     };
     let target = cluster.operator.clone();
     let change = move |n: u64, buffer: &mut Vec<u8>| {

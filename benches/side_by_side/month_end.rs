@@ -71,7 +71,9 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     let wanted = usize::try_from(accounts)?;
     until(&product, "all invoices to be issued", async || {
         let all = items(&cluster, INVOICES).await?;
-        let issued = all.iter().filter(|invoice| invoice["status"]["phase"] == "Issued");
+        let issued = all
+            .iter()
+            .filter(|invoice| invoice["status"]["phase"] == "Issued");
         Ok(issued.count() >= wanted)
     })
     .await?;
@@ -92,8 +94,18 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         told.as_secs_f64()
     ));
     let mut row = |what: &str, value: f64, unit, aim| table.value(what, &value.into(), unit, aim);
-    row("until all invoices are issued", issued.as_secs_f64(), samples::SECONDS, None);
-    row("until all events are settled", settled.as_secs_f64(), samples::SECONDS, None);
+    row(
+        "until all invoices are issued",
+        issued.as_secs_f64(),
+        samples::SECONDS,
+        None,
+    );
+    row(
+        "until all events are settled",
+        settled.as_secs_f64(),
+        samples::SECONDS,
+        None,
+    );
     row("processor time of stellage", used, samples::SECONDS, None);
     let each = as_f64(writes.invoices) / as_f64(accounts);
     row(
@@ -102,7 +114,12 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         samples::EACH,
         Some(Aim::AtMost(MOST_WRITES)),
     );
-    row("writes of ConfigMaps, in all", as_f64(writes.config_maps), Unit("", 0), None);
+    row(
+        "writes of ConfigMaps, in all",
+        as_f64(writes.config_maps),
+        Unit("", 0),
+        None,
+    );
     Ok(())
 }
 

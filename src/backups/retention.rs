@@ -44,7 +44,10 @@ pub fn counts(backup: &Backup) -> bool {
 /// Whether it is a scheduled backup of a deleted instance that has come to its end. Nothing replaces these, so they share the limit
 /// of the account with the manual ones.
 pub fn is_left_over(backup: &Backup) -> bool {
-    let is_of_deleted = backup.status.as_ref().is_some_and(|status| status.instance_deleted);
+    let is_of_deleted = backup
+        .status
+        .as_ref()
+        .is_some_and(|status| status.instance_deleted);
     backup.is_scheduled() && is_of_deleted && !backup.is_unfinished() && !backup.is_deleting()
 }
 

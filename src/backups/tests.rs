@@ -459,10 +459,17 @@ fn the_oldest_scheduled_backups_of_deleted_instances_make_room_for_manual_ones()
     next.metadata.uid = Some("next".to_owned());
     world.instance = Some(next);
     for left_over in [3, 2, 1, 0] {
-        let scheduled = world.backups.values().filter_map(|backup| backup.spec.scheduled_for);
+        let scheduled = world
+            .backups
+            .values()
+            .filter_map(|backup| backup.spec.scheduled_for);
         let mut days: Vec<_> = scheduled.collect();
         days.sort_unstable();
-        assert_eq!(days, (3 - left_over..3).map(at).collect::<Vec<_>>(), "the oldest goes first");
+        assert_eq!(
+            days,
+            (3 - left_over..3).map(at).collect::<Vec<_>>(),
+            "the oldest goes first"
+        );
         world.make_manual();
         world.settle();
         world.now += 60;
@@ -475,7 +482,11 @@ fn the_oldest_scheduled_backups_of_deleted_instances_make_room_for_manual_ones()
             world.settle();
         }
     }
-    assert_eq!(world.of_phase(BackupPhase::Completed).len(), LIMIT, "manual ones do not");
+    assert_eq!(
+        world.of_phase(BackupPhase::Completed).len(),
+        LIMIT,
+        "manual ones do not"
+    );
 }
 
 #[test]
@@ -496,7 +507,10 @@ fn a_deleted_backup_is_kept_until_it_has_been_restored() {
     assert!(may_be_restored(&world), "it waits for the restore");
     world.restored_to = None;
     assert!(world.reconcile(&name));
-    assert!(!may_be_restored(&world) && world.backups.len() == 1, "told before its data goes");
+    assert!(
+        !may_be_restored(&world) && world.backups.len() == 1,
+        "told before its data goes"
+    );
     world.settle();
     assert!(world.backups.is_empty());
 }

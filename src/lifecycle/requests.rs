@@ -29,8 +29,11 @@ pub fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> Insta
 /// Whether the spec asks for a restore that has not begun, perhaps because something else is under way.
 pub fn wants_restore(instance: &Instance) -> bool {
     let spec = &instance.spec;
-    let is_installed = |status: &InstanceStatus| status.provisioned_at.is_some() && !wants_rebuild(spec, status);
-    spec.restore_from.is_some() && !instance.is_deleting() && !instance.status.as_ref().is_some_and(is_installed)
+    let is_installed =
+        |status: &InstanceStatus| status.provisioned_at.is_some() && !wants_rebuild(spec, status);
+    spec.restore_from.is_some()
+        && !instance.is_deleting()
+        && !instance.status.as_ref().is_some_and(is_installed)
 }
 
 /// Keeps in the status which installation is refused, so that [`take_on`] leaves it out, in the facade, too.

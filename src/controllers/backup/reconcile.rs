@@ -16,7 +16,7 @@ use crate::{
     backups::{
         Decision, Effect, Note, Question, Seen, Situation, Source, decide, question,
         restore::fits,
-        retention::{gives_way, has_room, oldest_left_over},
+        retention::{gives_way, has_room, is_left_over, oldest_left_over},
     },
     events::OutboxVersion,
     lifecycle::wants_restore,
@@ -255,10 +255,8 @@ impl<P: Provider> Reconciler<P> {
     /// Name of an Instance to which a backup is being restored, or will be.
     fn restored_to(&self, backup: &Backup) -> Option<String> {
         let name = backup.name_any();
-        let instances = self.controller.by_namespace.of(namespace(backup));
-        let instances = instances
-            .into_iter()
-            .map(|shown| self.controller.instance_queue.freshest(shown));
+        let shown = self.controller.by_namespace.of(namespace(backup)).into_iter();
+        let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
         let is_target = |instance: &Arc<Instance>| {
             let operation = instance
                 .status
@@ -268,10 +266,7 @@ impl<P: Provider> Reconciler<P> {
             let is_wanted = instance.spec.restore_from.as_ref() == Some(&name) && wants_restore(instance);
             under_way == Some(&name) || is_wanted && fits(backup, instance)
         };
-        instances
-            .into_iter()
-            .find(is_target)
-            .map(|instance| instance.name_any())
+        instances.find(is_target).map(|instance| instance.name_any())
     }
 
     /// Has the oldest scheduled backup of a deleted instance looked at, which may have to make room.
@@ -361,6 +356,8 @@ impl<P: Provider> Reconciler<P> {
             self.queue.again(others.into_iter().filter(is_concerned));
             // Its own retention and second try.
             self.queue.again([written.clone()]);
+            self.look_at_oldest(&written);
+        } else if is_left_over(&written) && !is_left_over(backup) {
             self.look_at_oldest(&written);
         }
         Ok(Some(written))

@@ -203,7 +203,7 @@ impl InvoiceController {
         &self,
         accounts: Store<Account>,
         invoices: Store<Invoice>,
-    ) -> impl work_queue::Reconcile<Account> + Send + 'static {
+    ) -> impl work_queue::Reconcile<Account> + use<> {
         Reconciler::new(self.shared.clone(), accounts, invoices)
     }
 

@@ -338,7 +338,9 @@ impl Reconciler {
                 Step::Page { page, is_urgent } => {
                     let clock = &self.shared.deps.clock;
                     // It does not wait if the clock was set back.
-                    let age = state.page_written.map(|written| clock.now().duration_since(written));
+                    let age = state
+                        .page_written
+                        .map(|written| clock.now().duration_since(written));
                     let age = age.and_then(|age| Duration::try_from(age).ok());
                     let waits = age.map_or(Duration::ZERO, |age| TOGETHER.saturating_sub(age));
                     if !is_urgent && !waits.is_zero() {

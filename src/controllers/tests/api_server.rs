@@ -134,7 +134,8 @@ impl ApiServer {
     pub fn list<K: DeserializeOwned>(&self, plural: &str) -> Vec<K> {
         let state = self.0.lock();
         let all = state.objects.iter().filter(|(key, _)| key.0 == plural);
-        all.map(|(_, object)| serde_json::from_value(object.clone()).unwrap()).collect()
+        all.map(|(_, object)| serde_json::from_value(object.clone()).unwrap())
+            .collect()
     }
 
     /// Somebody creates an object. Returns whether there was none of that name.
@@ -178,7 +179,10 @@ impl State {
         }
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
         let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let place = segments.iter().position(|segment| *segment == "namespaces").unwrap();
+        let place = segments
+            .iter()
+            .position(|segment| *segment == "namespaces")
+            .unwrap();
         let (namespace, rest) = (segments[place + 1], &segments[place + 2..]);
         if rest[0] == "events" {
             self.events.push(body.clone());
@@ -238,7 +242,13 @@ impl State {
             (&Method::PUT, Some(&"status")) => object["status"] = body["status"].clone(),
             (&Method::PUT, None) => {
                 object = body;
-                for field in ["uid", "creationTimestamp", "deletionTimestamp", "generation", "namespace"] {
+                for field in [
+                    "uid",
+                    "creationTimestamp",
+                    "deletionTimestamp",
+                    "generation",
+                    "namespace",
+                ] {
                     if let Some(kept) = stored["metadata"].get(field) {
                         object["metadata"][field] = kept.clone();
                     }
@@ -281,8 +291,7 @@ impl State {
         let all = all.filter(|(key, object)| key.0 == plural && key.1 == namespace && is_selected(object));
         let items: Vec<&Value> = all.map(|(_, object)| object).collect();
         let revision = self.revision.to_string();
-        let list =
-            json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": revision }, "items": items });
+        let list = json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": revision }, "items": items });
         (200, list)
     }
 
@@ -332,7 +341,9 @@ impl State {
         }
         self.revision += 1;
         object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
-        let waits = object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+        let waits = object["metadata"]["finalizers"]
+            .as_array()
+            .is_some_and(|list| !list.is_empty());
         let is_gone = !object["metadata"]["deletionTimestamp"].is_null() && !waits;
         let (before, after) = if is_gone {
             self.objects.remove(key);

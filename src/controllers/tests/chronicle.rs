@@ -36,6 +36,8 @@ pub struct Chronicle {
     /// Created Backups of the schedule: UID of the instance, time, whether it is a second try.
     scheduled: HashMap<(String, Timestamp, bool), usize>,
     missed: BTreeSet<(String, Timestamp)>,
+    /// Backups of deleted instances that gave way to others.
+    replaced: usize,
     load: Vec<Load>,
     is_up: bool,
     /// The operator's clock when it was last started.
@@ -80,6 +82,9 @@ struct Load {
     to: Timestamp,
 }
 
+/// Of an instance or a backup: its identifier; plan, price and number of hours; and the amount.
+type Line = (String, Vec<(String, u64, u64)>, u64);
+
 /// Which backups the schedule must have made. All times are the operator's.
 #[derive(Default)]
 struct Schedule {
@@ -112,7 +117,8 @@ impl Schedule {
             return;
         };
         for run in runs(id, covered, now) {
-            let is_sure = now - run > UNSURE && self.unsure_until.is_none_or(|until| run > until);
+            let is_sure =
+                now.duration_since(run) > UNSURE && self.unsure_until.is_none_or(|until| run > until);
             if is_sure { &mut self.must } else { &mut self.may }.insert(run);
         }
         self.covered = Some(now);
@@ -143,7 +149,7 @@ impl Schedule {
             return;
         }
         self.cover(id, now);
-        let was_up = now - up_since > UNSURE;
+        let was_up = now.duration_since(up_since) > UNSURE;
         let is_unsure = !was_up
             || self.unsure_until.is_some_and(|until| until > now)
             || !runs(id, now - UNSURE, now).is_empty();
@@ -206,11 +212,14 @@ impl Chronicle {
                 let text = object["data"][stored_prices::ENTRY].as_str().unwrap();
                 let all: Vec<Value> = serde_json::from_str(text).unwrap();
                 let last = all.last().unwrap();
-                let since = last["since"].as_str().map_or(Timestamp::MIN, |at| at.parse().unwrap());
+                let since = last["since"]
+                    .as_str()
+                    .map_or(Timestamp::MIN, |at| at.parse().unwrap());
                 let monthly = Plan::ALL.map(|plan| last["plans"][plan.as_str()].as_u64().unwrap());
                 if self.prices.last().is_none_or(|(at, _)| *at < since) {
                     self.prices.push((since, monthly));
-                    self.backup_prices.push((since, last["backupGb"].as_u64().unwrap()));
+                    self.backup_prices
+                        .push((since, last["backupGb"].as_u64().unwrap()));
                 }
             }
             _ => {}
@@ -239,8 +248,7 @@ impl Chronicle {
             life.is_deleted = true;
         }
         let status = instance.status.clone().unwrap_or_default();
-        let is_wanted =
-            instance.spec.backup_enabled && !life.is_deleted && status.provisioned_at.is_some();
+        let is_wanted = instance.spec.backup_enabled && !life.is_deleted && status.provisioned_at.is_some();
         life.schedule.want(&life.id, is_wanted, self.is_up, now);
         if life.is_deleted {
             return;
@@ -274,15 +282,21 @@ impl Chronicle {
             && let Some(at) = backup.spec.scheduled_for
         {
             let instance = backup.spec.instance_uid.clone().unwrap();
-            *self.scheduled.entry((instance, at, backup.spec.retry)).or_default() += 1;
+            *self
+                .scheduled
+                .entry((instance, at, backup.spec.retry))
+                .or_default() += 1;
         }
-        let kept = self.backups.entry(backup.metadata.uid.clone().unwrap()).or_insert_with(|| Kept {
-            namespace: backup.metadata.namespace.clone().unwrap(),
-            id: backup.id(),
-            completed: None,
-            has_ended: false,
-            deleted: None,
-        });
+        let kept = self
+            .backups
+            .entry(backup.metadata.uid.clone().unwrap())
+            .or_insert_with(|| Kept {
+                namespace: backup.metadata.namespace.clone().unwrap(),
+                id: backup.id(),
+                completed: None,
+                has_ended: false,
+                deleted: None,
+            });
         if let Some(deleted) = &backup.metadata.deletion_timestamp {
             kept.deleted.get_or_insert(Deletion {
                 at: deleted.0,
@@ -294,13 +308,16 @@ impl Chronicle {
         kept.has_ended |= is_first && (status.source.is_some() || backup.instance_id().is_some());
         if is_first && backup.phase() == BackupPhase::Completed {
             assert_eq!(status.completed_at, Some(now));
-            let megabytes = format!("{:.0}", status.size_gb.unwrap() * 1000.0).parse().unwrap();
+            let megabytes = format!("{:.0}", status.size_gb.unwrap() * 1000.0)
+                .parse()
+                .unwrap();
             kept.completed = Some((now, megabytes));
         }
     }
 
     /// Takes over a Kubernetes Event.
     pub fn event(&mut self, event: &Value) {
+        self.replaced += usize::from(event["reason"] == "BackupReplaced");
         if event["reason"] != "BackupMissed" {
             return;
         }
@@ -389,22 +406,25 @@ impl Chronicle {
         }
         for ((uid, run, is_retry), made) in &self.scheduled {
             let life = &self.lives[uid];
-            assert_eq!(*made, 1, "the backup of {} for {run} was made twice ({is_retry})", life.id);
+            assert_eq!(
+                *made, 1,
+                "the backup of {} for {run} was made twice ({is_retry})",
+                life.id
+            );
             assert!(
                 life.schedule.must.contains(run) || life.schedule.may.contains(run),
                 "a backup of {} for {run} was not due",
                 life.id
             );
         }
-        counts.missed = self.missed.len();
+        (counts.missed, counts.replaced) = (self.missed.len(), self.replaced);
         let mut of: HashMap<(&str, EventType), usize> = HashMap::new();
         for event in inbox.events.values() {
             *of.entry((event.uid.as_str(), event.event_type)).or_default() += 1;
         }
         for (uid, kept) in &self.backups {
-            let ends = [EventType::BackupCompleted, EventType::BackupFailed].map(|of_type| {
-                of.get(&(uid.as_str(), of_type)).copied().unwrap_or_default()
-            });
+            let ends = [EventType::BackupCompleted, EventType::BackupFailed]
+                .map(|of_type| of.get(&(uid.as_str(), of_type)).copied().unwrap_or_default());
             let expected = match (kept.has_ended, kept.completed) {
                 (false, _) => [0, 0],
                 (true, Some(_)) => [1, 0],
@@ -431,13 +451,14 @@ impl Chronicle {
                 let body: Value = serde_json::from_str(&event.body).unwrap();
                 let id = body["data"]["alert"]["id"].as_str().unwrap().to_owned();
                 assert!(ids.insert(id), "an alert was sent twice: {body}");
-                at.entry(&event.uid).or_default().push(event.at);
+                at.entry(event.uid.as_str()).or_default().push(event.at);
             }
         }
         let mut expected = 0;
         for load in &self.load {
             let fired = at.get(load.uid.as_str()).into_iter().flatten();
-            let fired = fired.filter(|at| load.from <= **at && **at <= load.to + SignedDuration::from_hours(3));
+            let fired =
+                fired.filter(|at| load.from <= **at && **at <= load.to + SignedDuration::from_hours(3));
             let fired = fired.count();
             assert!(fired <= 1, "{} fired {fired} alerts for one crossing", load.uid);
             expected += fired;
@@ -447,12 +468,18 @@ impl Chronicle {
             let mut is_certain = false;
             for (from, to) in &self.outages {
                 if *to > calm && *from < load.to {
-                    is_certain |= *from - calm > needed;
+                    is_certain |= from.duration_since(calm) > needed;
                     calm = *to;
                 }
             }
-            is_certain |= load.to > calm && load.to - calm > needed;
-            assert!(fired == 1 || !is_certain, "{} fired no alert: {} to {}", load.uid, load.from, load.to);
+            is_certain |= load.to.duration_since(calm) > needed;
+            assert!(
+                fired == 1 || !is_certain,
+                "{} fired no alert: {} to {}",
+                load.uid,
+                load.from,
+                load.to
+            );
         }
         assert_eq!(expected, ids.len(), "an alert without a cause");
         counts.alerts = ids.len();
@@ -474,7 +501,10 @@ impl Chronicle {
             let status = invoice.status.as_ref().unwrap();
             let (year, sequence) = status.number.as_deref().unwrap().split_once('-').unwrap();
             assert_eq!(year, &status.issued_at.unwrap().to_string()[..4]);
-            numbers.entry(year.to_owned()).or_default().push(sequence.parse().unwrap());
+            numbers
+                .entry(year.to_owned())
+                .or_default()
+                .push(sequence.parse().unwrap());
             let uid = invoice.metadata.uid.as_deref().unwrap();
             let told = inbox.events.values().filter(|event| event.uid == uid);
             assert_eq!(told.count(), 1, "the events of {}", invoice.name());
@@ -484,7 +514,11 @@ impl Chronicle {
         for (year, mut sequences) in numbers {
             sequences.sort_unstable();
             let count = u64::try_from(sequences.len()).unwrap();
-            assert_eq!(sequences, (1..=count).collect::<Vec<_>>(), "the numbers of {year}");
+            assert_eq!(
+                sequences,
+                (1..=count).collect::<Vec<_>>(),
+                "the numbers of {year}"
+            );
         }
         let mut count = 0;
         for (namespace, mut invoices) in by_namespace {
@@ -501,18 +535,30 @@ impl Chronicle {
                 let month = period.0.to_string()[..7].to_owned();
                 let mut expected = self.lines(namespace, period, &month, &mut billed);
                 let of_it = pages.iter().filter(|page| page.spec.invoice == invoice.name());
-                let mut lines: Vec<_> = of_it
+                let mut lines: Vec<Line> = of_it
                     .flat_map(|page| page.spec.lines.clone().expect("an issued invoice has lines"))
                     .map(|line| {
-                        let mut hours: Vec<_> =
-                            line.hours.iter().map(|of| (of.plan.clone(), of.unit_price, of.hours)).collect();
+                        let mut hours: Vec<_> = line
+                            .hours
+                            .iter()
+                            .map(|of| (of.plan.clone(), of.unit_price, of.hours))
+                            .collect();
                         hours.sort_unstable();
-                        (line.backup_id.unwrap_or(line.instance_id), hours, line.amount_cents)
+                        (
+                            line.backup_id.unwrap_or(line.instance_id),
+                            hours,
+                            line.amount_cents,
+                        )
                     })
                     .collect();
                 lines.sort_unstable();
                 expected.sort_unstable();
-                assert_eq!(lines, expected, "invoice {} of {namespace} for {period:?}", invoice.name());
+                assert_eq!(
+                    lines,
+                    expected,
+                    "invoice {} of {namespace} for {period:?}",
+                    invoice.name()
+                );
                 let status = invoice.status.as_ref().unwrap();
                 let sum: u64 = lines.iter().map(|(_, _, amount)| amount).sum();
                 assert_eq!(
@@ -554,7 +600,10 @@ impl Chronicle {
             };
             // It may also have died before it had written down what it saw.
             let soon = deletion.at + SignedDuration::from_mins(1);
-            let outage = self.outages.iter().find(|(from, to)| *from <= soon && deletion.at <= *to);
+            let outage = self
+                .outages
+                .iter()
+                .find(|(from, to)| *from <= soon && deletion.at <= *to);
             let back = outage.map_or(deletion.at, |(_, to)| *to);
             let off = deletion.operators.duration_since(deletion.at).abs() + SignedDuration::from_hours(2);
             assert!(
@@ -590,24 +639,28 @@ impl Chronicle {
             return;
         }
         let lines = self.lines(namespace, (from, to), "", &mut HashMap::new());
-        assert!(lines.is_empty(), "{namespace} was not billed from {from} to {to}: {lines:?}");
+        assert!(
+            lines.is_empty(),
+            "{namespace} was not billed from {from} to {to}: {lines:?}"
+        );
     }
 
-    #[expect(clippy::type_complexity, reason = "lines as they are compared")]
     fn lines(
         &self,
         namespace: &str,
         period: (Timestamp, Timestamp),
         month: &str,
         billed: &mut HashMap<(String, String), (u64, u64)>,
-    ) -> Vec<(String, Vec<(String, u64, u64)>, u64)> {
+    ) -> Vec<Line> {
         let mut lines = Vec::new();
         let of_it = self.lives.iter().filter(|(_, life)| life.namespace == namespace);
         for (uid, life) in of_it {
             let Some(history) = &life.history else { continue };
             let hour = SignedDuration::from_hours(1);
             if history.since >= period.1
-                || history.ended.is_some_and(|ended| ended.max(history.since + hour) < period.0)
+                || history
+                    .ended
+                    .is_some_and(|ended| ended.max(history.since + hour) < period.0)
             {
                 continue;
             }
@@ -622,15 +675,26 @@ impl Chronicle {
                 let price = UnitPrice::hourly(Cents(monthly)).0;
                 *merged.entry((plan.as_str().to_owned(), price)).or_default() += count;
             }
-            let hours = merged.into_iter().map(|((plan, price), count)| (plan, price, count));
+            let hours = merged
+                .into_iter()
+                .map(|((plan, price), count)| (plan, price, count));
             lines.push((life.id.clone(), hours.collect(), amount));
         }
-        let of_it = self.backups.iter().filter(|(_, kept)| kept.namespace == namespace);
+        let of_it = self
+            .backups
+            .iter()
+            .filter(|(_, kept)| kept.namespace == namespace);
         for (uid, kept) in of_it {
-            let Some((since, megabytes)) = kept.completed else { continue };
+            let Some((since, megabytes)) = kept.completed else {
+                continue;
+            };
             let earlier = billed.entry((uid.clone(), month.to_owned())).or_default();
             let (mut hours, mut exact, mut cap) = (BTreeMap::<u64, u64>::new(), 0, earlier.1);
-            if self.backup_prices.iter().all(|(at, price)| *price == 0 || *at >= period.1) {
+            if self
+                .backup_prices
+                .iter()
+                .all(|(at, price)| *price == 0 || *at >= period.1)
+            {
                 continue;
             }
             let hours_before = period.0.duration_since(since).as_hours().max(0);
@@ -651,7 +715,9 @@ impl Chronicle {
             }
             let amount = (exact.min((cap - earlier.0) * 1000) + 500) / 1000;
             *earlier = (earlier.0 + amount, cap);
-            let hours = hours.into_iter().map(|(price, count)| ("backup".to_owned(), price, count));
+            let hours = hours
+                .into_iter()
+                .map(|(price, count)| ("backup".to_owned(), price, count));
             lines.push((kept.id.clone(), hours.collect(), amount));
         }
         lines
@@ -665,5 +731,6 @@ pub struct Counts {
     pub backups: usize,
     pub runs: usize,
     pub missed: usize,
+    pub replaced: usize,
     pub alerts: usize,
 }

@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
-    hash::Hash,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -266,7 +265,8 @@ impl<K: Queued + std::fmt::Debug + DeserializeOwned> Watch<K> {
     fn push(&mut self, stored: &Stored, due: Timestamp) {
         if stored.plural == self.plural {
             let last = self.backlog.back().map(|(due, _)| *due);
-            self.backlog.push_back((last.map_or(due, |last| last.max(due)), stored.clone()));
+            self.backlog
+                .push_back((last.map_or(due, |last| last.max(due)), stored.clone()));
         }
     }
 
@@ -375,7 +375,6 @@ impl Timers {
 }
 
 pub struct Operator {
-    server: ApiServer,
     clock: Arc<TestClock>,
     server_time: ServerTime,
     catalogue: SharedCatalogue,
@@ -533,7 +532,6 @@ impl Operator {
         timers.set(Job::Prices, time);
         timers.set(Job::Samples, time);
         Self {
-            server: server.clone(),
             clock: clock.clone(),
             server_time,
             catalogue,
@@ -560,7 +558,11 @@ impl Operator {
     /// Takes over what was written, by whomever.
     pub fn saw(&mut self, writes: &[Stored]) {
         for stored in writes {
-            let late = if self.rng.random_range(0..LATE) == 0 { 1500 } else { 5 };
+            let late = if self.rng.random_range(0..LATE) == 0 {
+                1500
+            } else {
+                5
+            };
             let due = self.time + SignedDuration::from_millis(late);
             self.instances.push(stored, due);
             self.backups.push(stored, due);
@@ -573,8 +575,10 @@ impl Operator {
     pub fn clock_was_set(&mut self) {
         for account in self.accounts.reader.state() {
             let name = account.name_any();
-            self.timers
-                .request(Job::Account(name.clone(), name), self.time + SignedDuration::from_secs(60));
+            self.timers.request(
+                Job::Account(name.clone(), name),
+                self.time + SignedDuration::from_secs(60),
+            );
         }
     }
 
@@ -621,7 +625,10 @@ impl Operator {
     /// Does one thing whose time has come. It never ends if the process dies meanwhile.
     pub async fn step(&mut self) {
         let now = self.time;
-        if self.accounts.show(now) || self.instances.show(now) || self.backups.show(now) || self.invoices.show(now)
+        if self.accounts.show(now)
+            || self.instances.show(now)
+            || self.backups.show(now)
+            || self.invoices.show(now)
         {
             return;
         }
@@ -650,8 +657,8 @@ impl Operator {
         };
         if let Some(again) = again {
             // What takes no time in this world takes a little.
-            let again = SignedDuration::try_from(again).unwrap() + SignedDuration::from_millis(1);
-            self.timers.request(job, now + again);
+            let again = i64::try_from(again.as_millis()).unwrap() + 1;
+            self.timers.request(job, now + SignedDuration::from_millis(again));
         }
     }
 
@@ -671,7 +678,10 @@ impl Operator {
         for due in self.monitor.due(alerts.interval, self.sampled, to) {
             let status = due.instance.status.as_ref();
             let is_on = status.is_some_and(|status| status.power == Some(PowerState::Running));
-            let cpu = due.instance.annotation(CPU).map_or(20.0, |text| text.parse().unwrap());
+            let cpu = due
+                .instance
+                .annotation(CPU)
+                .map_or(20.0, |text| text.parse().unwrap());
             let is_known = is_on && self.rng.random_range(0..50) != 0;
             let usage = is_known.then(|| Usage {
                 cpu_usage: Some(cpu),
