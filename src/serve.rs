@@ -504,9 +504,10 @@ impl Controllers {
     }
 
     /// The listeners for the watch of Backups. The index comes first: the others look backups up in it.
-    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 5] {
+    fn on_backups(&self) -> [Box<dyn Listener<Backup>>; 6] {
         [
             self.backups.listener(),
+            backup::restore_listener(self.instances.clone(), self.queue.clone()),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),

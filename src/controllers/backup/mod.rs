@@ -124,3 +124,21 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
         }
     })
 }
+
+/// The listener for the watch of Backups: queues the instances that are to be restored from one that has changed. It comes after
+/// that of the index.
+pub fn restore_listener(
+    instances: ByNamespace<Instance>,
+    queue: ReconcileQueue<Instance>,
+) -> Box<dyn Listener<Backup>> {
+    Box::new(move |change: &Change<Backup>| {
+        if let Change::Applied(backup) | Change::Deleted(backup) = change {
+            let mut targets = instances.of(backup.metadata.namespace.as_deref().unwrap_or_default());
+            targets.retain(|instance| {
+                let named = instance.spec.restore_from.as_ref();
+                named.is_some() && named == backup.metadata.name.as_ref()
+            });
+            queue.again(targets);
+        }
+    })
+}

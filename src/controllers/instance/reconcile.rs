@@ -49,8 +49,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// Unsettled events of one instance from which on it must wait. Each has some 500 bytes, and an object in etcd at most
 /// 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
-/// When to look again whether a backup can be restored.
-const RESTORE_AGAIN: Duration = Duration::from_secs(2);
+/// When to look again whether a backup can be restored, in case its change was not reported.
+const RESTORE_AGAIN: Duration = Duration::from_secs(60);
 /// When to look again whether the end of an instance is recorded.
 const UNTIL_RECORDED: Duration = Duration::from_millis(100);
 /// When to try again with an instance whose outbox is full.
@@ -201,7 +201,6 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(uid(&draft.instance))));
             }
             self.backoffs.reset(uid(&draft.instance));
-            // The watch of backups may lag behind what REST has seen.
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
             let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
             match next {

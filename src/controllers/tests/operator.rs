@@ -33,7 +33,7 @@ use crate::{
     catalogue::SharedCatalogue,
     controllers::{
         account::AccountDirectory,
-        backup::{BackupController, BackupIndex, instance_listener},
+        backup::{BackupController, BackupIndex, instance_listener, restore_listener},
         instance::InstanceController,
         invoice::{self, InvoiceController},
         ledger::Ledger,
@@ -459,6 +459,7 @@ impl Operator {
             server,
             vec![
                 index.listener(),
+                restore_listener(by_namespace.clone(), queue.clone()),
                 Box::new(backup_queue.clone()),
                 invoice_controller.backup_listener(),
             ],
