@@ -125,12 +125,6 @@ impl ApiServer {
         std::mem::take(&mut self.0.lock().events)
     }
 
-    pub fn get<K: DeserializeOwned>(&self, plural: &str, namespace: &str, name: &str) -> Option<K> {
-        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
-        let found = self.0.lock().objects.get(&key).cloned();
-        found.map(|found| serde_json::from_value(found).unwrap())
-    }
-
     pub fn list<K: DeserializeOwned>(&self, plural: &str) -> Vec<K> {
         let state = self.0.lock();
         let all = state.objects.iter().filter(|(key, _)| key.0 == plural);

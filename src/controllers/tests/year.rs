@@ -70,9 +70,13 @@ impl Year {
         let clock = Arc::new(TestClock::default());
         clock.set(start);
         for name in ACCOUNTS {
+            let is_ready = json!({
+                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": START,
+            });
             let account = json!({
                 "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name },
-                "spec": { "email": format!("{name}@example.com") }, "status": { "namespace": name },
+                "spec": { "email": format!("{name}@example.com") },
+                "status": { "namespace": name, "conditions": [is_ready] },
             });
             server.create("accounts", "", account);
         }
