@@ -12,7 +12,7 @@ use http::Method;
 use jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -126,10 +126,32 @@ impl ApiServer {
     }
 
     pub fn list<K: DeserializeOwned>(&self, plural: &str) -> Vec<K> {
+        self.select(plural, |_| true)
+    }
+
+    pub fn select<K: DeserializeOwned>(&self, plural: &str, is_one: impl Fn(&Value) -> bool) -> Vec<K> {
         let state = self.0.lock();
-        let all = state.objects.iter().filter(|(key, _)| key.0 == plural);
-        all.map(|(_, object)| serde_json::from_value(object.clone()).unwrap())
+        let of_kind = state.objects.iter().filter(|(key, _)| key.0 == plural);
+        let selected = of_kind.map(|(_, object)| object).filter(|object| is_one(object));
+        selected
+            .map(|object| serde_json::from_value(object.clone()).unwrap())
             .collect()
+    }
+
+    pub fn get<K: DeserializeOwned>(&self, plural: &str, namespace: &str, name: &str) -> Option<K> {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        let found = self.0.lock().objects.get(&key).cloned();
+        found.map(|found| serde_json::from_value(found).unwrap())
+    }
+
+    /// Namespace and name of an object that is not being deleted, one at random if there are several.
+    pub fn any(&self, plural: &str, is_one: impl Fn(&Value) -> bool) -> Option<(String, String)> {
+        let state = &mut *self.0.lock();
+        let all = state.objects.iter().filter(|(key, object)| {
+            key.0 == plural && object["metadata"]["deletionTimestamp"].is_null() && is_one(object)
+        });
+        let all: Vec<_> = all.map(|(key, _)| (key.1.clone(), key.2.clone())).collect();
+        all.choose(&mut state.rng).cloned()
     }
 
     /// Somebody creates an object. Returns whether there was none of that name.

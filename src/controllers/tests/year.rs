@@ -24,7 +24,7 @@ use crate::{
     lifecycle::Action,
     providers::simulator::FAULT_ANNOTATION,
     resources::{
-        AlertMetric, Backup, BackupPhase, Instance, InstanceState, Invoice, InvoicePage, Plan, PowerState,
+        AlertMetric, Backup, Instance, Invoice, InvoicePage, Plan,
         instance::FINALIZER,
         money::{Cents, Currency},
     },
@@ -259,13 +259,12 @@ impl Year {
 
     /// Somebody does something to an instance.
     fn act(&mut self) {
-        let mut all: Vec<Instance> = self.server().list("instances");
         let time = self.time();
-        all.retain(|instance| {
-            let uid = instance.metadata.uid.as_deref().unwrap();
-            !instance.is_deleting() && !self.chronicle.is_loaded(uid, time)
-        });
-        let Some(instance) = all.choose(&mut self.rng).cloned() else {
+        let is_free = |object: &Value| {
+            let uid = object["metadata"]["uid"].as_str().unwrap();
+            !self.chronicle.is_loaded(uid, time)
+        };
+        let Some(instance) = self.any_instance(is_free) else {
             return;
         };
         let namespace = instance.namespace().unwrap();
@@ -311,11 +310,8 @@ impl Year {
                 self.server().create("backups", &namespace, backup);
             }
             62..64 => {
-                let backups: Vec<Backup> = self.server().list("backups");
-                if let Some(backup) = backups.choose(&mut self.rng) {
-                    let namespace = backup.namespace().unwrap();
-                    self.server()
-                        .delete("backups", &namespace, &backup.name_any(), false);
+                if let Some((namespace, name)) = self.server().any("backups", |_| true) {
+                    self.server().delete("backups", &namespace, &name, false);
                 }
             }
             64..76 => {
@@ -330,7 +326,7 @@ impl Year {
                 let fault = *faults.choose(&mut self.rng).unwrap();
                 self.annotate(&instance, FAULT_ANNOTATION, Some(fault));
             }
-            76..92 => self.load(&all),
+            76..92 => self.load(),
             _ => self.delete(&instance),
         }
     }
@@ -354,13 +350,13 @@ impl Year {
 
     fn restore(&mut self, instance: &Instance) {
         let namespace = instance.namespace().unwrap();
-        let mut backups: Vec<Backup> = self.server().list("backups");
-        backups.retain(|backup| {
-            backup.namespace().as_ref() == Some(&namespace) && backup.phase() == BackupPhase::Completed
-        });
-        let Some(backup) = backups.choose(&mut self.rng).cloned() else {
+        let is_one = |object: &Value| {
+            object["metadata"]["namespace"] == namespace && object["status"]["phase"] == "Completed"
+        };
+        let Some((_, name)) = self.server().any("backups", is_one) else {
             return;
         };
+        let backup: Backup = self.server().get("backups", &namespace, &name).unwrap();
         let image = backup
             .status
             .as_ref()
@@ -373,46 +369,49 @@ impl Year {
         let nonce = self.time().to_string();
         self.edit(instance, |object| {
             object["spec"]["image"] = json!(image);
-            object["spec"]["restoreFrom"] = json!(backup.name_any());
+            object["spec"]["restoreFrom"] = json!(name);
             object["spec"]["rebuildRequestedAt"] = json!(nonce);
         });
         if self.chance(0.3) {
-            self.server()
-                .delete("backups", &namespace, &backup.name_any(), false);
+            self.server().delete("backups", &namespace, &name, false);
         }
     }
 
+    fn any_instance(&self, is_one: impl Fn(&Value) -> bool) -> Option<Instance> {
+        let (namespace, name) = self.server().any("instances", is_one)?;
+        self.server().get("instances", &namespace, &name)
+    }
+
     /// Keeps a server busy for some hours.
-    fn load(&mut self, all: &[Instance]) {
-        let is_calm = |instance: &&Instance| {
-            let status = instance.status.clone().unwrap_or_default();
-            let is_running =
-                status.state == Some(InstanceState::Running) && status.power == Some(PowerState::Running);
-            is_running
-                && status.operation.is_none()
-                && instance.spec.monitoring_enabled
-                && instance.spec.power_state == PowerState::Running
-                && status.observed_generation == instance.metadata.generation
-                && instance.annotation(FAULT_ANNOTATION).is_none()
+    fn load(&mut self) {
+        let time = self.time();
+        let is_calm = |object: &Value| {
+            let (metadata, spec, status) = (&object["metadata"], &object["spec"], &object["status"]);
+            status["state"] == "running"
+                && status["power"] == "Running"
+                && status["operation"].is_null()
+                && status["observedGeneration"] == metadata["generation"]
+                && spec["monitoringEnabled"] == true
+                && spec["powerState"] == "Running"
+                && metadata["annotations"][FAULT_ANNOTATION].is_null()
+                && !self.chronicle.is_loaded(metadata["uid"].as_str().unwrap(), time)
         };
-        let calm: Vec<&Instance> = all.iter().filter(is_calm).collect();
-        let Some(instance) = calm
-            .choose(&mut self.rng)
-            .copied()
-            .filter(|_| self.operator.is_some())
-        else {
+        let Some(instance) = self.any_instance(is_calm).filter(|_| self.operator.is_some()) else {
             return;
         };
         let to = self.time() + HOUR * self.rng.random_range(1..40);
         let uid = instance.metadata.uid.as_deref().unwrap();
         self.chronicle.load(uid, self.time(), to);
-        self.annotate(instance, CPU, Some("97"));
+        self.annotate(&instance, CPU, Some("97"));
     }
 
     /// Ends faults, and loads whose time is over.
     fn calm_down(&mut self) {
-        let all: Vec<Instance> = self.server().list("instances");
-        for instance in all {
+        let is_annotated = |object: &Value| {
+            let annotations = object["metadata"]["annotations"].as_object();
+            annotations.is_some_and(|annotations| !annotations.is_empty())
+        };
+        for instance in self.server().select::<Instance>("instances", is_annotated) {
             let uid = instance.metadata.uid.as_deref().unwrap();
             if instance.annotation(FAULT_ANNOTATION).is_some() && self.chance(0.3) {
                 self.annotate(&instance, FAULT_ANNOTATION, None);
