@@ -80,6 +80,8 @@ struct Load {
     uid: String,
     from: Timestamp,
     to: Timestamp,
+    /// When it ended: some time after that.
+    ended: Option<Timestamp>,
 }
 
 /// Of an instance or a backup: its identifier; plan, price and number of hours; and the amount.
@@ -360,12 +362,20 @@ impl Chronicle {
             uid: uid.to_owned(),
             from,
             to,
+            ended: None,
         });
     }
 
-    /// Whether no load of an instance goes on.
-    pub fn is_over(&self, uid: &str, time: Timestamp) -> bool {
-        self.load.iter().all(|load| load.uid != uid || load.to <= time)
+    /// Ends the load of an instance if its time is over. Returns whether it was.
+    pub fn unload(&mut self, uid: &str, time: Timestamp) -> bool {
+        let mut of_it = self.load.iter_mut().filter(|load| load.uid == uid);
+        match of_it.find(|load| load.ended.is_none() && load.to <= time) {
+            Some(load) => {
+                load.ended = Some(time);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Whether what is billed of an instance has not changed for ten minutes, by the operator's clock.
@@ -379,11 +389,11 @@ impl Chronicle {
         let margin = SignedDuration::from_hours(3);
         self.load
             .iter()
-            .any(|load| load.uid == uid && load.from <= time && time <= load.to + margin)
+            .any(|load| load.uid == uid && load.ended.is_none_or(|ended| time <= ended + margin))
     }
 
     /// Checks everything but the invoices, at the end. Returns what there was.
-    pub fn check(&mut self, inbox: &Inbox, now: Timestamp) -> Counts {
+    pub fn check(&mut self, inbox: &Inbox, now: Timestamp, time: Timestamp) -> Counts {
         let mut counts = Counts {
             instances: self.lives.len(),
             ..Counts::default()
@@ -439,11 +449,11 @@ impl Chronicle {
                 assert!(count <= 1, "{of_type} of {life}");
             }
         }
-        self.check_alerts(inbox, &mut counts);
+        self.check_alerts(inbox, time, &mut counts);
         counts
     }
 
-    fn check_alerts(&self, inbox: &Inbox, counts: &mut Counts) {
+    fn check_alerts(&self, inbox: &Inbox, time: Timestamp, counts: &mut Counts) {
         let mut ids = BTreeSet::new();
         let mut at: HashMap<&str, Vec<Timestamp>> = HashMap::new();
         for event in inbox.events.values() {
@@ -456,29 +466,27 @@ impl Chronicle {
         }
         let mut expected = 0;
         for load in &self.load {
+            let to = load.ended.unwrap_or(time);
             let fired = at.get(load.uid.as_str()).into_iter().flatten();
-            let fired =
-                fired.filter(|at| load.from <= **at && **at <= load.to + SignedDuration::from_hours(3));
+            let fired = fired.filter(|at| load.from <= **at && **at <= to + SignedDuration::from_hours(3));
             let fired = fired.count();
             assert!(fired <= 1, "{} fired {fired} alerts for one crossing", load.uid);
             expected += fired;
-            // Four samples in a row are needed, the first within an hour.
-            let needed = SignedDuration::from_hours(7);
-            let mut calm = load.from;
-            let mut is_certain = false;
-            for (from, to) in &self.outages {
-                if *to > calm && *from < load.to {
-                    is_certain |= from.duration_since(calm) > needed;
-                    calm = *to;
+            // Four samples in a row are needed, the first within an hour; some fail.
+            let needed = SignedDuration::from_hours(8);
+            let (mut calm, mut is_certain) = (load.from, false);
+            for (down, up) in &self.outages {
+                if *up > calm && *down < to {
+                    is_certain |= down.duration_since(calm) > needed;
+                    calm = *up;
                 }
             }
-            is_certain |= load.to.duration_since(calm) > needed;
+            is_certain |= to.duration_since(calm) > needed;
             assert!(
                 fired == 1 || !is_certain,
-                "{} fired no alert: {} to {}",
+                "{} fired no alert from {} to {to}",
                 load.uid,
-                load.from,
-                load.to
+                load.from
             );
         }
         assert_eq!(expected, ids.len(), "an alert without a cause");

@@ -54,6 +54,7 @@ struct Year {
     backup_price: u64,
     off: SignedDuration,
     off_since: Timestamp,
+    closed_at: Timestamp,
     made: usize,
     restarts: usize,
     seed: u64,
@@ -96,6 +97,7 @@ impl Year {
             backup_price: 0,
             off: SignedDuration::ZERO,
             off_since: start - HOUR * 24,
+            closed_at: start - HOUR * 48,
             made: 0,
             restarts: 0,
             seed,
@@ -416,7 +418,7 @@ impl Year {
             if instance.annotation(FAULT_ANNOTATION).is_some() && self.chance(0.3) {
                 self.annotate(&instance, FAULT_ANNOTATION, None);
             }
-            if instance.annotation(CPU).is_some() && self.chronicle.is_over(uid, self.time()) {
+            if instance.annotation(CPU).is_some() && self.chronicle.unload(uid, self.time()) {
                 self.annotate(&instance, CPU, None);
             }
         }
@@ -430,7 +432,8 @@ impl Year {
     }
 
     fn set_clock(&mut self) {
-        if self.operator.is_none() || self.from_boundary() < NO_JUMPS {
+        let since_closing = self.time().duration_since(self.closed_at);
+        if self.operator.is_none() || self.from_boundary().min(since_closing) < NO_JUMPS {
             return;
         }
         let before = self.around.clock.now();
@@ -473,6 +476,7 @@ impl Year {
         if all.iter().any(is_busy) {
             return;
         }
+        self.closed_at = self.time();
         self.server().edit("accounts", "", account, |object| {
             object["spec"]["invoicesClosedUntil"] = json!(until.to_string());
         });
@@ -573,7 +577,7 @@ impl Year {
     fn check(&mut self) -> (Counts, usize) {
         let now = self.around.clock.now();
         let inbox = self.around.inbox.lock();
-        let what = self.chronicle.check(&inbox, now);
+        let what = self.chronicle.check(&inbox, now, self.around.clock.time());
         let invoices: Vec<Invoice> = self.around.server.list("invoices");
         let pages: Vec<InvoicePage> = self.around.server.list("invoicepages");
         let month = Period::month_of(self.around.clock.time());
