@@ -670,7 +670,7 @@ impl Billed {
             let of_line = lines[0].hours.iter();
             hours.extend(of_line.map(|hours| (hours.plan.clone(), hours.hours)));
         }
-        let mut expected = vec![("starter".to_owned(), 3)];
+        let mut expected: Vec<(String, u64)> = vec![("starter".to_owned(), 3)];
         let later = (1..=closings).map(|number| if number <= 2 { "starter" } else { "business" });
         expected.extend(later.map(|plan| (plan.to_owned(), 1)));
         assert_eq!(hours, expected);

@@ -16,7 +16,6 @@ use crate::{
     convergence, fill,
     latencies::as_f64,
     load::{CONNECTIONS, Extent, Load, Requests},
-    objects,
     processes::processor_time,
     product::Product,
     samples::{self, Unit},
