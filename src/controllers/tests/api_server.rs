@@ -195,11 +195,12 @@ impl State {
         }
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
         let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let place = segments
-            .iter()
-            .position(|segment| *segment == "namespaces")
-            .unwrap();
-        let (namespace, rest) = (segments[place + 1], &segments[place + 2..]);
+        // Without a namespace: /apis/GROUP/VERSION/PLURAL, a list of all.
+        let place = segments.iter().position(|segment| *segment == "namespaces");
+        let (namespace, rest) = match place {
+            Some(place) => (segments[place + 1], &segments[place + 2..]),
+            None => ("", &segments[3..]),
+        };
         if rest[0] == "events" {
             self.events.push(body.clone());
             return Some((201, body));
@@ -304,7 +305,9 @@ impl State {
             }
         };
         let all = self.objects.iter();
-        let all = all.filter(|(key, object)| key.0 == plural && key.1 == namespace && is_selected(object));
+        let all = all.filter(|(key, object)| {
+            key.0 == plural && (namespace.is_empty() || key.1 == namespace) && is_selected(object)
+        });
         let items: Vec<&Value> = all.map(|(_, object)| object).collect();
         let revision = self.revision.to_string();
         let list = json!({ "kind": "List", "apiVersion": "v1", "metadata": { "resourceVersion": revision }, "items": items });
