@@ -42,7 +42,7 @@ use crate::{
     monitoring::Monitor,
     providers::{
         BackupObservation, Observation, Provider, ProviderError, Timings, Usage,
-        simulator::{Faults, Pools, Simulator},
+        simulator::{FAULT_ANNOTATION, Faults, Pools, Simulator},
     },
     resources::{Account, Backup, HasOutbox, Instance, Invoice, OutboxEntry, PowerState},
     runtime::{
@@ -168,7 +168,11 @@ struct Flaky {
 }
 
 impl Flaky {
-    fn fails(&self) -> Result<(), ProviderError> {
+    /// The simulator would let callers wait in vain, which takes time in this world.
+    fn fails(&self, instance: Option<&Instance>) -> Result<(), ProviderError> {
+        if instance.and_then(|instance| instance.annotation(FAULT_ANNOTATION)) == Some("unreachable") {
+            return Err(ProviderError::Timeout(Duration::from_secs(10)));
+        }
         if self.rng.lock().random_range(0..PROVIDER_FAILURES) == 0 {
             return Err(ProviderError::Unavailable("away".to_owned()));
         }
@@ -195,7 +199,7 @@ impl Provider for Flaky {
         backup: Option<&Backup>,
         now: Timestamp,
     ) -> Result<Observation, ProviderError> {
-        self.fails()?;
+        self.fails(Some(instance))?;
         self.simulator.step(instance, backup, now).await
     }
 
@@ -205,7 +209,7 @@ impl Provider for Flaky {
         instance: &Instance,
         now: Timestamp,
     ) -> Result<BackupObservation, ProviderError> {
-        self.fails()?;
+        self.fails(Some(instance))?;
         self.simulator.create_backup(backup, instance, now).await
     }
 
@@ -215,12 +219,12 @@ impl Provider for Flaky {
         instance: &Instance,
         now: Timestamp,
     ) -> Result<BackupObservation, ProviderError> {
-        self.fails()?;
+        self.fails(Some(instance))?;
         self.simulator.backup_state(backup, instance, now).await
     }
 
     async fn delete_backup(&self, backup: &Backup) -> Result<(), ProviderError> {
-        self.fails()?;
+        self.fails(None)?;
         self.simulator.delete_backup(backup).await
     }
 }
@@ -499,7 +503,7 @@ impl Operator {
             events: events("instance-controller"),
             concurrency: 8,
             write_concurrency: 8,
-            provider_timeout: Duration::from_millis(1),
+            provider_timeout: Duration::from_secs(10),
         };
         let backup_controller = BackupController {
             client: client.clone(),
@@ -516,7 +520,7 @@ impl Operator {
             events: events("backup-controller"),
             concurrency: 8,
             write_concurrency: 8,
-            provider_timeout: Duration::from_millis(1),
+            provider_timeout: Duration::from_secs(10),
         };
         let (triggers, _) = queue.open(&instances.reader);
         let instance_work = Work::new(instance_controller.reconciler(queue.clone()), triggers);
