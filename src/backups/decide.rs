@@ -21,6 +21,8 @@ use crate::{
 const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
 /// When to look again whether the last event of a deleted Backup is settled, in case that is not reported.
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for whether a deleted Backup has been restored.
+const CHECK_HELD: Duration = Duration::from_secs(60);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
 /// Longest code of an error, in characters, as the schema has it.
@@ -412,7 +414,7 @@ impl Machine<'_> {
         if let Some(instance) = self.situation.restored_to.filter(|_| self.situation.has_account) {
             let message = format!("it is deleted once it has been restored to Instance {instance}");
             self.describe(HELD, &message);
-            self.decision.recheck_after = Some(CHECK_AGAIN);
+            self.decision.recheck_after = Some(CHECK_HELD);
             return;
         }
         if self.situation.has_account && is_held(self.backup) {

@@ -111,6 +111,14 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
                 metadata.name.as_deref().unwrap_or_default(),
             )
         };
+        let restored = |instance: &Instance| {
+            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+            let backup = index.get(namespace, instance.spec.restore_from.as_deref()?)?;
+            backup.is_deleting().then_some(backup)
+        };
+        if let Change::Applied(instance) | Change::Deleted(instance) = change {
+            queue.again(restored(instance));
+        }
         match change {
             Change::Applied(instance) => {
                 let mut backups = of(instance);
