@@ -23,11 +23,11 @@ use crate::{
 };
 
 impl Tenant {
-    fn backups(&self) -> Api<Backup> {
+    pub fn backups(&self) -> Api<Backup> {
         Api::namespaced(self.kube.clone(), &self.namespace)
     }
 
-    async fn all_backups(&self) -> Vec<Backup> {
+    pub async fn all_backups(&self) -> Vec<Backup> {
         self.backups().list(&ListParams::default()).await.unwrap().items
     }
 
@@ -275,6 +275,84 @@ async fn kubectl_makes_shows_waits_for_and_restores_a_backup() {
                 })
         })
         .await;
+}
+
+/// The reason of a Backup's condition Ready.
+fn reason(backup: &Backup) -> Option<&str> {
+    let status = backup.status.as_ref()?;
+    let ready = conditions::find(&status.conditions, conditions::READY)?;
+    Some(&ready.reason)
+}
+
+#[tokio::test]
+async fn a_backup_that_is_deleted_before_it_has_been_restored_stays_until_then() {
+    let tenant = Tenant::new("bkp-held").await;
+    let web = tenant.running("web").await;
+    let made = tenant.backup_of(&web).await;
+    let id = id_of(&made);
+    tenant.wait_for_backup(id, "completed").await;
+    tenant.fault(&web, Some("unreachable")).await;
+    let rebuild = format!("/v1/instances/{web}/rebuild");
+    let restore = json!({ "backup": id });
+    expect(&tenant, 202, Method::POST, &rebuild, Some(&restore), &[]).await;
+    let path = format!("/v1/backups/{id}");
+    expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;
+    expect(&tenant, 404, Method::GET, &path, None, &[]).await;
+    let name = id.replace('_', "-");
+    let look = async || tenant.backups().get(&name).await.unwrap();
+    eventually("it to wait for the restore", look, |backup| {
+        reason(backup) == Some("RestorePending")
+    })
+    .await;
+    tenant.fault(&web, None).await;
+    tenant
+        .wait(&web, "the restore", |instance: Option<&Instance>| {
+            let status = instance.and_then(|instance| instance.status.as_ref());
+            status.is_some_and(|status| {
+                status.restored_from.as_ref() == Some(&name) && status.state == Some(InstanceState::Running)
+            })
+        })
+        .await;
+    let look = async || tenant.backups().get_opt(&name).await.unwrap();
+    eventually("it to go", look, Option::is_none).await;
+}
+
+#[tokio::test]
+async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_image_then() {
+    let tenant = Tenant::new("bkp-gone").await;
+    tenant
+        .apply("web", |web| web.spec.restore_from = Some("gone".to_owned()))
+        .await;
+    let says = "remove spec.restoreFrom to install spec.image";
+    tenant
+        .wait("web", "the complaint", |instance: Option<&Instance>| {
+            let status = instance.and_then(|instance| instance.status.as_ref());
+            status.is_some_and(|status| {
+                conditions::find(&status.conditions, conditions::READY)
+                    .is_some_and(|ready| ready.reason == "InvalidSpec" && ready.message.contains(says))
+            })
+        })
+        .await;
+    let id = tenant.instances().get("web").await.unwrap().id();
+    let shown = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("/v1/instances/{id}"),
+        None,
+        &[],
+    )
+    .await
+    .json();
+    let message = shown["data"]["status_message"].as_str().unwrap();
+    assert!(message.contains("remove restoreFrom to install image"), "{shown}");
+    let change = json!({ "spec": { "restoreFrom": null } });
+    tenant
+        .instances()
+        .patch("web", &PatchParams::default(), &Patch::Merge(&change))
+        .await
+        .unwrap();
+    tenant.wait_for_state("web", InstanceState::Running).await;
 }
 
 #[tokio::test]

@@ -1,19 +1,20 @@
 //! Invoices, with the real program and the real API server.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use control_plane::{ControlPlane, Identity};
 use jiff::{SignedDuration, Timestamp};
 use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
+use rand::RngExt as _;
 use reqwest::Method;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
 use stellage::{
     billing::Period,
-    resources::{Account, Instance, InstanceState, Invoice, InvoicePage, Plan, PowerState, ids},
+    resources::{Account, Backup, Instance, InstanceState, Invoice, InvoicePage, Plan, PowerState, ids},
 };
 
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
         Answer, Operator, Tenant, eventually, own_plane, receiver_arguments, receivers, receivers::Receiver,
         shared, stellage,
     },
-    webhooks::{SECRET, body, types},
+    webhooks::{SECRET, body, setting, types},
 };
 
 impl Tenant {
@@ -174,8 +175,13 @@ async fn an_invoice_that_is_closed_early_is_told_signed_and_the_next_one_goes_on
 }
 
 async fn start(plane: &ControlPlane) -> Operator {
+    start_with(plane, &[]).await
+}
+
+async fn start_with(plane: &ControlPlane, more: &[&str]) -> Operator {
     let mut arguments = vec!["run".to_owned(), "--provisioning-seconds=0".to_owned()];
     arguments.extend(receiver_arguments(plane));
+    arguments.extend(more.iter().copied().map(ToOwned::to_owned));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     Operator::start(plane, &arguments).await
 }
@@ -582,31 +588,28 @@ async fn an_invoice_is_closed_once_by_command_and_mistakes_are_told() {
 
 /// Accounts in the test with kills.
 const ACCOUNTS: usize = 3;
-/// How often each is closed.
-const CLOSINGS: i64 = 8;
 
-#[tokio::test]
-async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_operator_is_killed() {
-    let plane = own_plane().await;
-    let mut operator = start(&plane).await;
-    let mut tenants = Vec::new();
-    for index in 0..ACCOUNTS {
-        tenants.push(Tenant::on(&plane, &operator, &format!("killed-{index}")).await);
+/// An account with an instance that has run since before the month began.
+struct Billed {
+    tenant: Tenant,
+    receiver: Receiver,
+}
+
+impl Billed {
+    async fn new(plane: &ControlPlane, operator: &Operator, name: &str) -> Self {
+        let tenant = Tenant::on(plane, operator, name).await;
+        let receiver = Receiver::start(|_| receivers::Answer::ok()).await;
+        let wanted = ["backup.completed", "backup.failed", "invoice.created"];
+        tenant.webhook("orders", &receiver.url("/hook"), &wanted).await;
+        Self { tenant, receiver }
     }
-    operator.die(&plane).await;
-    // Instances that have run for half a day, or since the beginning of the month, with another plan from the sixth hour on.
-    let now = Timestamp::now();
-    let month = Period::month_of(now).from;
-    let since = now
-        .checked_sub(SignedDuration::from_mins(12 * 60 - 30))
-        .unwrap()
-        .max(month);
-    let since = Timestamp::from_second(since.as_second()).unwrap();
-    let closings = CLOSINGS.min(now.duration_since(since).as_hours());
-    let kube = plane.client(Identity::Operator).await.unwrap();
-    for tenant in &tenants {
-        tenant.apply("web", |web| web.spec.plan = Plan::Business).await;
-        let instances: Api<Instance> = Api::namespaced(kube.clone(), &tenant.namespace);
+
+    /// Has an instance as if it had run since then, with another plan from the sixth hour on.
+    async fn run_since(&self, kube: &Client, since: Timestamp) {
+        self.tenant
+            .apply("web", |web| web.spec.plan = Plan::Business)
+            .await;
+        let instances: Api<Instance> = Api::namespaced(kube.clone(), &self.tenant.namespace);
         let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
             { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
         ] } } });
@@ -615,56 +618,146 @@ async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_ope
             .await
             .unwrap();
     }
-    operator = start(&plane).await;
-    for tenant in &tenants {
-        tenant.wait_for_entries(1).await;
-    }
-    for closing in 1..=closings {
-        let until = since
-            .checked_add(SignedDuration::from_mins(60 * closing - 10))
-            .unwrap();
+
+    async fn close(&self, until: Timestamp) {
+        let accounts: Api<Account> = Api::all(self.tenant.kube.clone());
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
-        for tenant in &tenants {
-            let admins: Api<Account> = Api::all(tenant.kube.clone());
-            admins
-                .patch(&tenant.namespace, &PatchParams::default(), &Patch::Merge(&change))
-                .await
-                .unwrap();
-        }
-        // In the midst of it, each time a little later.
-        tokio::time::sleep(Duration::from_millis(u64::try_from(closing).unwrap() * 7)).await;
-        operator.die(&plane).await;
-        operator = start(&plane).await;
-        for tenant in &tenants {
-            tenant.wait_for_invoices(usize::try_from(closing).unwrap()).await;
-        }
+        accounts
+            .patch(
+                &self.tenant.namespace,
+                &PatchParams::default(),
+                &Patch::Merge(&change),
+            )
+            .await
+            .unwrap();
     }
-    let mut numbers = Vec::new();
-    for tenant in &tenants {
-        let all = tenant.all_invoices().await;
+
+    async fn back_up(&self, number: i64) {
+        let backup = json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": format!("b-{number}") },
+            "spec": { "instance": "web" },
+        });
+        let backup: Backup = serde_json::from_value(backup).unwrap();
+        self.tenant
+            .backups()
+            .create(&PostParams::default(), &backup)
+            .await
+            .unwrap();
+    }
+
+    async fn wait_for(&self, invoices: usize, backups: usize) {
+        self.tenant.wait_for_invoices(invoices).await;
+        let look = async || self.tenant.all_backups().await;
+        eventually("the backups to end", look, |all| {
+            all.len() == backups && !all.iter().any(Backup::is_unfinished)
+        })
+        .await;
+    }
+
+    /// Checks hours, backups and events. Returns the numbers of the invoices.
+    async fn check(&self, closings: i64) -> Vec<String> {
+        let all = self.tenant.all_invoices().await;
         let issued: Vec<_> = all.iter().filter(|invoice| invoice.is_issued()).collect();
+        assert_eq!(all.len(), issued.len() + 1, "one is open");
         let mut hours = Vec::new();
         for invoice in &issued {
-            numbers.push(number(invoice));
-            let lines: Vec<_> = tenant
-                .pages_of(&invoice.name_any())
-                .await
+            let pages = self.tenant.pages_of(&invoice.name_any()).await;
+            let lines: Vec<_> = pages
                 .into_iter()
                 .flat_map(|page| page.spec.lines.unwrap())
                 .collect();
             assert_eq!(lines.len(), 1, "{lines:?}");
-            hours.extend(
-                lines[0]
-                    .hours
-                    .iter()
-                    .map(|hours| (hours.plan.clone(), hours.hours)),
-            );
+            let of_line = lines[0].hours.iter();
+            hours.extend(of_line.map(|hours| (hours.plan.clone(), hours.hours)));
         }
-        assert_eq!(hours.len(), usize::try_from(closings).unwrap(), "{hours:?}");
-        let expected =
-            (0..closings).map(|hour| (if hour < 5 { "starter" } else { "business" }.to_owned(), 1));
-        assert_eq!(hours, expected.collect::<Vec<_>>());
-        assert_eq!(all.len(), issued.len() + 1, "one is open");
+        let mut expected: Vec<(String, u64)> = vec![("starter".to_owned(), 3)];
+        let later = (1..=closings).map(|number| if number <= 2 { "starter" } else { "business" });
+        expected.extend(later.map(|plan| (plan.to_owned(), 1)));
+        assert_eq!(hours, expected);
+
+        let numbers: Vec<String> = issued.iter().map(|invoice| number(invoice)).collect();
+        let backups: Vec<String> = self.tenant.all_backups().await.iter().map(Backup::id).collect();
+        let mut due: Vec<String> = numbers.iter().chain(&backups).cloned().collect();
+        due.sort_unstable();
+        // A process that dies may repeat an event, with the same id and the same bytes.
+        let told = async || {
+            let mut bodies: BTreeMap<String, Value> = BTreeMap::new();
+            for request in self.receiver.received() {
+                let event = body(&request);
+                let id = event["id"].as_str().unwrap().to_owned();
+                let known = bodies.entry(id).or_insert_with(|| event.clone());
+                assert_eq!(*known, event);
+            }
+            let subject = |event: &Value| {
+                let data = &event["data"];
+                let of_backup = data["backup"]["id"].as_str();
+                of_backup
+                    .or(data["invoice"]["number"].as_str())
+                    .unwrap()
+                    .to_owned()
+            };
+            let mut told: Vec<String> = bodies.values().map(subject).collect();
+            told.sort_unstable();
+            told
+        };
+        eventually("each event once", told, |told| *told == due).await;
+        numbers
+    }
+}
+
+/// The suite kills little, to be short. For a long run: `STELLAGE_TEST_MONTH_KILLS=200 cargo test --test integration --
+/// however_often_the_operator_is_killed_around_the_end_of_a_month --show-output`.
+#[tokio::test]
+async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hour_backup_and_event_counts_once()
+ {
+    let kills: i64 = setting("STELLAGE_TEST_MONTH_KILLS", 8);
+    let plane = own_plane().await;
+    let limits = ["--backups-per-instance=1000", "--backups-per-account=10000"];
+    let start = async || start_with(&plane, &limits).await;
+    let mut operator = start().await;
+    let mut accounts = Vec::new();
+    for index in 0..ACCOUNTS {
+        accounts.push(Billed::new(&plane, &operator, &format!("killed-{index}")).await);
+    }
+    operator.die(&plane).await;
+    // Three hours of last month, which ends with the first start, and one more with each closing.
+    let now = Timestamp::now();
+    let month = Period::month_of(now).from;
+    let since = month.checked_sub(SignedDuration::from_mins(150)).unwrap();
+    let closings = kills.min(now.duration_since(month).as_hours());
+    let kills_each = kills / (closings + 1) + 1;
+    let kube = plane.client(Identity::Operator).await.unwrap();
+    for account in &accounts {
+        account.run_since(&kube, since).await;
+    }
+    let mut killed = 0;
+    for closing in 0..=closings {
+        if closing > 0 {
+            let until = month
+                .checked_add(SignedDuration::from_mins(60 * closing))
+                .unwrap();
+            for account in &accounts {
+                account.close(until).await;
+                account.back_up(closing).await;
+            }
+        } else {
+            operator = start().await;
+        }
+        for _ in 0..kills_each {
+            let alive = rand::rng().random_range(0..120);
+            tokio::time::sleep(Duration::from_millis(alive)).await;
+            operator.die(&plane).await;
+            operator = start().await;
+            killed += 1;
+        }
+        let closing = usize::try_from(closing).unwrap();
+        for account in &accounts {
+            account.wait_for(closing + 1, closing).await;
+        }
+    }
+    let mut numbers = Vec::new();
+    for account in &accounts {
+        numbers.extend(account.check(closings).await);
     }
     numbers.sort_unstable();
     let year = &Timestamp::now().to_string()[..4];
@@ -672,5 +765,10 @@ async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_ope
         .map(|number| format!("{year}-{number:06}"))
         .collect();
     assert_eq!(numbers, expected);
+    println!(
+        "{killed} kills, {} invoices, {} backups",
+        numbers.len(),
+        closings * 3
+    );
     operator.stop().await;
 }

@@ -21,6 +21,8 @@
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
 //! - the time until a process serves and leads, and until another one follows a dead leader (`availability`);
+//! - the end of a month in many accounts at once (`month_end`);
+//! - start-up and memory with very many backups (`backups`), compared with none;
 //! - `webhooks` has its own (a) to (e).
 //!
 //! Shared parts: `cluster` (the API server), `account`, `product` (a running `stellage`), `objects` (manifests), `fill` (many
@@ -38,6 +40,7 @@
 mod account;
 mod attack;
 mod availability;
+mod backups;
 mod bare_client;
 mod bare_handler;
 mod churn;
@@ -51,6 +54,7 @@ mod latencies;
 mod load;
 mod memory;
 mod monitoring;
+mod month_end;
 mod objects;
 mod page;
 mod processes;
@@ -118,12 +122,14 @@ enum Part {
     Kwok,
     Monitoring,
     Availability,
+    MonthEnd,
+    Backups,
     Webhooks(webhooks::Part),
 }
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 15] = [
+    const ALL: [(&str, Self); 17] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
         ("convergence", Self::Convergence),
         ("creates", Self::Creates),
@@ -139,6 +145,8 @@ impl Part {
         ("kwok", Self::Kwok),
         ("monitoring", Self::Monitoring),
         ("availability", Self::Availability),
+        ("month-end", Self::MonthEnd),
+        ("backups", Self::Backups),
     ];
     /// Selects all parts whose names begin with it.
     const WEBHOOKS: &str = "webhooks";
@@ -162,6 +170,8 @@ impl Part {
             Self::Kwok => kwok::measure(table, sizes).await,
             Self::Monitoring => monitoring::measure(table, sizes).await,
             Self::Availability => availability::measure(table, sizes).await,
+            Self::MonthEnd => month_end::measure(table, sizes).await,
+            Self::Backups => backups::measure(table, sizes).await,
             Self::Scale => scale::measure(table, sizes).await,
             Self::Webhooks(part) => part.measure(table, baseline, sizes).await,
         }

@@ -50,6 +50,10 @@ pub struct Sizes {
     pub scale: Scale,
     /// Time between two samples of a monitored instance.
     pub sampling: Duration,
+    /// Accounts whose invoices are closed at once, and their instances in all.
+    pub month_end: (u64, u64),
+    /// Completed backups whose memory is measured.
+    pub backups: u64,
 }
 
 /// What is in the cluster.
@@ -93,6 +97,8 @@ impl Sizes {
             instances: 200,
         },
         sampling: Duration::from_secs(60),
+        month_end: (1_000, 10_000),
+        backups: 100_000,
     };
 
     /// Small sizes, for testing the bench itself.
@@ -124,5 +130,7 @@ impl Sizes {
             instances: 20,
         },
         sampling: Duration::from_secs(2),
+        month_end: (10, 100),
+        backups: 300,
     };
 }

@@ -21,6 +21,10 @@ pub struct Writes {
     pub event_logs: u64,
     /// Writes of Webhooks and their status.
     pub webhooks: u64,
+    /// Writes of Invoices and InvoicePages.
+    pub invoices: u64,
+    /// Writes of ConfigMaps.
+    pub config_maps: u64,
 }
 
 impl Writes {
@@ -60,6 +64,10 @@ impl Writes {
                 writes.event_logs += value;
             } else if has("resource=\"webhooks\"") && done {
                 writes.webhooks += value;
+            } else if (has("resource=\"invoices\"") || has("resource=\"invoicepages\"")) && done {
+                writes.invoices += value;
+            } else if has("resource=\"configmaps\"") && done {
+                writes.config_maps += value;
             } else if has("resource=\"events\"") && done {
                 writes.events += value;
             }
@@ -80,6 +88,8 @@ impl Sub for Writes {
             delivery_changes: self.delivery_changes - before.delivery_changes,
             event_logs: self.event_logs - before.event_logs,
             webhooks: self.webhooks - before.webhooks,
+            invoices: self.invoices - before.invoices,
+            config_maps: self.config_maps - before.config_maps,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
+    restore::{HELD, is_held},
     retention::{has_room, is_newest, is_next, is_replaced, needs_retry},
     schedule::RETRY_AFTER,
     summary::describe,
@@ -20,6 +21,8 @@ use crate::{
 const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
 /// When to look again whether the last event of a deleted Backup is settled, in case that is not reported.
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for whether a deleted Backup has been restored.
+const CHECK_HELD: Duration = Duration::from_secs(60);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
 /// Longest code of an error, in characters, as the schema has it.
@@ -78,6 +81,10 @@ pub struct Situation<'a> {
     pub others: &'a [&'a Backup],
     /// Whether the account has room for this one. Looks at all backups of the account.
     pub has_room_in_account: &'a dyn Fn() -> bool,
+    /// Whether this one, of a deleted instance, is to make room for newer ones. Looks at all backups of the account.
+    pub gives_way: &'a dyn Fn() -> bool,
+    /// Name of an Instance to which this one is being restored, or will be.
+    pub restored_to: Option<&'a str>,
     /// Whether the namespace belongs to an Account. Otherwise the Backup is left alone, and no event is recorded.
     pub has_account: bool,
     /// Whether nothing is left to do for the outbox entry with this id.
@@ -152,8 +159,9 @@ pub enum Effect {
 /// What to ask the provider before [`decide()`].
 pub fn question(backup: &Backup, situation: &Situation<'_>) -> Question {
     if backup.is_deleting() {
-        // Its end is recorded first.
-        return if backup.is_unfinished() && situation.has_account {
+        // Its end is recorded first, and so is that it can no longer be restored.
+        let waits = backup.is_unfinished() || situation.restored_to.is_some() || is_held(backup);
+        return if waits && situation.has_account {
             Question::Nothing
         } else {
             Question::Delete
@@ -368,6 +376,13 @@ impl Machine<'_> {
         self.decision.status.instance_deleted |= is_gone;
         if is_replaced(self.backup, self.others()) {
             self.decision.effect = Effect::Delete;
+        } else if is_gone && self.backup.is_scheduled() && (self.situation.gives_way)() {
+            self.decision.effect = Effect::Delete;
+            let limit = self.situation.limits.per_account;
+            let message = format!(
+                "the account has {limit} manual backups and scheduled ones of deleted instances that are newer, so this one is deleted"
+            );
+            self.note(false, "BackupReplaced", message);
         }
         if !needs_retry(self.backup) {
             return;
@@ -394,6 +409,16 @@ impl Machine<'_> {
                 "backup_deleted",
                 "the backup was deleted before it was completed".to_owned(),
             );
+            return;
+        }
+        if let Some(instance) = self.situation.restored_to.filter(|_| self.situation.has_account) {
+            let message = format!("it is deleted once it has been restored to Instance {instance}");
+            self.describe(HELD, &message);
+            self.decision.recheck_after = Some(CHECK_HELD);
+            return;
+        }
+        if self.situation.has_account && is_held(self.backup) {
+            self.describe("Deleting", "its data is being deleted");
             return;
         }
         match seen {

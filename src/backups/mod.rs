@@ -2,10 +2,12 @@
 //!
 //! - [`schedule`]: when backups are made, and under which names;
 //! - [`retention`]: which are deleted by themselves, and how many there may be;
+//! - [`restore`]: whether a backup can be restored to an instance;
 //! - [`decide()`]: what to do next with a Backup;
 //! - `summary`: its conditions.
 
 mod decide;
+pub mod restore;
 pub mod retention;
 pub mod schedule;
 mod summary;

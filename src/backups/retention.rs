@@ -41,6 +41,38 @@ pub fn counts(backup: &Backup) -> bool {
     !backup.is_scheduled() && !backup.is_deleting() && backup.phase() != BackupPhase::Failed
 }
 
+/// Whether it is a scheduled backup of a deleted instance that has come to its end. Nothing replaces these, so they share the limit
+/// of the account with the manual ones.
+pub fn is_left_over(backup: &Backup) -> bool {
+    let is_of_deleted = backup
+        .status
+        .as_ref()
+        .is_some_and(|status| status.instance_deleted);
+    backup.is_scheduled() && is_of_deleted && !backup.is_unfinished() && !backup.is_deleting()
+}
+
+/// The oldest of those that [are left over](is_left_over).
+pub fn oldest_left_over<'a, B: AsRef<Backup>>(all: impl IntoIterator<Item = &'a B>) -> Option<&'a B> {
+    let left_over = all.into_iter().filter(|backup| is_left_over((*backup).as_ref()));
+    left_over.min_by(|one, other| age((*one).as_ref()).cmp(&age((*other).as_ref())))
+}
+
+/// Whether a backup that is left over is to be deleted, because there are `limit` manual ones and newer ones that are left over.
+/// `all` are the backups of the account.
+pub fn gives_way<'a>(backup: &Backup, all: impl IntoIterator<Item = &'a Backup>, limit: usize) -> bool {
+    let goes_before = |other: &&Backup| counts(other) || is_left_over(other) && age(other) > age(backup);
+    all.into_iter().filter(goes_before).count() >= limit
+}
+
+/// Orders backups of an account by age.
+fn age(backup: &Backup) -> impl Ord + use<'_> {
+    (
+        backup.spec.scheduled_for,
+        backup.spec.retry,
+        backup.metadata.uid.as_deref(),
+    )
+}
+
 /// Whether a manual backup is among the first `limit` of those that count. `others` are the backups that share the limit; the
 /// backup itself may be among them.
 pub fn has_room<'a>(backup: &Backup, others: impl IntoIterator<Item = &'a Backup>, limit: usize) -> bool {

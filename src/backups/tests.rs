@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    retention::{KEPT, has_room},
+    retention::{KEPT, gives_way, has_room},
     *,
 };
 use crate::{
@@ -49,6 +49,7 @@ struct World {
     has_account: bool,
     settled: bool,
     limits: Limits,
+    restored_to: Option<String>,
 }
 
 fn instance() -> Instance {
@@ -79,6 +80,7 @@ impl World {
                 per_instance: LIMIT,
                 per_account: usize::MAX,
             },
+            restored_to: None,
         }
     }
 
@@ -151,6 +153,8 @@ impl World {
             is_settled: &|_| self.settled,
             limits: self.limits,
             has_room_in_account: &|| has_room(&backup, others.iter().copied(), self.limits.per_account),
+            gives_way: &|| gives_way(&backup, others.iter().copied(), self.limits.per_account),
+            restored_to: self.restored_to.as_deref(),
         };
         let unavailable = ProviderError::Unavailable("away".to_owned());
         let begun = backup.status.as_ref().and_then(|status| status.started_at);
@@ -436,6 +440,79 @@ fn beyond_a_limit_a_manual_backup_fails_and_the_schedule_goes_on() {
         world.settle();
         assert_eq!(world.of_phase(BackupPhase::Running).len(), 1);
     }
+}
+
+#[test]
+fn the_oldest_scheduled_backups_of_deleted_instances_make_room_for_manual_ones() {
+    let mut world = World::new();
+    world.limits.per_account = LIMIT;
+    for day in 0..3 {
+        world.make_scheduled(at(day), false);
+        world.settle();
+        world.now += 60;
+        world.settle();
+    }
+    world.instance = None;
+    world.settle();
+    assert_eq!(world.of_phase(BackupPhase::Completed).len(), 3, "they are kept");
+    let mut next = instance();
+    next.metadata.uid = Some("next".to_owned());
+    world.instance = Some(next);
+    for left_over in [3, 2, 1, 0] {
+        let scheduled = world
+            .backups
+            .values()
+            .filter_map(|backup| backup.spec.scheduled_for);
+        let mut days: Vec<_> = scheduled.collect();
+        days.sort_unstable();
+        assert_eq!(
+            days,
+            (3 - left_over..3).map(at).collect::<Vec<_>>(),
+            "the oldest goes first"
+        );
+        world.make_manual();
+        world.settle();
+        world.now += 60;
+        world.settle();
+        if left_over == 3 {
+            assert_eq!(world.backups.len(), LIMIT, "there is room for one");
+            world.make_manual();
+            world.settle();
+            world.now += 60;
+            world.settle();
+        }
+    }
+    assert_eq!(
+        world.of_phase(BackupPhase::Completed).len(),
+        LIMIT,
+        "manual ones do not"
+    );
+}
+
+#[test]
+fn a_deleted_backup_is_kept_until_it_has_been_restored() {
+    let mut world = World::new();
+    world.make_manual();
+    world.settle();
+    world.now += 60;
+    world.settle();
+    let name = world.backups.keys().next().unwrap().clone();
+    let may_be_restored =
+        |world: &World| restore::complaint(&name, world.backups.get(&name), &instance()).is_none();
+    assert!(may_be_restored(&world));
+    world.restored_to = Some("web".to_owned());
+    world.backups.get_mut(&name).unwrap().metadata.deletion_timestamp = Some(Time(at(world.now)));
+    assert!(!may_be_restored(&world), "its data may be gone");
+    world.settle();
+    assert!(may_be_restored(&world), "it waits for the restore");
+    world.restored_to = None;
+    assert!(world.reconcile(&name));
+    assert!(
+        !may_be_restored(&world) && world.backups.len() == 1,
+        "told before its data goes"
+    );
+    world.settle();
+    assert!(world.backups.is_empty());
 }
 
 #[test]

@@ -24,6 +24,6 @@ pub use decide::decide;
 pub use decision::{Audience, Decision, Gate, Next, Note, Notes, Seen};
 pub use explain::{Explanation, explain};
 pub use question::{Question, question};
-pub use requests::{current, project, project_behind, take_on};
+pub use requests::{current, project, project_behind, take_on, wants_restore};
 
 pub use crate::providers::Timings;

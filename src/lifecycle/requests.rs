@@ -26,6 +26,16 @@ pub fn project_behind(gate: &Gate, instance: &Instance, now: Timestamp) -> Insta
     status
 }
 
+/// Whether the spec asks for a restore that has not begun, perhaps because something else is under way.
+pub fn wants_restore(instance: &Instance) -> bool {
+    let spec = &instance.spec;
+    let is_installed =
+        |status: &InstanceStatus| status.provisioned_at.is_some() && !wants_rebuild(spec, status);
+    spec.restore_from.is_some()
+        && !instance.is_deleting()
+        && !instance.status.as_ref().is_some_and(is_installed)
+}
+
 /// Keeps in the status which installation is refused, so that [`take_on`] leaves it out, in the facade, too.
 pub(super) fn refuse(instance: &Instance, status: &mut InstanceStatus, gate: &Gate) {
     match gate {
@@ -125,13 +135,8 @@ pub fn take_on(instance: &Instance, status: &mut InstanceStatus, now: Timestamp)
     } else {
         status.power.unwrap_or(spec.power_state)
     };
-    let wants_rebuild = differs(
-        spec.rebuild_requested_at.as_ref(),
-        status.rebuild_requested_at.as_ref(),
-    ) || status.image.as_ref() != Some(&spec.image)
-        && !is_in_progress(status, OperationKind::Rebuild, spec);
     let is_refused = |refused: &RefusedInstallation| *refused == installation(spec);
-    if wants_rebuild && !status.refused_installation.as_ref().is_some_and(is_refused) {
+    if wants_rebuild(spec, status) && !status.refused_installation.as_ref().is_some_and(is_refused) {
         status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
         begin(status, spec, OperationKind::Rebuild, as_before, now);
         return;
@@ -268,6 +273,13 @@ fn echo_all(spec: &InstanceSpec, status: &mut InstanceStatus) {
         .clone_from(&spec.power_off_requested_at);
     status.reboot_requested_at.clone_from(&spec.reboot_requested_at);
     status.rebuild_requested_at.clone_from(&spec.rebuild_requested_at);
+}
+
+fn wants_rebuild(spec: &InstanceSpec, status: &InstanceStatus) -> bool {
+    differs(
+        spec.rebuild_requested_at.as_ref(),
+        status.rebuild_requested_at.as_ref(),
+    ) || status.image.as_ref() != Some(&spec.image) && !is_in_progress(status, OperationKind::Rebuild, spec)
 }
 
 fn wants_resize(spec: &InstanceSpec, status: &InstanceStatus) -> bool {

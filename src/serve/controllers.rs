@@ -324,6 +324,7 @@ impl<'a> Controllers<'a> {
     fn on_backups(&self) -> Vec<Box<dyn Listener<Backup>>> {
         vec![
             self.backups.listener(),
+            backup::restore_listener(self.instances.clone(), self.queue.clone()),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),
@@ -411,6 +412,7 @@ impl<'a> Controllers<'a> {
             outbox: self.webhooks.outbox(),
             index: self.backups.clone(),
             instances,
+            by_namespace: self.instances.clone(),
             instance_queue: self.queue.clone(),
             limits: backups::Limits {
                 per_instance: usize::try_from(self.candidate.common.backups_per_instance)

@@ -37,7 +37,7 @@ const CLEARED_WITHIN: Duration = Duration::from_secs(12);
 const OUTAGE: Duration = Duration::from_secs(17);
 
 /// A number from the environment, for longer runs than those of the suite.
-pub(super) fn setting<T: FromStr>(name: &str, default: T) -> T {
+pub fn setting<T: FromStr>(name: &str, default: T) -> T {
     std::env::var(name)
         .ok()
         .and_then(|text| text.parse().ok())

@@ -20,6 +20,7 @@ mod secrets;
 mod targets;
 mod writes;
 
+pub use crashes::setting;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt as _,

@@ -93,6 +93,14 @@ impl BackupIndex {
         of_it.cloned().collect()
     }
 
+    /// How many backups there are in a namespace.
+    pub fn count(&self, namespace: &str) -> usize {
+        let namespaces = self.namespaces.lock();
+        namespaces
+            .get(namespace)
+            .map_or(0, |namespace| namespace.by_name.len())
+    }
+
     /// All backups.
     pub fn all(&self) -> Vec<Arc<Backup>> {
         let namespaces = self.namespaces.lock();

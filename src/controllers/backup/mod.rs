@@ -26,7 +26,7 @@ use crate::{
     providers::Provider,
     resources::{Backup, Instance},
     runtime::{
-        Clock, Metrics, ReconcileQueue,
+        ByNamespace, Clock, Metrics, ReconcileQueue,
         backoff::Backoffs,
         events::Events,
         metrics::KindLabels,
@@ -49,6 +49,8 @@ pub struct BackupController<P> {
     pub index: BackupIndex,
     /// The instances, as their watch shows them.
     pub instances: Store<Instance>,
+    /// The same, by namespace.
+    pub by_namespace: ByNamespace<Instance>,
     /// The instances as their controller has written them.
     pub instance_queue: ReconcileQueue<Instance>,
     /// How many backups there may be.
@@ -72,17 +74,30 @@ impl<P: Provider> BackupController<P> {
     /// so that no earlier change is missed.
     pub async fn run(self, queue: ReconcileQueue<Backup>, store: Store<Backup>, shutdown: CancellationToken) {
         let (triggers, _) = queue.open(&store);
-        let reconciler = Reconciler {
+        let reconciler = self.with(queue);
+        let controller = &reconciler.controller;
+        let kind = KindLabels { kind: "Backup" };
+        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
+        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+    }
+
+    fn with(self, queue: ReconcileQueue<Backup>) -> Reconciler<P> {
+        Reconciler {
             writes: Semaphore::new(usize::from(self.write_concurrency)),
             backoffs: Backoffs::default(),
             beginning: Mutex::default(),
             queue,
             controller: self,
-        };
-        let controller = &reconciler.controller;
-        let kind = KindLabels { kind: "Backup" };
-        let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
-        work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
+        }
+    }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Backup>,
+    ) -> impl work_queue::Reconcile<Backup> + Send + 'static {
+        self.with(queue)
     }
 }
 
@@ -96,6 +111,14 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
                 metadata.name.as_deref().unwrap_or_default(),
             )
         };
+        let restored = |instance: &Instance| {
+            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+            let backup = index.get(namespace, instance.spec.restore_from.as_deref()?)?;
+            backup.is_deleting().then_some(backup)
+        };
+        if let Change::Applied(instance) | Change::Deleted(instance) = change {
+            queue.again(restored(instance));
+        }
         match change {
             Change::Applied(instance) => {
                 let mut backups = of(instance);
@@ -106,6 +129,24 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
             // Some may have been deleted.
             Change::Replaced(_) => queue.again(index.all()),
             Change::Unreadable(_) => {}
+        }
+    })
+}
+
+/// The listener for the watch of Backups: queues the instances that are to be restored from one that has changed. It comes after
+/// that of the index.
+pub fn restore_listener(
+    instances: ByNamespace<Instance>,
+    queue: ReconcileQueue<Instance>,
+) -> Box<dyn Listener<Backup>> {
+    Box::new(move |change: &Change<Backup>| {
+        if let Change::Applied(backup) | Change::Deleted(backup) = change {
+            let mut targets = instances.of(backup.metadata.namespace.as_deref().unwrap_or_default());
+            targets.retain(|instance| {
+                let named = instance.spec.restore_from.as_ref();
+                named.is_some() && named == backup.metadata.name.as_ref()
+            });
+            queue.again(targets);
         }
     })
 }

@@ -13,8 +13,13 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
-    backups::{Decision, Effect, Question, Seen, Situation, Source, decide, question, retention::has_room},
+    backups::{
+        Decision, Effect, Note, Question, Seen, Situation, Source, decide, question,
+        restore::fits,
+        retention::{gives_way, has_room, is_left_over, oldest_left_over},
+    },
     events::OutboxVersion,
+    lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
         Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER,
@@ -155,6 +160,7 @@ impl<P: Provider> Reconciler<P> {
             if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
                 self.backoffs.reset(uid(&backup));
+                self.look_at_oldest(&backup);
                 return Ok(None);
             }
             if decision.effect == Effect::TryAgain {
@@ -167,6 +173,9 @@ impl<P: Provider> Reconciler<P> {
             backup = written.unwrap_or(backup);
             if decision.effect == Effect::Delete {
                 self.delete(&backup).await?;
+                if let Some(note) = decision.note.as_ref().filter(|_| !has_changed) {
+                    self.publish(&backup, note);
+                }
                 return Ok(decision.recheck_after);
             }
             if decision.retry {
@@ -216,6 +225,11 @@ impl<P: Provider> Reconciler<P> {
             })
             .collect();
         let limits = self.controller.limits;
+        let restored_to = if backup.is_deleting() {
+            self.restored_to(backup)
+        } else {
+            None
+        };
         with(&Situation {
             source,
             others: &others,
@@ -226,7 +240,47 @@ impl<P: Provider> Reconciler<P> {
                 let all = self.controller.index.within(namespace(backup));
                 has_room(backup, all.iter().map(|other| &**other), limits.per_account)
             },
+            gives_way: &|| {
+                let limit = limits.per_account;
+                if self.controller.index.count(namespace(backup)) <= limit {
+                    return false;
+                }
+                let all = self.controller.index.within(namespace(backup));
+                gives_way(backup, all.iter().map(|other| &**other), limit)
+            },
+            restored_to: restored_to.as_deref(),
         })
+    }
+
+    /// Name of an Instance to which a backup is being restored, or will be.
+    fn restored_to(&self, backup: &Backup) -> Option<String> {
+        let name = backup.name_any();
+        let shown = self.controller.by_namespace.of(namespace(backup)).into_iter();
+        let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
+        let is_target = |instance: &Arc<Instance>| {
+            let operation = instance
+                .status
+                .as_ref()
+                .and_then(|status| status.operation.as_ref());
+            let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
+            let is_wanted = instance.spec.restore_from.as_ref() == Some(&name) && wants_restore(instance);
+            under_way == Some(&name) || is_wanted && fits(backup, instance)
+        };
+        instances.find(is_target).map(|instance| instance.name_any())
+    }
+
+    /// Has the oldest scheduled backup of a deleted instance looked at, which may have to make room.
+    fn look_at_oldest(&self, backup: &Backup) {
+        let index = &self.controller.index;
+        if index.count(namespace(backup)) > self.controller.limits.per_account {
+            let all = index.within(namespace(backup));
+            self.queue.again(oldest_left_over(&all).cloned());
+        }
+    }
+
+    fn publish(&self, backup: &Backup, note: &Note) {
+        let events = &self.controller.events;
+        events.publish(backup, note.warning, note.reason, "Backup", &note.message);
     }
 
     /// Asks the provider what there is to ask.
@@ -289,8 +343,7 @@ impl<P: Provider> Reconciler<P> {
         let outbox = OutboxVersion::of(&*written);
         self.controller.outbox.recorded(&outbox, before);
         if let Some(note) = &decision.note {
-            let events = &self.controller.events;
-            events.publish(&*written, note.warning, note.reason, "Backup", &note.message);
+            self.publish(&written, note);
         }
         if backup.is_unfinished() && !written.is_unfinished() {
             let others = self.controller.index.of(namespace(backup), &backup.spec.instance);
@@ -303,6 +356,9 @@ impl<P: Provider> Reconciler<P> {
             self.queue.again(others.into_iter().filter(is_concerned));
             // Its own retention and second try.
             self.queue.again([written.clone()]);
+            self.look_at_oldest(&written);
+        } else if is_left_over(&written) && !is_left_over(backup) {
+            self.look_at_oldest(&written);
         }
         Ok(Some(written))
     }

@@ -78,16 +78,29 @@ impl<P: Provider> InstanceController<P> {
             unreadable,
             shutdown.clone(),
         ));
-        let reconciler = Reconciler {
-            writes: Semaphore::new(usize::from(self.write_concurrency)),
-            backoffs: Backoffs::default(),
-            queue,
-            controller: self,
-        };
+        let reconciler = self.with(queue);
         let controller = &reconciler.controller;
         let kind = KindLabels { kind: "Instance" };
         let depth = controller.metrics.queue_depth.get_or_create_owned(&kind);
         work_queue::run(&reconciler, triggers, controller.concurrency, depth, &shutdown).await;
         reports.abort();
+    }
+
+    fn with(self, queue: ReconcileQueue<Instance>) -> Reconciler<P> {
+        Reconciler {
+            writes: Semaphore::new(usize::from(self.write_concurrency)),
+            backoffs: Backoffs::default(),
+            queue,
+            controller: self,
+        }
+    }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Instance>,
+    ) -> impl work_queue::Reconcile<Instance> + Send + 'static {
+        self.with(queue)
     }
 }

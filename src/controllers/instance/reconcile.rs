@@ -15,12 +15,13 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::InstanceController;
 use crate::{
+    backups::restore,
     controllers::backup,
     events::{OutboxVersion, payload::User},
     lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
     resources::{
-        BackupPhase, Instance, InstanceStatus,
+        Instance, InstanceStatus,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
         tracking::CONTROLLER_MANAGER,
@@ -48,8 +49,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// Unsettled events of one instance from which on it must wait. Each has some 500 bytes, and an object in etcd at most
 /// 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
-/// When to look again whether a backup can be restored.
-const RESTORE_AGAIN: Duration = Duration::from_secs(2);
+/// When to look again whether a backup can be restored, in case its change was not reported.
+const RESTORE_AGAIN: Duration = Duration::from_secs(60);
 /// When to look again whether the end of an instance is recorded.
 const UNTIL_RECORDED: Duration = Duration::from_millis(100);
 /// When to try again with an instance whose outbox is full.
@@ -200,7 +201,6 @@ impl<P: Provider> Reconciler<P> {
                 return Ok(Some(self.backoffs.next(uid(&draft.instance))));
             }
             self.backoffs.reset(uid(&draft.instance));
-            // The watch of backups may lag behind what REST has seen.
             let is_refused = matches!(gate, Gate::InvalidSpec(_) | Gate::CannotInstall(_));
             let may_restore_soon = is_refused && draft.instance.spec.restore_from.is_some();
             match next {
@@ -349,32 +349,7 @@ impl<P: Provider> Reconciler<P> {
     fn cannot_restore(&self, instance: &Instance, name: &str) -> Option<String> {
         let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
         let backup = self.controller.backups.get(namespace, name);
-        let source = backup.as_ref().and_then(|backup| {
-            let is_completed = backup.phase() == BackupPhase::Completed && !backup.is_deleting();
-            backup.status.as_ref().filter(|_| is_completed)?.source.as_ref()
-        });
-        let Some(source) = source else {
-            return Some(format!(
-                "spec.restoreFrom {name} is not a completed Backup in this namespace; name one that kubectl get backups shows as Completed"
-            ));
-        };
-        let image = &instance.spec.image;
-        if source.image != *image {
-            return Some(format!(
-                "spec.image {image} is not the image of Backup {name}; set it to {}, or remove spec.restoreFrom",
-                source.image
-            ));
-        }
-        let status = instance.status.as_ref();
-        let disk = status
-            .and_then(|status| status.disk_size_gb)
-            .unwrap_or_else(|| instance.spec.plan.size().disk_gb);
-        (source.disk_size_gb > disk).then(|| {
-            format!(
-                "spec.restoreFrom {name} has a disk of {} GB, which does not fit on one of {disk} GB; choose a larger plan, or remove spec.restoreFrom",
-                source.disk_size_gb
-            )
-        })
+        restore::complaint(name, backup.as_deref(), instance)
     }
 
     /// Asks the provider whatever the instance needs now. Returns `None` if that needs a slot for suspects, which this reconcile

@@ -30,7 +30,6 @@ use crate::{
     resources::{Account, Backup, Instance, Invoice, metering::MeteredHour},
     runtime::{
         ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
-        backoff::Backoffs,
         events::Events,
         metrics::KindLabels,
         watch::{Change, Listener},
@@ -178,13 +177,7 @@ impl InvoiceController {
         let directory = shared.deps.directory.clone();
         let triggers = stream::select(of(requests), changed)
             .filter_map(move |namespace| std::future::ready(directory.account_of(&namespace)));
-        let reconciler = Reconciler {
-            shared: shared.clone(),
-            accounts,
-            invoices: invoices.clone(),
-            books: Mutex::default(),
-            backoffs: Backoffs::default(),
-        };
+        let reconciler = Reconciler::new(shared.clone(), accounts, invoices.clone());
         let kind = KindLabels { kind: "Invoice" };
         let depth = shared.deps.metrics.queue_depth.get_or_create_owned(&kind);
         let needed_since = || {
@@ -200,6 +193,25 @@ impl InvoiceController {
             work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
             reconciler.close_orphans(shutdown.clone()),
         );
+    }
+}
+
+/// What [`run`](InvoiceController::run) runs, for a test that has its own time.
+#[cfg(test)]
+impl InvoiceController {
+    pub(super) fn reconciler(
+        &self,
+        accounts: Store<Account>,
+        invoices: Store<Invoice>,
+    ) -> impl work_queue::Reconcile<Account> + use<> {
+        Reconciler::new(self.shared.clone(), accounts, invoices)
+    }
+
+    /// Records the prices if they have changed. Returns whether they are stored.
+    pub(super) async fn record_prices(&self) -> bool {
+        let now = self.shared.now();
+        let last_month = Period::before(Period::month_of(now)).from;
+        matches!(self.shared.prices.record(now, last_month).await, Ok(None))
     }
 }
 

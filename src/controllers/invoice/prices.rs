@@ -69,7 +69,11 @@ impl KeptPrices {
     }
 
     /// Stores the catalogue's prices if they are new. Returns why that is not possible.
-    async fn record(&self, now: Timestamp, needed_since: Timestamp) -> Result<Option<String>, CallError> {
+    pub(super) async fn record(
+        &self,
+        now: Timestamp,
+        needed_since: Timestamp,
+    ) -> Result<Option<String>, CallError> {
         let prices = self.catalogue.current().prices.clone();
         if self.current().is_some_and(|history| history.is_current(&prices)) {
             return Ok(None);

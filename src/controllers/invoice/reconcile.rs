@@ -53,22 +53,22 @@ const MAX_STEPS: usize = 1000;
 const FAREWELL: Duration = Duration::from_secs(30);
 
 pub(super) struct Reconciler {
-    pub(super) shared: Arc<Shared>,
-    pub(super) accounts: Store<Account>,
+    shared: Arc<Shared>,
+    accounts: Store<Account>,
     /// Invoices about which something is left to do.
-    pub(super) invoices: Store<Invoice>,
+    invoices: Store<Invoice>,
     /// By namespace; not there while they are looked at, and after a write failed.
-    pub(super) books: Mutex<HashMap<String, State>>,
-    pub(super) backoffs: Backoffs,
+    books: Mutex<HashMap<String, State>>,
+    backoffs: Backoffs,
 }
 
 /// What this process knows of an account.
-pub(super) struct State {
+struct State {
     account: String,
     books: Books,
     /// Issued invoices whose events are not settled.
     issued: Vec<Invoice>,
-    page_written: Option<Instant>,
+    page_written: Option<Timestamp>,
 }
 
 impl Reconcile<Account> for Reconciler {
@@ -126,6 +126,16 @@ fn metered_backup(backup: &Backup) -> Option<(Timestamp, u64)> {
 }
 
 impl Reconciler {
+    pub(super) fn new(shared: Arc<Shared>, accounts: Store<Account>, invoices: Store<Invoice>) -> Self {
+        Self {
+            shared,
+            accounts,
+            invoices,
+            books: Mutex::default(),
+            backoffs: Backoffs::default(),
+        }
+    }
+
     /// Issues the invoices of Accounts that are gone without having been closed, because their finalizer was removed by hand, and
     /// keeps them. Until shutdown.
     pub(super) async fn close_orphans(&self, shutdown: CancellationToken) {
@@ -326,14 +336,18 @@ impl Reconciler {
                     state.books.issued_until = Some(until);
                 }
                 Step::Page { page, is_urgent } => {
-                    let waits = state.page_written.map_or(Duration::ZERO, |written| {
-                        TOGETHER.saturating_sub(written.elapsed())
-                    });
+                    let clock = &self.shared.deps.clock;
+                    // It does not wait if the clock was set back.
+                    let age = state
+                        .page_written
+                        .map(|written| clock.now().duration_since(written));
+                    let age = age.and_then(|age| Duration::try_from(age).ok());
+                    let waits = age.map_or(Duration::ZERO, |age| TOGETHER.saturating_sub(age));
                     if !is_urgent && !waits.is_zero() {
                         return Ok(Some(waits));
                     }
                     let written = self.put(*page).await?;
-                    state.page_written = Some(Instant::now());
+                    state.page_written = Some(self.shared.deps.clock.now());
                     state.books.put_page(written);
                 }
                 Step::DeletePage(page) => {
