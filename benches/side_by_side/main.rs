@@ -18,6 +18,7 @@
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
 //! - start-up, memory and locks with very many webhooks and instances (`scale`), compared with a tenth of them; once, since
 //!   filling the cluster takes minutes;
+//! - the console's list, compared with the same list as JSON (`console`);
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
 //! - `webhooks` has its own (a) to (e).
@@ -41,6 +42,7 @@ mod bare_handler;
 mod churn;
 mod client;
 mod cluster;
+mod console;
 mod convergence;
 mod creates;
 mod fill;
@@ -111,6 +113,7 @@ enum Part {
     Reads,
     /// The attack.
     Connections,
+    Console,
     Quota,
     Scale,
     Kwok,
@@ -126,6 +129,7 @@ impl Part {
         ("creates", Self::Creates),
         ("memory", Self::Memory),
         ("reads", Self::Reads),
+        ("console", Self::Console),
         ("connections", Self::Connections),
         ("quota", Self::Quota),
         ("webhooks-sender", Self::Webhooks(webhooks::Part::Sender)),
@@ -153,6 +157,7 @@ impl Part {
             Self::Creates => creates::measure(table, sizes).await,
             Self::Memory => memory::measure(table, sizes).await,
             Self::Reads => reads::measure(table, baseline, sizes).await,
+            Self::Console => console::measure(table, sizes).await,
             Self::Connections => attack::measure(table, sizes).await,
             Self::Quota => quota::measure(table, sizes).await,
             Self::Kwok => kwok::measure(table, sizes).await,
