@@ -26,12 +26,14 @@ impl Browser {
                 scheme,
             };
             self.view(view).await;
+            self.devtools("Emulation.setScrollbarsHidden", json!({ "hidden": true }))
+                .await;
             self.open(path).await;
             self.find("main h1").await;
             // WebP takes less than half of what PNG takes.
             let format = json!({ "format": "webp", "quality": 80 });
-            let taken = self.driver.cdp().send_raw("Page.captureScreenshot", format);
-            let taken = taken.await.unwrap();
+            let devtools = self.driver.cdp();
+            let taken = devtools.send_raw("Page.captureScreenshot", format).await.unwrap();
             let picture = STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();
             assert!(picture.len() < MAX_PICTURE, "{name}: {} bytes", picture.len());
             fs::write(images().join(format!("console-{name}-{scheme}.webp")), picture).unwrap();
