@@ -15,17 +15,17 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 ))}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e lint bench crds chart image sbom tools cargo-deny cargo-cyclonedx
+.PHONY: help run test e2e lint bench crds chart image sbom screenshots tools browser cargo-deny cargo-cyclonedx
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: tools ## Run everything on this machine until Ctrl-C (variables: docs/settings.md)
 	@cargo build --release --locked --package stellage --package control-plane
 	@exec "$(TARGET)/release/control-plane" run --stop-with-parent --parent $$PPID
 
 # Compile the whole workspace first: alone, control-plane would get other features and be built a second time.
-test: tools ## Run all tests, against a real API server
+test: tools browser ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
@@ -68,10 +68,20 @@ sbom: tools cargo-cyclonedx ## Write what the program is made of into target/ima
 	@SOURCE_DATE_EPOCH=$(EPOCH) "$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 \
 	    --describe binaries --no-build-deps --override-filename stellage
 	@mv stellage.cdx.json "$(TARGET)/image/stellage.cdx.json"
+screenshots: tools browser ## Take the pictures of the console in docs/images
+	@cargo test --quiet --locked --workspace --test integration -- --ignored a_browser::screenshots
 
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is not in PATH: install Rust 1.95 or newer with rustup" >&2; exit 1; }
 	@command -v cc >/dev/null || { echo "cc is not in PATH: install a C compiler (Debian: apt-get install gcc)" >&2; exit 1; }
+
+# For the tests of the console. Where this cannot install it, they say that they were not run.
+browser:
+	@if ! command -v chromedriver >/dev/null && [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
+	    echo "Installing Chromium, once: apt-get install chromium chromium-driver"; \
+	    { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends chromium chromium-driver; } \
+	        >/dev/null 2>&1 || echo "That failed; the tests of the console in a browser will not run." >&2; \
+	fi
 
 cargo-deny: tools
 	@[ -x "$(CARGO_DENY)/bin/cargo-deny" ] || { \

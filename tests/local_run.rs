@@ -122,6 +122,12 @@ async fn the_local_run_shows_a_first_verified_event_as_the_documents_say() {
         let manifest = manifest.replace(":8443", &format!(":{}", receiver.port()));
         fs::write(run.path("examples/webhook.yaml"), manifest).unwrap();
         run.wait_until_ready();
+        let said = run.read("stdout");
+        let console = said.lines().find_map(|line| line.strip_prefix("Console  "));
+        assert!(
+            console.is_some_and(|url| url.starts_with("http://127.0.0.1:") && url.ends_with("/console")),
+            "{said}"
+        );
 
         let script = commands("source .run/env");
         assert_eq!(script.len(), 5, "{script:?}");

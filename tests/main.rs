@@ -12,6 +12,8 @@
 
 // Tests begin in the order of their names. Those that start control planes of their own take longest and wait for each other,
 // so their modules have names that come first.
+#[path = "browser/mod.rs"]
+mod a_browser;
 #[path = "chart/mod.rs"]
 mod a_chart;
 #[path = "high_availability.rs"]

@@ -18,6 +18,7 @@
 //! - a client's latency under hostile connections (`attack`), compared with the same client without them;
 //! - start-up, memory and locks with very many webhooks and instances (`scale`), compared with a tenth of them; once, since
 //!   filling the cluster takes minutes;
+//! - the console's list, compared with the same list as JSON (`console`);
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
 //! - the time until a process serves and leads, and until another one follows a dead leader (`availability`);
@@ -46,6 +47,7 @@ mod bare_handler;
 mod churn;
 mod client;
 mod cluster;
+mod console;
 mod convergence;
 mod creates;
 mod fill;
@@ -117,6 +119,7 @@ enum Part {
     Reads,
     /// The attack.
     Connections,
+    Console,
     Quota,
     Scale,
     Kwok,
@@ -135,6 +138,7 @@ impl Part {
         ("creates", Self::Creates),
         ("memory", Self::Memory),
         ("reads", Self::Reads),
+        ("console", Self::Console),
         ("connections", Self::Connections),
         ("quota", Self::Quota),
         ("webhooks-sender", Self::Webhooks(webhooks::Part::Sender)),
@@ -165,6 +169,7 @@ impl Part {
             Self::Creates => creates::measure(table, sizes).await,
             Self::Memory => memory::measure(table, sizes).await,
             Self::Reads => reads::measure(table, baseline, sizes).await,
+            Self::Console => console::measure(table, sizes).await,
             Self::Connections => attack::measure(table, sizes).await,
             Self::Quota => quota::measure(table, sizes).await,
             Self::Kwok => kwok::measure(table, sizes).await,

@@ -141,10 +141,7 @@ impl Target {
         let status = connection
             .exchange(self.request(method, path, body).as_bytes())
             .await?;
-        let answer = Answer {
-            head: String::from_utf8_lossy(&connection.buffer[..connection.head]).into_owned(),
-            body: connection.body(),
-        };
+        let answer = connection.answer();
         if !(200..300).contains(&status) {
             let text = String::from_utf8_lossy(&answer.body);
             return Err(format!("{method} {path} was answered with {status}: {text}").into());
@@ -260,6 +257,14 @@ impl Connection {
         };
         let digits = std::str::from_utf8(&self.buffer[at..at + line])?;
         Ok(Some((at + line + 2, usize::from_str_radix(digits, 16)?)))
+    }
+
+    /// The last answer.
+    pub fn answer(&self) -> Answer {
+        Answer {
+            head: String::from_utf8_lossy(&self.buffer[..self.head]).into_owned(),
+            body: self.body(),
+        }
     }
 
     /// The body of the last answer, without its framing.

@@ -37,15 +37,17 @@ struct Quotas {
     instances: Quota,
     webhooks: Quota,
     api_keys: Quota,
+    backups: Quota,
 }
 
 impl Quotas {
     /// The quotas, with their labels.
-    fn rows(&self) -> [(&'static str, &Quota); 3] {
+    fn rows(&self) -> [(&'static str, &Quota); 4] {
         [
             ("Instances", &self.instances),
             ("Webhooks", &self.webhooks),
             ("API keys", &self.api_keys),
+            ("Manual backups", &self.backups),
         ]
     }
 }

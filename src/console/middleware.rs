@@ -12,6 +12,7 @@ use flate2::Compression;
 use futures::FutureExt as _;
 use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
 
 use super::{
     App,
@@ -59,8 +60,11 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
         status: response.status().as_u16(),
     });
     let added = response.headers_mut();
+    // An invoice to print brings a policy of its own.
+    added
+        .entry(header::CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static(POLICY));
     for (name, value) in [
-        ("content-security-policy", POLICY),
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
         ("x-frame-options", "DENY"),
@@ -81,11 +85,12 @@ async fn compress(response: Response, is_accepted: bool) -> Response {
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-    if !is_page || !is_accepted {
+    // An invoice to print is sent while it is read; all other pages are complete when they are answered.
+    let is_complete = response.body().size_hint().exact().is_some();
+    if !is_page || !is_complete || !is_accepted {
         return response;
     }
     let (mut head, body) = response.into_parts();
-    // A page is complete when it is answered.
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes);
     let bytes = bytes.unwrap_or_default();
     if bytes.len() < WORTH_COMPRESSING {

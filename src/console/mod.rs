@@ -7,9 +7,10 @@
 //! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie;
 //! - `middleware`, with `same_origin`: what surrounds every page;
 //! - `page`, `form`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
-//! - `instances`, `backups`, `webhooks`, `events`, `keys`, `account`: the pages.
+//! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
 
 mod account;
+mod alerts;
 mod assets;
 mod attempts;
 mod backups;
@@ -17,6 +18,7 @@ mod call;
 mod events;
 mod form;
 mod instances;
+mod invoices;
 mod keys;
 mod middleware;
 mod page;
@@ -147,8 +149,10 @@ pub fn router(dependencies: Dependencies) -> Router {
         .route("/console/link", get(sign_in::show_link).post(sign_in::with_link))
         .merge(instances::routes())
         .merge(backups::routes())
+        .merge(alerts::routes())
         .merge(webhooks::routes())
         .merge(events::routes())
+        .merge(invoices::routes())
         .merge(keys::routes())
         .merge(account::routes())
         .fallback(async || Refusal::no_such_page())

@@ -18,12 +18,32 @@ impl Moment {
         let civil = self.0.to_zoned(TimeZone::UTC);
         civil.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
     }
+
+    /// The day in UTC, with the time unless that is midnight: the beginning or the end of what is billed.
+    pub fn day(&self) -> String {
+        let civil = self.0.to_zoned(TimeZone::UTC);
+        let format = if civil.time() == jiff::civil::Time::midnight() {
+            "%Y-%m-%d"
+        } else {
+            "%Y-%m-%d %H:%M"
+        };
+        civil.strftime(format).to_string()
+    }
 }
 
 impl<'de> Deserialize<'de> for Moment {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Timestamp::deserialize(deserializer).map(Self)
     }
+}
+
+/// An amount of money.
+#[derive(Debug, Deserialize)]
+pub struct Money {
+    /// Decimal number.
+    pub value: String,
+    /// ISO 4217 code.
+    pub currency: String,
 }
 
 /// A number of bytes, such as `1.5 GiB`, or a dash if it is not known.
@@ -108,6 +128,11 @@ mod tests {
     fn values_are_shown_for_people() {
         let at = Moment("2026-11-22T10:00:05.25Z".parse().unwrap());
         assert_eq!(at.utc(), "2026-11-22 10:00:05 UTC");
+        assert_eq!(at.day(), "2026-11-22 10:00");
+        assert_eq!(
+            Moment("2026-12-01T00:00:00Z".parse().unwrap()).day(),
+            "2026-12-01"
+        );
         for (count, text) in [
             (0, "0 B"),
             (1536, "1.5 KiB"),

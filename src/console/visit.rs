@@ -172,6 +172,11 @@ impl Visit {
 
     /// Sends a request to `/v1`; the body of its answer.
     pub async fn send(&self, call: &Call) -> Result<Bytes, Refusal> {
+        read(self.open(call).await?).await
+    }
+
+    /// Sends a request to `/v1`; its answer, which has not been read yet.
+    pub async fn open(&self, call: &Call) -> Result<Response, Refusal> {
         let body = call.body.as_ref().map(ToString::to_string).unwrap_or_default();
         let mut request = Request::builder()
             .method(call.method.clone())
@@ -185,15 +190,13 @@ impl Visit {
             Refusal::fault()
         })?;
         let answer = self.app.facade.answer_as(self.credential.clone(), request).await;
-        let (head, body) = answer.into_parts();
-        let read = Limited::new(body, MAX_ANSWER).collect().await;
-        let bytes = read.map_err(|_| Refusal::fault())?.to_bytes();
-        if head.status.is_success() {
-            return Ok(bytes);
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer);
         }
-        let wait = head.headers.get(header::RETRY_AFTER);
+        let wait = answer.headers().get(header::RETRY_AFTER);
         let wait = wait.and_then(|wait| wait.to_str().ok()).map(str::to_owned);
-        Err(Refusal::read(head.status, &bytes, wait))
+        Err(Refusal::read(status, &read(answer).await?, wait))
     }
 
     /// Sends the browser to a page of the console that tells this.
@@ -206,4 +209,10 @@ impl Visit {
         }
         response
     }
+}
+
+/// The body of an answer.
+async fn read(answer: Response) -> Result<Bytes, Refusal> {
+    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    Ok(body.map_err(|_| Refusal::fault())?.to_bytes())
 }

@@ -219,7 +219,7 @@ fn camel_case(flag: &str) -> String {
     let first = words.next().unwrap_or_default().to_owned();
     words.fold(first, |name, word| {
         let (initial, rest) = word.split_at(1);
-        name + &initial.to_uppercase() + rest
+        name + initial.to_uppercase().as_str() + rest
     })
 }
 

@@ -461,7 +461,7 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String, String>
     if output.status.success() {
         Ok(text(&output.stdout))
     } else {
-        Err(text(&output.stdout) + &text(&output.stderr))
+        Err(text(&output.stdout) + text(&output.stderr).as_str())
     }
 }
 

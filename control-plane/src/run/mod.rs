@@ -130,7 +130,8 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
     use std::io::Write as _;
     let text = format!(
         "\n\
-         API      {}\n\
+         API      {api}\n\
+         Console  {api}/console\n\
          API key  {key}\n\
          Mail     {mail}\n\
          export KUBECONFIG={}\n\
@@ -139,8 +140,8 @@ fn announce(urls: &Urls, key: &str, kubeconfig: &str, mail: &str) {
            source .run/env && kubectl get accounts,instances -A\n  \
            curl -H \"Authorization: Bearer $STELLAGE_API_KEY\" $STELLAGE_URL/v1/instances\n\
          Ctrl-C stops everything.\n",
-        urls.api,
         quoted(kubeconfig),
+        api = urls.api,
     );
     // A closed pipe is not an error.
     let mut stdout = std::io::stdout();

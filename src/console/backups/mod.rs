@@ -1,4 +1,4 @@
-//! Backups: list and delete. The pages of instances make and restore them.
+//! Backups: list, detail, delete. The pages of instances make and restore them.
 //!
 //! - `view`: backups as `/v1` shows them.
 
@@ -25,6 +25,7 @@ const SECTION: &str = "backups";
 pub(super) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/console/backups", get(list))
+        .route("/console/backups/{id}", get(detail))
         .route("/console/backups/{id}/delete", get(show_delete).post(delete))
 }
 
@@ -59,6 +60,26 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         refresh: is_under_way.then(|| visit.path.clone()),
         query: visit.query,
         items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+#[derive(Template)]
+#[template(path = "console/backups/detail.html")]
+struct DetailPage {
+    shell: Shell,
+    item: Backup,
+    refresh: Option<String>,
+}
+
+async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let call = Call::get(format!("/v1/backups/{id}"));
+    let Single { data: item, .. }: Single<Backup> = visit.get(&call).await?;
+    let template = DetailPage {
+        shell: visit.shell_with(SECTION, item.name.as_str(), &[call]),
+        refresh: item.is_running().then(|| visit.path.clone()),
+        item,
     };
     Ok(page(StatusCode::OK, &template))
 }

@@ -29,6 +29,8 @@ pub struct Backup {
     pub image: Option<String>,
     /// When it was requested.
     pub created_at: Moment,
+    /// When it ended.
+    pub completed_at: Option<Moment>,
     /// Why it failed.
     pub error: Option<Failure>,
 }

@@ -43,10 +43,12 @@ struct ListPage {
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
-    let filters = ["type", "instance_id"];
+    let filters = ["type", "instance_id", "since"];
+    let since = since(visit.query.get("since"));
     let parameters = [
         ("type", visit.query.get("type")),
         ("instance_id", visit.query.get("instance_id")),
+        ("since", &since),
         ("page", visit.query.get("page")),
     ];
     let call = Call::get(with_query("/v1/events", &parameters));
@@ -63,6 +65,14 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         pager,
     };
     Ok(page(StatusCode::OK, &template))
+}
+
+/// The time of a field, which has no zone, in UTC. Whatever else there is goes to `/v1` as it is, which says what is wrong with it.
+fn since(text: &str) -> String {
+    match text.parse::<jiff::civil::DateTime>() {
+        Ok(time) => format!("{time}Z"),
+        Err(_) => text.to_owned(),
+    }
 }
 
 #[derive(Template)]
@@ -96,4 +106,16 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         webhooks,
     };
     Ok(page(StatusCode::OK, &template))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_field_is_in_utc() {
+        assert_eq!(since("2026-11-23T10:00"), "2026-11-23T10:00:00Z");
+        assert_eq!(since("2026-11-23T10:00:00Z"), "2026-11-23T10:00:00Z");
+        assert_eq!((since("x"), since("")), ("x".to_owned(), String::new()));
+    }
 }

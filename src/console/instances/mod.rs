@@ -1,8 +1,9 @@
 //! Instances: list, create, detail, and what can be done with one.
 //!
-//! - `view`: instances, plans, regions and images as `/v1` shows them;
+//! - `view`: instances, plans, regions and images as `/v1` shows them; `charts`: their usage over time;
 //! - `create`: the form for a new one; `operate`: power, plan, image, settings, backups, deletion.
 
+mod charts;
 mod create;
 mod operate;
 mod view;
@@ -18,15 +19,20 @@ use axum::{
 };
 use http::StatusCode;
 
-use self::view::{Instance, ListItem, Region, STATUSES};
+use self::{
+    charts::{Chart, Measured},
+    view::{Instance, ListItem, Region, STATUSES},
+};
 use super::{
     App,
+    alerts::Alert,
     backups::view::Backup,
     call::{Call, segment, with_query},
     events::view::Event,
     form::Form,
     page::{List, Pager, Query, Shell, Single, page},
     refusal::Refusal,
+    text::Moment,
     visit::Visit,
 };
 use crate::lifecycle::Action;
@@ -137,9 +143,47 @@ struct DetailPage {
     backups: Vec<Backup>,
     /// `None` if events are not logged, or are not read again.
     events: Option<Vec<Event>>,
+    /// `None` if it is not monitored, or they are not read again.
+    usage: Option<Usage>,
     /// Idempotency-Key of the buttons.
     form: Form,
     refresh: Option<String>,
+}
+
+/// What monitoring shows of an instance.
+struct Usage {
+    /// `1h` or `24h`.
+    window: &'static str,
+    known_since: Option<Moment>,
+    charts: Vec<Chart>,
+    /// Why there are no charts.
+    problem: Option<String>,
+    alerts: Vec<Alert>,
+}
+
+/// Reads what monitoring shows of an instance; and how to read it.
+async fn usage(visit: &Visit, id: &str) -> Result<(Usage, Call), Refusal> {
+    let window = if visit.query.is("window", "24h") {
+        "24h"
+    } else {
+        "1h"
+    };
+    let call = Call::get(format!("/v1/instances/{id}/metrics?window={window}"));
+    // Samples are in the memory of the leader, which may be away for a moment.
+    let (measured, problem) = match visit.get::<Single<Measured>>(&call).await {
+        Ok(measured) => (Some(measured.data), None),
+        Err(refusal) => (None, Some(refusal.message)),
+    };
+    let alerts = with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]);
+    let alerts: List<Alert> = visit.get(&Call::get(alerts)).await?;
+    let usage = Usage {
+        window,
+        known_since: measured.as_ref().and_then(|measured| measured.known_since),
+        charts: measured.map_or_else(Vec::new, |measured| measured.charts()),
+        problem,
+        alerts: alerts.data,
+    };
+    Ok((usage, call))
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -158,6 +202,12 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
         visit.find(&Call::get(events)).await?
     };
+    let usage = if instance.monitoring_enabled && !visit.is_refresh {
+        Some(usage(&visit, &id).await?)
+    } else {
+        None
+    };
+    let (usage, usage_call) = usage.unzip();
     let may = |action: Action| instance.allows(action) && visit.may_write();
     let powers = [
         (Action::Start, "Start", "Power it on", false),
@@ -185,6 +235,7 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     })
     .collect::<Vec<_>>();
     let mut calls = vec![call];
+    calls.extend(usage_call);
     calls.extend(
         powers
             .iter()
@@ -200,6 +251,7 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         powers,
         backups: backups.data,
         events: events.map(|events| events.data),
+        usage,
         form: Form::new(),
         refresh: is_under_way.then(|| format!("/console/instances/{id}")),
         instance,

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::{
-    console::text::{Moment, bytes, percent},
+    console::text::{Moment, Money, bytes, percent},
     lifecycle::Action,
     resources::InstanceState,
 };
@@ -197,15 +197,6 @@ pub struct Plan {
     pub price_monthly: Money,
     /// Price per hour.
     pub price_hourly: Money,
-}
-
-/// An amount of money.
-#[derive(Debug, Deserialize)]
-pub struct Money {
-    /// Decimal number.
-    pub value: String,
-    /// ISO 4217 code.
-    pub currency: String,
 }
 
 /// A region.

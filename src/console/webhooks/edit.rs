@@ -33,7 +33,7 @@ pub(super) struct SecretPage {
     pub(super) message: String,
 }
 
-/// The fields of a form that `/v1` takes. The secret only for a new webhook, and only if there is one.
+/// The fields of a form that `/v1` takes. A new webhook may have a secret, and be switched off.
 fn body(form: &Form, is_new: bool) -> Value {
     let mut body = Map::new();
     body.insert("url".to_owned(), json!(form.text("url")));
@@ -41,6 +41,9 @@ fn body(form: &Form, is_new: bool) -> Value {
     let secret = form.value("secret");
     if is_new && !secret.is_empty() {
         body.insert("secret".to_owned(), json!(secret));
+    }
+    if is_new && form.has("off", "true") {
+        body.insert("active".to_owned(), json!(false));
     }
     Value::Object(body)
 }
@@ -86,11 +89,16 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
     match visit.send(&create_call(&form)).await {
         Ok(bytes) => {
             let created: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let message = if created.data.active {
+                "It gets the events that happen from now on."
+            } else {
+                "It is switched off: events are not recorded for it."
+            };
             let template = SecretPage {
                 shell: visit.shell(SECTION, "Webhook created"),
                 webhook: created.data,
                 heading: "Webhook created",
-                message: "It gets the events that happen from now on.".to_owned(),
+                message: message.to_owned(),
             };
             Ok(page(StatusCode::CREATED, &template))
         }
@@ -147,6 +155,8 @@ mod tests {
         assert_eq!(create_call(&form).body, Some(expected));
         let command = shown(create_call(&form)).curl("https://b.example");
         assert!(command.contains("YOUR SECRET") && !command.contains("s3"));
+        let off = Form::parse("url=https%3A%2F%2Fa.example&off=true");
+        assert_eq!(create_call(&off).body.unwrap()["active"], json!(false));
         assert!(change_call("wh_1", &form).body.unwrap().get("secret").is_none());
     }
 }

@@ -76,6 +76,8 @@ pub struct WithSecret {
     pub url: String,
     /// The secret; `None` if it was shown before.
     pub secret: Option<String>,
+    /// Whether events are sent.
+    pub active: bool,
     /// Until when the previous secret signs, too.
     #[serde(default)]
     pub previous_secret_expires_at: Option<Moment>,

@@ -17,8 +17,8 @@ use crate::{
 };
 
 const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
-h1{font-size:1.4rem}header{display:flex;justify-content:space-between;gap:2rem}address{font-style:normal;white-space:pre-line}\
-table{border-collapse:collapse;width:100%;margin:1.5rem 0}th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #ccc}\
+h1{font-size:1.4rem}header{display:flex;flex-wrap:wrap;justify-content:space-between;gap:1rem 2rem}address{font-style:normal;white-space:pre-line}\
+table{border-collapse:collapse;width:100%;margin:1.5rem 0}th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #ccc;overflow-wrap:anywhere}\
 .n{text-align:right;font-variant-numeric:tabular-nums}tfoot td{border:0}tfoot tr:last-child td{font-weight:bold}\
 thead{display:table-header-group}tr{break-inside:avoid}@media print{body{margin:0}}";
 
@@ -84,7 +84,7 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
     let title = escaped(&title);
     let head = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-<title>{title}</title><style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<header><address>{}</address><address>{}</address></header>\n\
+<title>{title}</title><style>{STYLE}</style></head>\n<body><main><h1>{title}</h1>\n<header><address>{}</address><address>{}</address></header>\n\
 <p>{}</p>\n<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
 <th class=\"n\">Amount</th></tr></thead>\n<tbody>\n",
         address(&status.buyer),
@@ -112,7 +112,7 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
         sum("Net", total.net) + &sum(&format!("Tax, {} %", escaped(&rate)), total.tax)
     });
     let foot = format!(
-        "</tbody><tfoot>\n{tax}{}</tfoot></table></body></html>\n",
+        "</tbody><tfoot>\n{tax}{}</tfoot></table></main></body></html>\n",
         sum("Total", total.amount)
     );
     (head, foot)

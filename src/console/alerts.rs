@@ -1,0 +1,102 @@
+//! Alerts of monitored instances: those that fire, and those of the last day.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, response::Response, routing::get};
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::{
+    App,
+    call::{Call, with_query},
+    page::{List, Pager, Query, Shell, page},
+    refusal::Refusal,
+    text::{Moment, percent},
+    visit::Visit,
+};
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/console/alerts", get(list))
+}
+
+/// An alert.
+#[derive(Debug, Deserialize)]
+pub struct Alert {
+    /// Identifier.
+    pub id: String,
+    /// The rule that fired.
+    pub rule: String,
+    /// `firing` or `ended`.
+    pub status: String,
+    /// The instance.
+    pub instance_id: String,
+    metric: String,
+    threshold: f64,
+    value: f64,
+    /// When the metric first crossed the threshold.
+    pub since: Moment,
+    /// When it fired.
+    pub fired_at: Moment,
+    /// When it ended.
+    pub ended_at: Option<Moment>,
+}
+
+impl Alert {
+    /// Whether it fires.
+    pub fn is_firing(&self) -> bool {
+        self.status == "firing"
+    }
+
+    /// How its status is coloured.
+    pub fn tone(&self) -> &'static str {
+        if self.is_firing() { "bad" } else { "quiet" }
+    }
+
+    /// What was measured.
+    pub fn measured(&self) -> String {
+        let metric = match self.metric.as_str() {
+            "cpu_usage" => "CPU",
+            "memory_usage" => "memory",
+            "disk_usage" => "disk",
+            other => other,
+        };
+        format!(
+            "{metric} {}, above {}",
+            percent(Some(self.value)),
+            percent(Some(self.threshold))
+        )
+    }
+}
+
+#[derive(Template)]
+#[template(path = "console/alerts/list.html")]
+struct ListPage {
+    shell: Shell,
+    query: Query,
+    items: Vec<Alert>,
+    pager: Pager,
+    is_filtered: bool,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let filters = ["status", "instance_id"];
+    let parameters = [
+        ("status", visit.query.get("status")),
+        ("instance_id", visit.query.get("instance_id")),
+        ("page", visit.query.get("page")),
+    ];
+    let call = Call::get(with_query("/v1/alerts", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<Alert> = visit.get(&call).await?;
+    let template = ListPage {
+        shell: visit.shell_with("alerts", "Alerts", &[call]),
+        pager: Pager::new(pagination, "/console/alerts", &visit.query),
+        is_filtered: visit.query.has_any(&filters),
+        query: visit.query,
+        items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}

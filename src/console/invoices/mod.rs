@@ -1,0 +1,122 @@
+//! Invoices: what the month has come to so far, and the issued ones; as pages, as a table (CSV) and to print.
+//!
+//! - `view`: invoices as `/v1` shows them.
+
+mod view;
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{Router, extract::Path, response::Response, routing::get};
+use http::{StatusCode, header};
+use serde::Deserialize;
+
+use self::view::Invoice;
+use super::{
+    App,
+    call::{Call, segment, with_query},
+    page::{List, Pager, Pagination, Shell, page},
+    refusal::Refusal,
+    visit::Visit,
+};
+
+const SECTION: &str = "invoices";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/console/invoices", get(list))
+        .route("/console/invoices/{id}", get(detail))
+        .route("/console/invoices/{id}/csv", get(csv))
+        .route("/console/invoices/{id}/print", get(print))
+}
+
+/// An invoice, and which page of its lines it shows.
+#[derive(Deserialize)]
+struct WithLines {
+    data: Invoice,
+    pagination: Pagination,
+}
+
+#[derive(Template)]
+#[template(path = "console/invoices/list.html")]
+struct ListPage {
+    shell: Shell,
+    current: Invoice,
+    items: Vec<Invoice>,
+    pager: Pager,
+}
+
+async fn list(visit: Visit) -> Result<Response, Refusal> {
+    let parameters = [("page", visit.query.get("page"))];
+    let call = Call::get(with_query("/v1/invoices", &parameters));
+    let List {
+        data: items,
+        pagination,
+    }: List<Invoice> = visit.get(&call).await?;
+    let open = Call::get("/v1/invoices/current");
+    let current: WithLines = visit.get(&open).await?;
+    let template = ListPage {
+        shell: visit.shell_with(SECTION, "Invoices", &[open, call]),
+        pager: Pager::new(pagination, "/console/invoices", &visit.query),
+        current: current.data,
+        items,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+#[derive(Template)]
+#[template(path = "console/invoices/detail.html")]
+struct DetailPage {
+    shell: Shell,
+    invoice: Invoice,
+    /// What the links of the page begin with.
+    path: String,
+    pager: Pager,
+}
+
+async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = segment(&id);
+    let parameters = [("page", visit.query.get("page"))];
+    let call = Call::get(with_query(&format!("/v1/invoices/{id}"), &parameters));
+    let WithLines {
+        data: invoice,
+        pagination,
+    } = visit.get(&call).await?;
+    let path = format!("/console/invoices/{id}");
+    let template = DetailPage {
+        shell: visit.shell_with(SECTION, invoice.title(), &[call, formatted(&id, "csv")]),
+        pager: Pager::new(pagination, &path, &visit.query),
+        invoice,
+        path,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// The request for an invoice in another format.
+fn formatted(id: &str, format: &str) -> Call {
+    Call::get(format!("/v1/invoices/{id}?format={format}"))
+}
+
+async fn csv(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    passed_on(&visit, &formatted(&segment(&id), "csv")).await
+}
+
+async fn print(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    passed_on(&visit, &formatted(&segment(&id), "html")).await
+}
+
+/// The answer of `/v1` as it is, while it arrives, with those of its headers that are about its content.
+async fn passed_on(visit: &Visit, call: &Call) -> Result<Response, Refusal> {
+    let (head, body) = visit.open(call).await?.into_parts();
+    let mut response = Response::new(body);
+    for name in [
+        header::CONTENT_TYPE,
+        header::CONTENT_DISPOSITION,
+        header::CONTENT_SECURITY_POLICY,
+    ] {
+        if let Some(value) = head.headers.get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(response)
+}

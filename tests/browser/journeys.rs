@@ -1,0 +1,661 @@
+//! What people do in the console, from signing in to signing out.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use serde_json::json;
+use stellage::resources::InstanceState;
+use thirtyfour::Key;
+
+use super::Browser;
+use crate::support::{
+    Operator, OwnPlane, Tenant, eventually, new_key, own_plane, receiver_arguments,
+    receivers::{Answer, Receiver},
+    shared, stellage,
+};
+
+/// A control plane and an operator with alerts within seconds, and webhooks that are disabled after half a minute of failures.
+pub(super) async fn own_operator() -> (OwnPlane, Operator) {
+    let plane = own_plane().await;
+    let file = plane.folder().join("catalogue.yaml");
+    let rules = "alerts: {interval: 1s, rules: [{name: cpu_usage_high, metric: cpu_usage, threshold: 90, for: 2s, rearmBelow: 80}]}";
+    std::fs::write(&file, rules).unwrap();
+    let catalogue = format!("--catalogue={}", file.display());
+    let mut arguments = vec![
+        "run",
+        "--provisioning-seconds=1",
+        "--retry-schedule=200ms,30s",
+        &catalogue,
+    ];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let operator = Operator::start(&plane, &arguments).await;
+    (plane, operator)
+}
+
+impl Tenant {
+    /// Creates an instance that is monitored and busy, and waits until it is running.
+    pub(super) async fn busy_instance(&self, name: &str) -> String {
+        self.apply(name, |instance| {
+            let cpu = ("simulator.stellage.dev/cpu".to_owned(), "95".to_owned());
+            instance.metadata.annotations = Some([cpu].into());
+            instance.spec.monitoring_enabled = true;
+        })
+        .await;
+        self.wait_for_state(name, InstanceState::Running).await.id()
+    }
+}
+
+impl Browser {
+    pub(super) async fn sign_in(&self, key: &str) {
+        self.open("/console/sign-in").await;
+        self.fill("key", key).await;
+        self.press("Sign in").await;
+        self.arrives("/console/instances").await;
+    }
+
+    /// Waits until the badge beside the heading says this, without loading the page anew.
+    pub(super) async fn becomes(&self, status: &str) {
+        let script = "return document.querySelector('.title .badge')?.innerText ?? ''";
+        eventually(
+            status,
+            async || self.script(script).await,
+            |badge| badge == status,
+        )
+        .await;
+    }
+
+    /// Loads the page anew until it has an element.
+    async fn reloads_until(&self, css: &str) {
+        let look = async || {
+            self.driver.refresh().await.unwrap();
+            self.has(css).await
+        };
+        eventually(css, look, |has| *has).await;
+    }
+
+    async fn operate_an_instance(&self) {
+        self.shows("There are no instances yet").await;
+        self.check("no instances").await;
+        self.press("New instance").await;
+        self.check("new instance").await;
+        self.fill("tags", "env:prod, no way!").await;
+        self.press("Create instance").await;
+        self.shows("Some fields need another value").await;
+        self.check("new instance, refused").await;
+        self.fill("name", "web-1").await;
+        self.fill("tags", "env:prod").await;
+        self.press("Create instance").await;
+        self.shows("is being created").await;
+        self.check("an instance that is being created").await;
+        self.becomes("running").await;
+        for (button, status) in [
+            ("#power-stop", "stopped"),
+            ("#power-start", "running"),
+            ("#power-reboot", "running"),
+            ("#power-poweroff", "stopped"),
+        ] {
+            self.click(button).await;
+            self.find("[role=status]").await;
+            self.becomes(status).await;
+        }
+        self.check("a stopped instance").await;
+        let instance = self.path().await;
+
+        self.click("#to-plan").await;
+        self.check("resize").await;
+        self.click("[name=plan][value=business]").await;
+        self.press("Resize").await;
+        self.shows("business: 2 vCPU").await;
+        self.becomes("stopped").await;
+        self.click("#power-start").await;
+        self.becomes("running").await;
+
+        self.click("#to-settings").await;
+        self.check("settings").await;
+        self.click("#deletion_protection").await;
+        self.click("#monitoring_enabled").await;
+        self.press("Save").await;
+        self.shows("The changes are saved").await;
+        self.check("a monitored instance").await;
+        self.click("#to-delete").await;
+        self.shows("It is protected").await;
+        self.check("delete, protected").await;
+        self.open(&format!("{instance}/settings")).await;
+        self.click("#deletion_protection").await;
+        self.press("Save").await;
+
+        self.click("#to-backup").await;
+        self.check("back up").await;
+        self.fill("name", "before").await;
+        self.press("Back up").await;
+        eventually(
+            "the backup to be completed",
+            async || {
+                self.script("return document.querySelector('.lines .badge')?.innerText")
+                    .await
+            },
+            |badge| badge == "completed",
+        )
+        .await;
+        self.click("#to-rebuild").await;
+        self.check("rebuild").await;
+        self.fill("confirm", "web").await;
+        self.press("Rebuild").await;
+        self.shows("must be web-1").await;
+        self.check("rebuild, refused").await;
+        self.fill("confirm", "web-1").await;
+        self.press("Rebuild").await;
+        self.shows("is being reinstalled").await;
+        self.becomes("running").await;
+
+        self.open("/console/instances").await;
+        self.check("instances").await;
+        self.choose("status", "stopped").await;
+        self.press("Filter").await;
+        self.shows("No instance matches").await;
+        self.check("no matching instance").await;
+        self.press("Clear").await;
+        self.press("env:prod").await;
+        self.arrives("/console/instances?tag=env%3Aprod").await;
+        self.shows("1 in all").await;
+    }
+
+    async fn use_backups(&self) {
+        self.open("/console/backups").await;
+        self.check("backups").await;
+        self.press("before").await;
+        self.check("a backup").await;
+        self.press("New instance…").await;
+        self.check("new instance from a backup").await;
+        self.fill("name", "copy").await;
+        self.press("Create instance").await;
+        self.becomes("running").await;
+        self.open("/console/backups").await;
+        self.press("Delete…").await;
+        self.check("delete a backup").await;
+        self.press("Delete backup").await;
+        self.shows("The backup is deleted").await;
+        self.check("no backups").await;
+    }
+
+    /// Makes a webhook and has it fail; its page. `works` is whether the receiver takes what it gets.
+    async fn use_webhooks(&self, receiver: &Receiver, works: &AtomicBool) -> String {
+        self.open("/console/webhooks").await;
+        self.check("no webhooks").await;
+        self.press("New webhook").await;
+        self.check("new webhook").await;
+        self.fill("url", "http://a.example/").await;
+        self.press("Create webhook").await;
+        self.shows("Some fields need another value").await;
+        self.check("new webhook, refused").await;
+        self.fill("url", &receiver.url("/hook")).await;
+        self.click("#event-instance\\.started").await;
+        self.click("#event-instance\\.stopped").await;
+        self.press("Create webhook").await;
+        self.shows("It is not shown again").await;
+        self.check("a new secret").await;
+        self.press("To the webhook").await;
+        let webhook = self.path().await;
+        self.check("a new webhook").await;
+        self.choose("type", "instance.stopped").await;
+        self.press("Send test event").await;
+        self.becomes("delivered").await;
+        self.check("a test delivery").await;
+
+        self.open(&webhook).await;
+        self.click("#to-secret").await;
+        self.check("rotate the secret").await;
+        self.press("Rotate").await;
+        self.shows("New secret").await;
+        self.check("a rotated secret").await;
+        self.press("To the webhook").await;
+        self.press("Switch off").await;
+        self.shows("The webhook is off").await;
+        self.check("a webhook that is off").await;
+        self.press("Switch on").await;
+        self.shows("The webhook is on").await;
+        self.click("#to-edit").await;
+        self.check("change a webhook").await;
+        self.click("#event-instance\\.created").await;
+        self.press("Save").await;
+        self.shows("The changes are saved").await;
+
+        works.store(false, Ordering::Relaxed);
+        self.operate("copy", "#power-stop", "stopped").await;
+        self.open(&webhook).await;
+        self.reloads_until("#retry").await;
+        self.check("a failing webhook").await;
+        self.click("#retry").await;
+        self.shows("is being sent now").await;
+        webhook
+    }
+
+    /// What to do about a receiver that has failed until its webhook was disabled.
+    async fn repair_a_webhook(&self, webhook: &str, receiver: &Receiver, works: &AtomicBool) {
+        self.open(webhook).await;
+        self.reloads_until(".alert.bad a").await;
+        self.operate("copy", "#power-start", "running").await;
+        self.open(webhook).await;
+        self.shows("It has been disabled since").await;
+        self.check("a disabled webhook").await;
+        self.open("/console/webhooks").await;
+        self.check("webhooks").await;
+        self.open(&format!("{webhook}/deliveries?status=exhausted")).await;
+        self.check("exhausted deliveries").await;
+        self.click("tbody a").await;
+        self.becomes("exhausted").await;
+        self.check("an exhausted delivery").await;
+        let delivery = self.path().await;
+
+        works.store(true, Ordering::Relaxed);
+        let before = receiver.count();
+        self.open(webhook).await;
+        self.click("#switch-on").await;
+        self.shows("The webhook is on").await;
+        receiver.wait_for(before + 1).await;
+        self.open(&delivery).await;
+        self.press("Send again").await;
+        self.becomes("delivered").await;
+        self.check("a delivery that was sent again").await;
+        self.open(webhook).await;
+        self.click("#to-resend").await;
+        self.check("resend").await;
+        self.press("Resend").await;
+        self.shows("There are no deliveries to send again").await;
+        self.open(&format!("{webhook}/deliveries?event_type=backup.failed"))
+            .await;
+        self.check("no matching delivery").await;
+        self.click(".crumbs a:last-child").await;
+        self.click("#to-verify").await;
+        self.check("how to verify").await;
+        self.open(webhook).await;
+        self.click("#to-delete").await;
+        self.check("delete a webhook").await;
+        self.press("Delete webhook").await;
+        self.shows("The webhook is deleted").await;
+    }
+
+    /// Presses a button on the page of an instance, found by its name.
+    async fn operate(&self, name: &str, button: &str, status: &str) {
+        self.open("/console/instances").await;
+        self.press(name).await;
+        self.click(button).await;
+        self.becomes(status).await;
+    }
+
+    async fn read_on(&self, tenant: &Tenant, busy: &str) {
+        self.open("/console/events").await;
+        self.reloads_until("tbody a").await;
+        self.check("events").await;
+        self.click("tbody a").await;
+        self.check("an event").await;
+        self.open("/console/events?since=2100-01-01T00%3A00").await;
+        self.shows("No event of the last 24 hours matches").await;
+        self.check("no matching event").await;
+
+        self.open("/console/alerts?status=ended").await;
+        self.shows("No alert matches").await;
+        self.open("/console/alerts").await;
+        self.reloads_until("tbody a").await;
+        self.check("alerts").await;
+        self.open(&format!("/console/instances/{busy}")).await;
+        self.reloads_until("svg path[d*=M]").await;
+        self.check("a busy instance").await;
+        self.press("Last day").await;
+        self.shows("CPU").await;
+        self.check("a busy instance, a day").await;
+
+        self.open("/console/invoices").await;
+        self.check("no invoices").await;
+        self.open("/console/invoices/current").await;
+        self.check("the open invoice").await;
+        tenant.close_now().await;
+        tenant.wait_for_invoices(1).await;
+        self.open("/console/invoices").await;
+        self.reloads_until("tbody a").await;
+        self.check("invoices").await;
+        self.click("tbody a").await;
+        self.check("an invoice").await;
+        let (status, kind, text) = self.fetch("GET", &format!("{}/csv", self.path().await)).await;
+        assert!(status == 200 && kind.starts_with("text/csv"), "{status} {kind}");
+        assert!(
+            text.starts_with("number,period_from,") && text.contains("web-1"),
+            "{text}"
+        );
+        self.press("Print").await;
+        self.shows("Total").await;
+        self.check("an invoice to print").await;
+    }
+
+    async fn manage_keys(&self) {
+        self.open("/console/keys").await;
+        self.check("keys").await;
+        self.fill("days", "many").await;
+        self.press("Create API key").await;
+        self.shows("must be a number of days").await;
+        self.check("keys, refused").await;
+        self.fill("days", "30").await;
+        self.press("Create API key").await;
+        self.shows("It is not shown again").await;
+        self.check("a new key").await;
+        let id = self.find("dl code").await.text().await.unwrap();
+        self.press("To the API keys").await;
+        self.click(&format!("a[href='/console/keys/{id}/revoke']")).await;
+        self.check("revoke a key").await;
+        self.press("Revoke").await;
+        self.shows("is revoked").await;
+        self.open("/console/account").await;
+        self.shows("Manual backups").await;
+        self.check("account").await;
+    }
+}
+
+/// The operations of the API, as `METHOD /path/{id}`.
+fn operations() -> BTreeSet<String> {
+    let list = include_str!("../../src/facade/openapi/operations.txt").lines();
+    let operations = list.filter(|line| line.contains(" /v1/") && !line.starts_with(' '));
+    // The document itself is for programs.
+    operations
+        .filter(|line| !line.ends_with("/v1/openapi.json"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_the_api_does_is_done_in_the_console() {
+    let (plane, mut operator) = own_operator().await;
+    let Some(browser) = Browser::start(&plane, &operator.url).await else {
+        operator.stop().await;
+        return;
+    };
+    let tenant = Tenant::on(&plane, &operator, "browser").await;
+    let works = Arc::new(AtomicBool::new(true));
+    let answers = works.clone();
+    let receiver = Receiver::start(move |_| {
+        if answers.load(Ordering::Relaxed) {
+            Answer::ok()
+        } else {
+            Answer::status(500).body("<b>not today</b>")
+        }
+    })
+    .await;
+
+    browser.open("/console").await;
+    browser.arrives("/console/sign-in").await;
+    browser.check("sign in").await;
+    browser.fill("key", "stl_wrong").await;
+    browser.press("Sign in").await;
+    browser.shows("The API key is not valid").await;
+    browser.check("sign in, refused").await;
+    browser.fill("key", &tenant.key).await;
+    browser.press("Sign in").await;
+    browser.arrives("/console/instances").await;
+
+    browser.operate_an_instance().await;
+    browser.use_backups().await;
+    let busy = tenant.busy_instance("busy").await;
+    let webhook = browser.use_webhooks(&receiver, &works).await;
+    browser.read_on(&tenant, &busy).await;
+    browser.manage_keys().await;
+    browser.repair_a_webhook(&webhook, &receiver, &works).await;
+
+    browser.open("/console/instances").await;
+    browser.press("web-1").await;
+    browser.click("#to-delete").await;
+    browser.check("delete an instance").await;
+    browser.fill("confirm", "web").await;
+    browser.press("Delete instance").await;
+    browser.shows("must be web-1").await;
+    browser.check("delete an instance, refused").await;
+    browser.fill("confirm", "web-1").await;
+    browser.press("Delete instance").await;
+    browser.shows("web-1 is being deleted").await;
+    browser.open("/console/nothing").await;
+    browser.check("no such page").await;
+    browser.open("/console").await;
+    browser.press("Sign out").await;
+    browser.shows("You have signed out").await;
+    browser.check("signed out").await;
+    browser.quit().await;
+
+    // Nobody else has asked this operator, but for the plans.
+    let metrics = reqwest::get(format!("{}/metrics", operator.metrics_url))
+        .await
+        .unwrap();
+    let metrics = metrics.text().await.unwrap();
+    let not_done: Vec<_> = operations()
+        .into_iter()
+        .filter(|operation| {
+            let (method, route) = operation.split_once(' ').unwrap();
+            let label = format!("method=\"{method}\",route=\"{route}\",status=\"20");
+            !metrics.contains(&label)
+        })
+        .collect();
+    assert!(not_done.is_empty(), "not done in the console: {not_done:#?}");
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_works_without_javascript() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-plain").await;
+    let arguments = [
+        "console",
+        "link",
+        "--account",
+        "browser-plain",
+        "--url",
+        &tenant.url,
+        "--output",
+        "json",
+    ];
+    let link: serde_json::Value =
+        serde_json::from_str(&stellage(cluster.plane, &arguments).unwrap()).unwrap();
+    let link = link["url"].as_str().unwrap().strip_prefix(&tenant.url).unwrap();
+    browser.open(link).await;
+    browser.check("a link").await;
+    let off = json!({ "value": true });
+    browser
+        .devtools("Emulation.setScriptExecutionDisabled", off)
+        .await;
+    browser.open(link).await;
+    assert_eq!(browser.script("return typeof htmx").await, "undefined");
+    browser.press("Sign in").await;
+    browser.arrives("/console/instances").await;
+    // It works once.
+    browser.open(link).await;
+    browser.press("Sign in").await;
+    browser.shows("has been used already").await;
+
+    browser.open("/console/instances").await;
+    browser.press("New instance").await;
+    browser.fill("name", "web-1").await;
+    browser.press("Create instance").await;
+    browser.shows("is being created").await;
+    browser.shows(" UTC").await;
+    browser.reloads_until("#power-stop").await;
+    browser.click("#power-stop").await;
+    browser.shows("is being shut down").await;
+    browser.reloads_until("#power-start").await;
+    browser.click("#to-settings").await;
+    browser.fill("tags", "plain").await;
+    browser.press("Save").await;
+    browser.shows("The changes are saved").await;
+    browser.press("Webhooks").await;
+    browser.press("New webhook").await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    browser.fill("url", &receiver.url("/")).await;
+    browser.click("#event-instance\\.deleted").await;
+    browser.press("Create webhook").await;
+    browser.press("To the webhook").await;
+    browser.press("Send test event").await;
+    browser.reloads_until(".title .badge.good").await;
+    browser.press("Instances").await;
+    browser.press("web-1").await;
+    browser.click("#to-delete").await;
+    browser.fill("confirm", "web-1").await;
+    browser.press("Delete instance").await;
+    browser.shows("There are no instances yet").await;
+    browser.press("Sign out").await;
+    browser.shows("You have signed out").await;
+    browser.quit().await;
+}
+
+impl Browser {
+    /// Presses Tab until an element has the focus; each one that gets it on the way shows that it has.
+    async fn tabs_to(&self, css: &str) {
+        let script = format!(
+            "const e = document.activeElement; const s = getComputedStyle(e); \
+             return [e.matches({}), e === document.body || s.outlineStyle !== 'none' && s.outlineWidth !== '0px', e.outerHTML.slice(0, 200)]",
+            json!(css)
+        );
+        let mut passed = Vec::new();
+        for _ in 0..100 {
+            self.key(Key::Tab).await;
+            let focused = self.script(&script).await;
+            assert!(focused[1].as_bool().unwrap(), "its focus is not seen: {focused}");
+            if focused[0].as_bool().unwrap() {
+                return;
+            }
+            passed.push(focused[2].clone());
+        }
+        panic!("Tab does not come to {css}, but to {passed:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_works_with_the_keyboard_alone() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-keys").await;
+    let read_key = new_key(cluster.plane, "browser-keys", "read");
+    // The field has the focus.
+    browser.open("/console/sign-in").await;
+    browser.find("#key:focus").await;
+    browser.type_text(&tenant.key).await;
+    browser.key(Key::Enter).await;
+    browser.arrives("/console/instances").await;
+    // Past the navigation at once.
+    browser.tabs_to(".skip").await;
+    browser.key(Key::Enter).await;
+    browser.tabs_to("a[href='/console/instances/new']").await;
+    browser.key(Key::Enter).await;
+    browser.arrives("/console/instances/new").await;
+    browser.tabs_to("#name").await;
+    browser.type_text("web-1").await;
+    browser.tabs_to("[name=plan]").await;
+    browser.key(Key::Down).await;
+    browser.tabs_to("#backup_enabled").await;
+    browser.key(Key::Space).await;
+    browser.tabs_to("button.primary").await;
+    browser.key(Key::Enter).await;
+    browser.becomes("running").await;
+    browser.shows("business: 2 vCPU").await;
+    browser.tabs_to("#power-stop").await;
+    browser.key(Key::Space).await;
+    browser.becomes("stopped").await;
+    browser.tabs_to("#to-delete").await;
+    browser.key(Key::Enter).await;
+    browser.tabs_to("#confirm").await;
+    browser.type_text("web-1").await;
+    browser.key(Key::Enter).await;
+    browser.shows("web-1 is being deleted").await;
+    browser.tabs_to("header button").await;
+    browser.key(Key::Enter).await;
+    browser.shows("You have signed out").await;
+
+    // Those who may only read.
+    tenant.apply("db-1", |_| {}).await;
+    let id = tenant.wait_for_state("db-1", InstanceState::Running).await.id();
+    browser.sign_in(&read_key).await;
+    browser.check("instances, to look at").await;
+    browser.open(&format!("/console/instances/{id}")).await;
+    browser.check("an instance, to look at").await;
+    browser.open(&format!("/console/instances/{id}/plan")).await;
+    browser.shows("token_readonly").await;
+    browser.check("not allowed").await;
+    browser.quit().await;
+}
+
+/// Notes by how much the page jumps.
+const WATCH_SHIFTS: &str = "window.shifts = []; new PerformanceObserver((list) => { for (const e of list.getEntries()) window.shifts.push(e.value); })\
+     .observe({ type: 'layout-shift', buffered: false }); document.addEventListener('htmx:after:swap', () => { window.swaps = (window.swaps ?? 0) + 1; });";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_refreshes_itself_does_not_jump_and_ends_with_its_key() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-refresh").await;
+    for name in ["web-1", "web-2"] {
+        tenant
+            .apply(name, |instance| {
+                let fault = (
+                    "simulator.stellage.dev/fault".to_owned(),
+                    "unreachable".to_owned(),
+                );
+                instance.metadata.annotations = Some([fault].into());
+            })
+            .await;
+    }
+    let ids: Vec<String> = tenant
+        .all_instances()
+        .await
+        .iter()
+        .map(stellage::resources::Instance::id)
+        .collect();
+    browser.sign_in(&tenant.key).await;
+    for path in [
+        "/console/instances".to_owned(),
+        format!("/console/instances/{}", ids[0]),
+    ] {
+        browser.open(&path).await;
+        let link = if path.ends_with("instances") {
+            format!("#link-{}", ids[1])
+        } else {
+            "#to-settings".to_owned()
+        };
+        browser.find("#refresh").await;
+        browser.script(WATCH_SHIFTS).await;
+        browser
+            .script(&format!("document.querySelector('{link}').focus()"))
+            .await;
+        let swaps = async || browser.script("return window.swaps ?? 0").await.as_u64().unwrap();
+        eventually("refreshes", swaps, |swaps| *swaps >= 2).await;
+        browser.find(&format!("{link}:focus")).await;
+        assert_eq!(
+            browser.script("return window.shifts").await,
+            json!([]),
+            "{path} jumps"
+        );
+        browser.check("a page that refreshes itself").await;
+    }
+
+    let begun = std::time::Instant::now();
+    for key in tenant.call(reqwest::Method::GET, "/v1/keys", None).await.json()["data"]
+        .as_array()
+        .unwrap()
+    {
+        let path = format!("/v1/keys/{}", key["id"].as_str().unwrap());
+        tenant.call(reqwest::Method::DELETE, &path, None).await;
+    }
+    browser.arrives("/console/sign-in?ended=1").await;
+    let took = begun.elapsed();
+    // The key is refused within a second; the page asks every two.
+    assert!(took.as_secs() < 10, "it took {took:?}");
+    browser.shows("Your session has ended").await;
+    browser.check("a session that has ended").await;
+    browser.quit().await;
+}

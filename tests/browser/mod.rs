@@ -1,0 +1,329 @@
+//! The customer console in a real browser: Chromium, driven through chromedriver. Without these two, the output says NOT RUN.
+//!
+//! - `journeys`: everything that the API does, done by hand; without scripts; with the keyboard alone; a page that refreshes itself;
+//! - `attacks`: what another site, another account and a revoked key cannot do;
+//! - `screenshots`: the pictures in the documentation (`make screenshots`).
+//!
+//! [`Browser::check`] is run on every page in every state that a journey comes to: nothing to complain about for axe, nothing wider than
+//! the window, nothing in the browser's console. `axe-4.14.1.min.js` is the file of the npm package `axe-core` (MPL-2.0, `axe-LICENSE`).
+
+mod attacks;
+mod journeys;
+mod screenshots;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::LazyLock,
+    time::Duration,
+};
+
+use control_plane::{ControlPlane, Daemon};
+use serde_json::{Value, json};
+use thirtyfour::{By, Capabilities, Key, WebDriver, WebElement, error::WebDriverResult};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::support::{eventually, say_not_run};
+
+const AXE: &str = include_str!("axe-4.14.1.min.js");
+/// Runs axe with all its rules, those about good practice too. A page may still be moving, so it looks at the end of what moves.
+const RUN_AXE: &str = r#"
+const done = arguments[arguments.length - 1];
+axe.run(document, { resultTypes: ["violations"] }).then(
+  (found) => done(found.violations.map((v) => `${v.id}: ${v.help}\n` + v.nodes.map((n) => `  ${n.html}\n  ${n.failureSummary}`).join("\n"))),
+  (error) => done([`axe failed: ${error}`]));
+"#;
+/// Elements that stick out of the window to the right, if the page can be scrolled sideways.
+const TOO_WIDE: &str = r#"
+const width = document.documentElement.clientWidth;
+if (document.documentElement.scrollWidth <= width) return [];
+return [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > width + 1)
+  .map((e) => `${e.tagName}.${e.className} ends at ${e.getBoundingClientRect().right} of ${width}: ${e.outerHTML.slice(0, 200)}`).slice(0, 5);
+"#;
+
+/// The sizes and the schemes that every page is checked in.
+const VIEWS: [View; 2] = [View::WIDE, View::NARROW];
+
+/// How a page is looked at.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    width: u32,
+    height: u32,
+    scheme: &'static str,
+}
+
+impl View {
+    const WIDE: Self = Self {
+        width: 1440,
+        height: 900,
+        scheme: "light",
+    };
+    const NARROW: Self = Self {
+        width: 320,
+        height: 640,
+        scheme: "dark",
+    };
+}
+
+/// The first program of these names in PATH.
+fn found(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let folders: Vec<_> = std::env::split_paths(&path).collect();
+    let mut all = names
+        .iter()
+        .flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    all.find(|file| file.is_file())
+}
+
+/// A window of a Chromium of its own. Ends when dropped.
+struct Browser {
+    driver: WebDriver,
+    origin: String,
+    _chromedriver: Daemon,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl Browser {
+    /// Opens a browser for the console at this URL, in the process group of a control plane; `None`, with a line that says so, if there
+    /// is none on this machine.
+    async fn start(plane: &ControlPlane, url: &str) -> Option<Self> {
+        // Each takes most of a core while pages load.
+        static BROWSERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+        let programs = [
+            &[
+                "chromium",
+                "chromium-browser",
+                "google-chrome",
+                "google-chrome-stable",
+            ][..],
+            &["chromedriver"],
+        ];
+        let [Some(chromium), Some(chromedriver)] = programs.map(found) else {
+            say_not_run(
+                "the console in a browser, since Chromium and chromedriver are not in PATH (Debian: apt-get install chromium chromium-driver)",
+            );
+            return None;
+        };
+        let permit = BROWSERS.acquire().await.unwrap();
+        let log = plane
+            .folder()
+            .join(format!("chromedriver-{}.log", rand::random::<u32>()));
+        let mut command = Command::new(chromedriver);
+        command.arg("--port=0");
+        let daemon = Daemon::spawn("chromedriver", command, plane.group(), &log).unwrap();
+        let port = async || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let (_, rest) = text.split_once("successfully on port ")?;
+            rest.split_once('.')?.0.parse::<u16>().ok()
+        };
+        let port = eventually("chromedriver", port, Option::is_some).await.unwrap();
+        let mut capabilities = Capabilities::new();
+        let arguments = [
+            "--headless=new",
+            // Tests may run as root in a container.
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--no-first-run",
+            "--force-prefers-reduced-motion",
+            "--lang=en-GB",
+        ];
+        let options = json!({ "binary": chromium, "args": arguments });
+        for (name, value) in [
+            ("browserName", json!("chrome")),
+            ("goog:chromeOptions", options),
+            ("goog:loggingPrefs", json!({ "browser": "ALL" })),
+        ] {
+            capabilities.set(name, value).unwrap();
+        }
+        let driver = WebDriver::builder(format!("http://127.0.0.1:{port}"), capabilities)
+            .request_timeout(Duration::from_mins(2))
+            .await
+            .unwrap();
+        let browser = Self {
+            driver,
+            origin: url.to_owned(),
+            _chromedriver: daemon,
+            _permit: permit,
+        };
+        browser.view(View::WIDE).await;
+        Some(browser)
+    }
+
+    /// Ends the browser. Otherwise dropping it would block the thread until it has ended.
+    async fn quit(self) {
+        self.driver.quit().await.unwrap();
+    }
+
+    /// A command of the Chrome DevTools Protocol.
+    async fn devtools(&self, method: &str, parameters: Value) {
+        self.driver.cdp().send_raw(method, parameters).await.unwrap();
+    }
+
+    async fn view(&self, view: View) {
+        let metrics =
+            json!({ "width": view.width, "height": view.height, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
+        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": view.scheme }] });
+        self.devtools("Emulation.setEmulatedMedia", features).await;
+    }
+
+    async fn open(&self, path: &str) {
+        self.driver.goto(format!("{}{path}", self.origin)).await.unwrap();
+    }
+
+    /// Path and query of the page.
+    async fn path(&self) -> String {
+        let url = self.driver.current_url().await.unwrap();
+        let query = url.query().map(|query| format!("?{query}"));
+        format!("{}{}", url.path(), query.unwrap_or_default())
+    }
+
+    async fn script(&self, script: &str) -> Value {
+        let value = self.driver.execute(script, Vec::new()).await.unwrap();
+        value.json().clone()
+    }
+
+    /// What can be read on the page.
+    async fn text(&self) -> String {
+        let text = self
+            .script("return document.body ? document.body.innerText : ''")
+            .await;
+        text.as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until the page has this text.
+    async fn shows(&self, text: &str) {
+        eventually(text, async || self.text().await, |shown| shown.contains(text)).await;
+    }
+
+    /// Waits until the browser is at this path.
+    async fn arrives(&self, path: &str) {
+        eventually(path, async || self.path().await, |at| at == path).await;
+    }
+
+    /// Waits until something works: an element may not be there yet, or have just been replaced.
+    async fn patiently<T>(&self, what: &str, attempt: impl AsyncFn() -> WebDriverResult<T>) -> T {
+        let done = eventually(
+            what,
+            async || attempt().await.map_err(|error| error.to_string()).map(Done),
+            Result::is_ok,
+        );
+        done.await.unwrap().0
+    }
+
+    async fn find(&self, css: &str) -> WebElement {
+        self.patiently(css, async || self.driver.find(By::Css(css)).await)
+            .await
+    }
+
+    async fn has(&self, css: &str) -> bool {
+        !self.driver.find_all(By::Css(css)).await.unwrap().is_empty()
+    }
+
+    async fn click(&self, css: &str) {
+        self.patiently(css, async || self.driver.find(By::Css(css)).await?.click().await)
+            .await;
+    }
+
+    /// Clicks the button or link with this text.
+    async fn press(&self, text: &str) {
+        let path = format!("//*[self::button or self::a][normalize-space()='{text}']");
+        self.patiently(text, async || {
+            let by = By::XPath(path.as_str());
+            self.driver.find(by).await?.click().await
+        })
+        .await;
+    }
+
+    /// Enters a text into the field with this name, in place of what is there.
+    async fn fill(&self, name: &str, text: &str) {
+        let field = self.find(&format!("main [name={name}]")).await;
+        field.clear().await.unwrap();
+        field.send_keys(text).await.unwrap();
+    }
+
+    /// Chooses from the list with this name.
+    async fn choose(&self, name: &str, option: &str) {
+        let path = format!("//select[@name='{name}']/option[normalize-space()='{option}']");
+        let option = self.driver.find(By::XPath(path.as_str())).await.unwrap();
+        option.click().await.unwrap();
+    }
+
+    async fn key(&self, key: Key) {
+        let typed = self.driver.action_chain().send_keys(key);
+        typed.perform().await.unwrap();
+    }
+
+    async fn type_text(&self, text: &str) {
+        let typed = self.driver.action_chain().send_keys(text);
+        typed.perform().await.unwrap();
+    }
+
+    /// Status, Content-Type and text of something that a page of the console fetches.
+    async fn fetch(&self, method: &str, path: &str) -> (u64, String, String) {
+        let script = "const [method, path, done] = arguments; fetch(path, { method }).then(async (r) => done([r.status, r.headers.get('content-type') ?? '', await r.text()]))";
+        let arguments = vec![json!(method), json!(path)];
+        let got = self.driver.execute_async(script, arguments).await.unwrap();
+        let got = got.json();
+        let text = |index: usize| got[index].as_str().unwrap_or_default().to_owned();
+        (got[0].as_u64().unwrap(), text(1), text(2))
+    }
+
+    /// Errors and warnings of the browser since the last time, but for pages that answered with 4xx as they should.
+    async fn complaints(&self) -> Vec<String> {
+        let log = self.driver.browser_log().await.unwrap();
+        let log = log
+            .into_iter()
+            .filter(|entry| ["SEVERE", "WARNING"].contains(&entry.level.as_str()));
+        log.map(|entry| entry.message)
+            .filter(|message| !message.contains("the server responded with a status of 4"))
+            .collect()
+    }
+
+    /// Checks the page as it is now, in all views.
+    #[track_caller]
+    fn check(&self, state: &str) -> impl Future<Output = ()> {
+        self.check_at(state, std::panic::Location::caller())
+    }
+
+    async fn check_at(&self, state: &str, at: &std::panic::Location<'_>) {
+        for view in VIEWS {
+            self.view(view).await;
+            let wide = self.script(TOO_WIDE).await;
+            assert_eq!(wide, json!([]), "{at}: {state} in {view:?}");
+            self.driver.execute(AXE, Vec::new()).await.unwrap();
+            let found = self.driver.execute_async(RUN_AXE, Vec::new()).await.unwrap();
+            let found: Vec<String> = found.convert().unwrap();
+            assert!(
+                found.is_empty(),
+                "{at}: {state} in {view:?}:\n{}",
+                found.join("\n")
+            );
+        }
+        self.view(View::WIDE).await;
+        let complaints = self.complaints().await;
+        assert!(complaints.is_empty(), "{at}: {state}: {complaints:#?}");
+        let title = self.driver.title().await.unwrap();
+        assert!(
+            title.ends_with(" · Stellage") || !self.has("#main").await,
+            "{at}: {state}: {title}"
+        );
+    }
+}
+
+/// What an attempt has brought; not worth printing.
+struct Done<T>(T);
+
+impl<T> std::fmt::Debug for Done<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("done")
+    }
+}
+
+/// Where the pictures of the documentation are.
+fn images() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images")
+}
