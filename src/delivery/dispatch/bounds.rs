@@ -253,4 +253,18 @@ mod tests {
         }
         assert!(counts.is_empty());
     }
+
+    #[test]
+    fn room_goes_to_no_account_that_has_reached_its_bound() {
+        let mut counts = Counts::new(BOUND);
+        add(&mut counts, "a/1", 3);
+        add(&mut counts, "a/2", 2);
+        add(&mut counts, "b/1", 2);
+        for (account, webhook) in [("a", "a/2"), ("b", "b/1")] {
+            counts.expect_room(&account.into(), &webhook.into(), true);
+        }
+        assert_eq!(counts.next_expecting().unwrap().as_ref(), "b/1");
+        counts.expect_room(&"b".into(), &"b/1".into(), false);
+        assert_eq!(counts.next_expecting(), None);
+    }
 }

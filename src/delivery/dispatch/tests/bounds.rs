@@ -580,3 +580,62 @@ fn only_the_last_attempt_keeps_what_the_receiver_answered() {
             .all(|it| it.status_code == Some(500) && it.error.is_some())
     );
 }
+
+#[test]
+fn those_that_owe_about_the_same_take_no_room_from_each_other() {
+    let mut world = down((100, 100, 9), (100, 100, 100), &[("big", 1), ("small", 1)]);
+    flood(&mut world, "big", 12);
+    flood(&mut world, "small", 12);
+    assert_eq!(
+        [counts(&world, "big/0"), counts(&world, "small/0")],
+        [(5, 7, 0), (4, 8, 0)]
+    );
+    let mut world = down((100, 9, 100), (100, 100, 100), &[("ns", 1)]);
+    flood(&mut world, "ns", 12);
+    let later = world.add_hook("ns", "later");
+    world.receivers.insert(later, Receiver::Down);
+    world.settle();
+    flood(&mut world, "ns", 12);
+    assert_eq!(
+        [counts(&world, "ns/0"), counts(&world, "ns/later")],
+        [(5, 19, 0), (4, 8, 0)]
+    );
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn neither_what_is_requested_nor_a_test_gives_way() {
+    let mut world = down((6, 5, 100), (10, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 4);
+    let jobs: Vec<_> = events.iter().map(|event| world.job(&webhook, event)).collect();
+    // Only one is in flight at a time, because the receiver fails, so the others must wait.
+    world.request(&jobs[0]);
+    world.work(false);
+    world.request(&jobs[3]);
+    let test = world.add_test(&webhook, "test");
+    world.work(false);
+    assert_eq!(world.sendings.len(), 1);
+    world.add_hook("ns", "other");
+    world.work(false);
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    world.audit();
+    let phases = [&jobs[1], &jobs[2], &jobs[3], &test].map(|job| world.status(job).phase);
+    let (pending, held) = (DeliveryPhase::Pending, DeliveryPhase::Held);
+    assert_eq!(phases, [pending, held, pending, pending]);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn the_totals_count_all_that_is_pending_held_and_dropped() {
+    let mut world = down((2, 100, 100), (3, 100, 100), &[("a", 1), ("b", 1)]);
+    flood(&mut world, "a", 7);
+    flood(&mut world, "b", 6);
+    assert_eq!(world.dispatcher.totals(), (4, 6, 3));
+    world.delete_hook(&"a/0".into());
+    while world.watch_hooks() {}
+    assert_eq!(world.dispatcher.totals(), (2, 3, 3));
+}

@@ -232,3 +232,51 @@ fn nothing_is_quadratic() {
     println!("{took:?}");
     assert!(took < Duration::from_mins(2), "{took:?}");
 }
+
+#[test]
+fn what_comes_while_a_backlog_is_sent_is_recorded_at_once() {
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.set_secret(&webhook, false);
+    for uid in ["i-1", "i-2"] {
+        world.record("ns", uid, Fate::Good);
+    }
+    world.run();
+    world.set_secret(&webhook, true);
+    world.work(false);
+    assert_eq!(world.writes, writes(2, 0));
+    world.record("ns", "i-3", Fate::Good);
+    world.work(false);
+    assert_eq!(world.writes, writes(3, 0));
+    world.run();
+    world.record("ns", "i-4", Fate::Good);
+    world.run();
+    assert_eq!(world.writes, writes(3, 3));
+    world.audit_end();
+}
+
+#[test]
+fn the_records_of_tests_and_of_healthy_webhooks_wait_for_none_of_failing_ones() {
+    let is_owed = |world: &World| {
+        matches!(
+            world.commands[..],
+            [Command::Write {
+                class: WriteClass::Owed,
+                ..
+            }]
+        )
+    };
+    let (mut world, webhook) = world(DeliveryLog::Failures);
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.add_test(&webhook, "test");
+    while world.watch_deliveries() {}
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(is_owed(&world), "{:?}", world.commands);
+    world.receivers.clear();
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    world.record("ns", "i-2", Fate::Good);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    assert!(is_owed(&world), "{:?}", world.commands);
+}

@@ -230,3 +230,198 @@ fn an_event_whose_object_is_lost_sight_of_and_found_again_is_not_sent_again() {
     assert_eq!(world.writes.creates, 0);
     world.audit_end();
 }
+
+/// Ends all attempts with a success whose response has so many bytes.
+fn land_all(world: &mut World, bytes: usize) {
+    while !world.sendings.is_empty() {
+        let mut report = world.report(200, None);
+        if let Report::Sent { attempt, .. } = &mut report {
+            attempt.response = Some("x".repeat(bytes));
+        }
+        world.report_of(0, report);
+        world.work(false);
+    }
+}
+
+#[test]
+fn sixty_four_events_are_a_page_at_once_and_fewer_wait_a_second() {
+    for (events, at_once) in [(63, 0), (64, 1)] {
+        let (mut world, _) = world();
+        for number in 0..events {
+            world.record("other", &format!("i-{number}"), Fate::Good);
+        }
+        world.settle();
+        assert_eq!(pages(&world).len(), at_once);
+        wait(&mut world, Duration::from_millis(1000));
+        assert_eq!(pages(&world).len(), 1);
+        world.run();
+        world.audit_end();
+    }
+}
+
+#[test]
+fn events_that_fill_a_page_with_what_receivers_answered_do_not_wait() {
+    let (mut world, _) = world();
+    for number in 0..20 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    world.work(false);
+    land_all(&mut world, 16 * 1024);
+    assert!(!pages(&world).is_empty());
+    assert_eq!(world.elapsed, Duration::ZERO);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn what_is_answered_after_the_object_is_gone_counts_for_the_size_of_its_page() {
+    let (mut world, _) = world();
+    for number in 0..9 {
+        world.add_hook("ns", &format!("wh-{number}"));
+    }
+    world.settle();
+    for uid in ["i-1", "i-2"] {
+        world.record("ns", uid, Fate::Good);
+    }
+    world.work(false);
+    assert_eq!(world.sendings.len(), 20);
+    for uid in ["i-1", "i-2"] {
+        world.lose_sight(uid);
+    }
+    land_all(&mut world, 16 * 1024);
+    assert!(!pages(&world).is_empty());
+    assert_eq!(world.elapsed, Duration::ZERO);
+}
+
+#[test]
+fn what_a_page_has_no_room_for_is_on_another_one_at_once() {
+    let (mut world, _) = world();
+    for number in 0..250 {
+        world.record("other", &format!("i-{number}"), Fate::Good);
+    }
+    world.settle();
+    let sizes: Vec<_> = pages(&world).iter().map(Vec::len).collect();
+    assert_eq!(sizes.iter().sum::<usize>(), 250, "{sizes:?}");
+    assert_eq!(sizes.len(), 2);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn an_event_that_is_settled_while_a_page_is_written_waits_for_its_own_second() {
+    let (mut world, _) = world();
+    for number in 0..64 {
+        world.record("other", &format!("i-{number}"), Fate::Good);
+    }
+    world.begin_lookup();
+    world.end_lookup();
+    world.tick();
+    world.execute(0, Fate::Good);
+    world.record("other", "late", Fate::Good);
+    world.begin_lookup();
+    world.end_lookup();
+    world.write_page(0, Fate::Good);
+    world.settle();
+    assert_eq!(pages(&world).len(), 1);
+    wait(&mut world, Duration::from_millis(1000));
+    assert_eq!(pages(&world).len(), 2);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_tried_again_after_one_second_then_every_two() {
+    let (mut world, _) = world();
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    let is_log = |command: &Command| matches!(command, Command::Log(_));
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        world.run_until(|world| world.commands.iter().any(is_log));
+        times.push(world.elapsed.as_millis());
+        let index = world.commands.iter().position(is_log).unwrap();
+        world.execute(index, Fate::Good);
+        world.write_page(0, Fate::Lost);
+        world.answer(0);
+    }
+    assert_eq!(times, [1000, 2000, 4000, 6000, 8000]);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_failed_look_up_in_the_log_is_tried_again_ever_more_slowly() {
+    let (mut world, _) = world();
+    world.record("ns", "i-1", Fate::Good);
+    world.crash(|_| false);
+    let mut times = Vec::new();
+    while times.len() < 8 {
+        assert_eq!(world.commands, [Command::CheckLog("ns".into())]);
+        times.push(world.elapsed.as_secs());
+        world.execute(0, Fate::Lost);
+        world.answer(0);
+        let at = world.dispatcher.next_timer().unwrap();
+        world.pass(at.saturating_duration_since(world.now().mono));
+    }
+    let pauses: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+    world.run();
+    assert_eq!(world.begun.len(), 1);
+    world.audit_end();
+}
+
+#[test]
+fn an_event_that_waits_for_its_other_webhooks_is_not_on_the_page_of_an_earlier_one() {
+    let (mut world, one) = world();
+    world.add_hook("ns", "two");
+    world.settle();
+    let land_one = |world: &mut World| {
+        world.work(false);
+        let index = world.sendings.iter().rposition(|it| it.webhook == one).unwrap();
+        world.land(index);
+    };
+    let early = world.record("ns", "i-1", Fate::Good).unwrap();
+    land_one(&mut world);
+    wait(&mut world, Duration::from_millis(600));
+    let late = world.record("ns", "i-2", Fate::Good).unwrap();
+    land_one(&mut world);
+    wait(&mut world, Duration::from_millis(700));
+    assert_eq!(pages(&world), [vec![(early.clone(), 1)]]);
+    let index = world.sendings.iter().position(|it| *it.event.id == *late);
+    world.land(index.unwrap());
+    wait(&mut world, Duration::from_millis(300));
+    assert_eq!(pages(&world), [vec![(early, 1)], vec![(late, 2)]]);
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn an_event_has_at_most_256_webhooks_on_its_page_and_the_others_have_deliveries() {
+    let (mut world, _) = world();
+    for number in 0..257 {
+        world.add_hook("ns", &format!("wh-{number}"));
+    }
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.run();
+    assert_eq!(world.arrived.len(), 258);
+    assert_eq!(pages(&world), [vec![(event, 256)]]);
+    assert_eq!(world.deliveries.len(), 2);
+    world.audit_end();
+}
+
+#[test]
+fn pages_stay_a_second_apart_however_much_has_been_logged() {
+    let (mut world, _) = world();
+    for number in 0..20 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+        world.work(false);
+        land_all(&mut world, 16 * 1024);
+        assert_eq!(pages(&world).len(), number);
+        world.pass(Duration::from_secs(1));
+        world.settle();
+        assert_eq!(pages(&world).len(), number + 1);
+    }
+    world.run();
+    world.audit_end();
+}

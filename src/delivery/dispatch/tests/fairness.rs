@@ -212,3 +212,31 @@ fn a_retry_that_is_due_waits_for_no_first_attempt() {
     }
     assert_eq!(first_retry, Some(90), "a minute after the first attempt failed");
 }
+
+#[test]
+fn the_webhooks_of_an_account_take_turns_however_many_events_wait_for_one_of_them() {
+    let limits = Limits {
+        in_flight: 1,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let [first, second, ..] = crate::events::EventType::ALL;
+    for (name, event_type) in [("a", first), ("b", second)] {
+        let webhook = world.add_hook("ns", name);
+        world.hooks.get_mut(&webhook).unwrap().facts.events = vec![event_type];
+        world.change_hook(&webhook, true);
+    }
+    world.settle();
+    for event_type in [first, second] {
+        world.record_typed("ns", "i-0", event_type, Fate::Good);
+        world.settle();
+    }
+    world.begun.clear();
+    for number in 1..=3 {
+        world.record_typed("ns", &format!("i-{number}"), first, Fate::Good);
+    }
+    world.record_typed("ns", "i-4", second, Fate::Good);
+    world.settle();
+    let order: Vec<_> = world.begun.iter().map(|it| &*it.webhook).collect();
+    assert_eq!(order, ["ns/a", "ns/a", "ns/b", "ns/a"]);
+}

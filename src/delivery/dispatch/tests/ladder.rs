@@ -371,3 +371,122 @@ fn sending_again_begins_a_new_ladder() {
     world.audit_end();
     assert!(world.arrived.contains(&job));
 }
+
+#[test]
+fn a_test_of_a_webhook_that_cannot_be_sent_to_ends_at_once_and_says_why() {
+    let blocked = Report::Blocked("no secret".to_owned());
+    for (report, why) in [
+        (blocked, "no secret"),
+        (
+            Report::Unready,
+            "nothing can be sent to the webhook; its conditions say why",
+        ),
+    ] {
+        let (mut world, webhook) = world(Receiver::Up);
+        world.set_secret(&webhook, false);
+        let job = world.add_test(&webhook, "test");
+        world.work(false);
+        world.report_of(0, report);
+        world.settle();
+        let status = world.status(&job);
+        assert_eq!(
+            (status.phase, status.attempt_count),
+            (DeliveryPhase::Exhausted, 1)
+        );
+        assert_eq!(status.last_error.as_deref(), Some(why));
+        world.heal();
+        world.audit_end();
+        assert_eq!(world.begun.len(), 1);
+    }
+}
+
+#[test]
+fn a_test_that_cannot_be_sent_for_a_moment_is_sent_later() {
+    let (mut world, webhook) = world(Receiver::Up);
+    let job = world.add_test(&webhook, "test");
+    world.work(false);
+    world.report_of(0, Report::Unready);
+    world.run();
+    let status = world.status(&job);
+    assert_eq!(
+        (status.phase, status.attempt_count),
+        (DeliveryPhase::Delivered, 1)
+    );
+    world.audit_end();
+}
+
+#[test]
+fn what_could_not_be_sent_to_a_webhook_that_was_disabled_meanwhile_is_held() {
+    for report in [Report::Unready, Report::Blocked("so".to_owned())] {
+        let (mut world, webhook) = world(Receiver::Gone);
+        let [_, held] = ["i-1", "i-2"].map(|uid| record(&mut world, uid));
+        world.work(false);
+        world.land(0);
+        world.work(false);
+        assert_eq!(world.disablements.len(), 1);
+        world.report_of(0, report);
+        world.settle();
+        let status = world.status(&world.job(&webhook, &held));
+        assert_eq!((status.phase, status.attempt_count), (DeliveryPhase::Held, 0));
+        assert_eq!(world.tally(&webhook).2, 1);
+        world.heal();
+        world.audit_end();
+    }
+}
+
+#[test]
+fn a_change_of_the_webhook_during_an_attempt_leaves_the_ladder_as_it_is_unless_it_has_ended() {
+    let (mut world, webhook) = world(Receiver::Down);
+    let event = record(&mut world, "i-1");
+    let job = world.job(&webhook, &event);
+    world.settle();
+    for retries in [2, 3, 4, 5, 1] {
+        while world.sendings.is_empty() {
+            let at = world.dispatcher.next_timer().unwrap();
+            world.pass(at.saturating_duration_since(world.now().mono));
+            world.work(false);
+        }
+        world.change_hook(&webhook, true);
+        world.work(false);
+        world.land(0);
+        world.work(false);
+        assert_eq!(world.status(&job).retries, retries);
+    }
+    assert!(world.disablements.is_empty());
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn of_two_deliveries_whose_last_retries_fail_at_the_same_time_one_disables() {
+    let (mut world, webhook) = world(Receiver::Down);
+    let jobs = ["i-1", "i-2"].map(|uid| {
+        let event = record(&mut world, uid);
+        world.job(&webhook, &event)
+    });
+    world.settle();
+    while jobs.iter().any(|job| world.status(job).retries < 5) {
+        next(&mut world);
+    }
+    // So that both are sent at the same time.
+    world.receivers.insert(webhook.clone(), Receiver::Up);
+    for number in 0..4 {
+        record(&mut world, &format!("j-{number}"));
+        world.settle();
+    }
+    world.receivers.insert(webhook, Receiver::Down);
+    while world.sendings.len() < 2 {
+        let at = world.dispatcher.next_timer().unwrap();
+        world.pass(at.saturating_duration_since(world.now().mono));
+        world.work(false);
+    }
+    world.land(0);
+    world.land(0);
+    let disables = |command: &&Command| matches!(command, Command::Disable(_));
+    assert_eq!(world.commands.iter().filter(disables).count(), 1);
+    world.settle();
+    assert_eq!(
+        jobs.map(|job| world.status(&job).phase),
+        [DeliveryPhase::Exhausted; 2]
+    );
+}

@@ -9,4 +9,5 @@ mod fairness;
 mod ladder;
 mod races;
 mod requests;
+mod webhooks;
 mod world;

@@ -439,3 +439,61 @@ fn a_test_is_sent_once_whatever_is_requested() {
     world.heal();
     world.audit_end();
 }
+
+#[test]
+fn a_requested_attempt_that_fails_just_when_the_retry_is_due_is_that_retry() {
+    let (mut world, _, job) = world();
+    world.pass(Duration::from_secs(59));
+    world.request(&job);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.settle();
+    let status = world.status(&job);
+    assert_eq!((status.attempt_count, status.retries), (2, 2));
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_requested_first_attempt_begins_the_ladder_although_the_clock_was_set_back() {
+    let limits = Limits {
+        in_flight_per_webhook: 1,
+        ..Limits::default()
+    };
+    let mut world = World::with(limits, DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.settle();
+    record(&mut world, &webhook, "i-1");
+    let job = record(&mut world, &webhook, "i-2");
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    world.work(false);
+    world.request(&job);
+    world.work(false);
+    world.wall -= jiff::SignedDuration::from_hours(1);
+    world.settle();
+    let status = world.status(&job);
+    assert_eq!((status.attempt_count, status.retries), (1, 1));
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_requested_retry_that_cannot_be_sent_for_now_waits_and_that_is_no_attempt() {
+    for report in [Report::Unready, Report::Blocked("so".to_owned())] {
+        let (mut world, _, job) = world();
+        let nonce = world.request(&job);
+        world.work(false);
+        world.report_of(0, report);
+        world.work(false);
+        assert_eq!(world.status(&job).attempt_count, 1);
+        world.pass(Duration::from_secs(1));
+        world.settle();
+        let status = world.status(&job);
+        assert_eq!((status.phase, status.attempt_count), (DeliveryPhase::Pending, 2));
+        assert_eq!(status.attempt_requested_at, nonce);
+        world.heal();
+        world.audit_end();
+    }
+}

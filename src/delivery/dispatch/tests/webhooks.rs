@@ -1,0 +1,196 @@
+//! What is known of webhooks, and how much of that is kept.
+
+use jiff::SignedDuration;
+use kube::api::ObjectMeta;
+
+use super::{
+    super::*,
+    world::{Fate, Receiver, World},
+};
+use crate::{
+    resources::{SecretReference, WebhookSpec},
+    runtime::watch::revision,
+};
+
+fn world() -> (World, WebhookKey) {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    (world, webhook)
+}
+
+#[test]
+fn the_webhooks_of_a_namespace_are_known_until_they_are_gone() {
+    let (mut world, one) = world();
+    let (two, elsewhere) = (world.add_hook("ns", "two"), world.add_hook("other", "one"));
+    world.settle();
+    assert_eq!(world.dispatcher.webhooks_in("ns"), [one.clone(), two.clone()]);
+    world.delete_hook(&one);
+    world.settle();
+    assert_eq!(world.dispatcher.webhooks_in("ns"), [two.clone()]);
+    assert_eq!(world.dispatcher.webhooks_in("other"), [elsewhere]);
+    world.delete_hook(&two);
+    world.settle();
+    assert!(world.dispatcher.webhooks_in("ns").is_empty());
+    assert!(!world.dispatcher.by_namespace.contains_key("ns"));
+}
+
+#[test]
+fn a_delivery_is_known_to_be_for_its_webhook_until_it_has_ended() {
+    let (mut world, webhook) = world();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let job = world.job(&webhook, &event);
+    assert_eq!(world.dispatcher.webhook_of(&job), Some(&webhook));
+    world.run();
+    assert_eq!(world.dispatcher.webhook_of(&job), None);
+}
+
+#[test]
+fn of_deleted_webhooks_the_last_1024_do_not_come_back_with_an_old_list() {
+    let (mut world, webhook) = world();
+    let now = world.now();
+    let mut facts = world.hooks[&webhook].facts.clone();
+    facts.name = "late".into();
+    let dispatcher = &mut world.dispatcher;
+    let uid = |number: usize| -> Arc<str> { format!("uid-{number}").into() };
+    for number in 0..=1024 {
+        dispatcher.webhook_gone(&"ns/late".into(), &uid(number), 7);
+    }
+    let mut is_known_after = |number, revision| {
+        facts.uid = uid(number);
+        facts.revision = revision;
+        dispatcher.webhook_seen(facts.clone(), now);
+        dispatcher.webhooks_in("ns").len() == 2
+    };
+    assert!(!is_known_after(1, 7) && !is_known_after(1024, 7));
+    assert!(is_known_after(1, 8), "it is readable again");
+    let (late, gone) = ("ns/late".into(), uid(1));
+    dispatcher.webhook_gone(&late, &gone, 9);
+    let mut is_known_after = |number, revision| {
+        facts.uid = uid(number);
+        facts.revision = revision;
+        dispatcher.webhook_seen(facts.clone(), now);
+        dispatcher.webhooks_in("ns").len() == 2
+    };
+    assert!(!is_known_after(1, 9));
+    assert!(is_known_after(0, 7), "it is forgotten");
+}
+
+#[test]
+fn a_disablement_is_of_one_generation_of_one_webhook() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook, Receiver::Gone);
+    world.record("ns", "i-1", Fate::Good);
+    world.run();
+    let disablement = &world.disablements[0];
+    let is_of = |uid: &str, generation| {
+        let spec = WebhookSpec {
+            url: "https://hooks.example.com".to_owned(),
+            events: Vec::new(),
+            secret_ref: SecretReference {
+                name: "secret".to_owned(),
+                key: "secret".to_owned(),
+            },
+            active: true,
+            enable_requested_at: None,
+        };
+        let metadata = ObjectMeta {
+            uid: Some(uid.to_owned()),
+            generation: Some(generation),
+            ..ObjectMeta::default()
+        };
+        disablement.is_of(&Webhook {
+            metadata,
+            spec,
+            status: None,
+        })
+    };
+    assert!(is_of(&disablement.uid, 1));
+    assert!(!is_of(&disablement.uid, 2) && !is_of("another", 1));
+}
+
+#[test]
+fn finished_records_are_counted_until_somebody_counts_them_anew() {
+    let (mut world, webhook) = world();
+    for uid in ["i-1", "i-2"] {
+        world.receivers.insert(webhook.clone(), Receiver::Down);
+        world.record("ns", uid, Fate::Good);
+        world.settle();
+        world.receivers.clear();
+        world.run();
+    }
+    assert_eq!(world.tally(&webhook).0.finished, 2);
+    world.dispatcher.finished_counted(&webhook);
+    assert_eq!(world.tally(&webhook).0.finished, 0);
+}
+
+#[test]
+fn what_is_known_can_be_gone_through_a_few_at_a_time() {
+    let (mut world, _) = world();
+    let uids = ["i-1", "i-2", "i-3"];
+    let mut events: Vec<_> = uids
+        .map(|uid| world.record("ns", uid, Fate::Good).unwrap())
+        .into();
+    let dispatcher = &world.dispatcher;
+    let some = dispatcher.objects_after(None, 2);
+    assert_eq!(some.iter().map(|uid| &**uid).collect::<Vec<_>>(), uids[..2]);
+    assert_eq!(dispatcher.objects_after(some.last(), 2), ["i-3".into()]);
+    let mut some = dispatcher.unverified_after(None, 2);
+    assert_eq!(some.len(), 2);
+    some.extend(dispatcher.unverified_after(some.last(), 2));
+    events.sort();
+    let ids: Vec<_> = some.iter().map(|it| it.event.to_string()).collect();
+    assert_eq!(ids, events);
+    for it in some {
+        let object = uids.map(|uid| &world.objects[uid]);
+        let object = object.iter().find(|object| object.outbox[0].id == *it.event);
+        assert_eq!(it.revision, object.unwrap().revision);
+    }
+}
+
+#[test]
+fn an_event_more_than_a_day_older_than_a_webhook_is_not_sent_to_it() {
+    for (later, attempts) in [(0, 1), (1, 0)] {
+        let mut world = World::new(DeliveryLog::Failures);
+        world.record("ns", "i-1", Fate::Unheard);
+        let webhook = world.add_hook("ns", "one");
+        let facts = &mut world.hooks.get_mut(&webhook).unwrap().facts;
+        facts.created_at += SignedDuration::from_hours(24) + SignedDuration::from_millis(later);
+        world.change_hook(&webhook, true);
+        while world.watch_hooks() {}
+        world.run();
+        assert_eq!(world.begun.len(), attempts);
+        world.audit_end();
+    }
+}
+
+#[test]
+fn an_unknown_delivery_of_a_list_is_new_only_if_it_is_newer_than_the_first_list() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook.clone(), Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    let record = world.deliveries.values().next().unwrap().clone();
+    let now = world.now();
+    let mut dispatcher = Dispatcher::new(world.limits.clone(), world.schedule.clone(), world.log);
+    dispatcher.webhook_seen(world.hooks[&webhook].facts.clone(), now);
+    dispatcher.delivery_listed(&record, revision(&*record), now);
+    assert!(dispatcher.jobs.is_empty());
+    dispatcher.delivery_listed(&record, revision(&*record) - 1, now);
+    assert_eq!(dispatcher.jobs.len(), 1);
+    let newer = world.deliveries.keys().next().unwrap();
+    assert!(dispatcher.jobs.contains_key(newer));
+}
+
+#[test]
+fn a_record_is_kept_in_memory_once_whoever_reads_it() {
+    let (mut world, webhook) = world();
+    world.receivers.insert(webhook, Receiver::Down);
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    let (job, record) = world.deliveries.iter().next().unwrap();
+    let read = Arc::new((**record).clone());
+    let now = world.now();
+    world.dispatcher.delivery_seen(read.clone(), false, now);
+    assert!(Arc::ptr_eq(world.dispatcher.jobs[job].record().unwrap(), &read));
+}
