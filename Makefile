@@ -22,6 +22,7 @@ test: tools ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
+	@"$(TARGET)/debug/control-plane" promtool >/dev/null
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
 
 lint: tools cargo-deny ## Check format, clippy, rustdoc, licences, duplicate versions, sources, advisories
