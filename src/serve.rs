@@ -116,14 +116,18 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
-    let (health, metrics, server_time) = (Health::default(), Metrics::new(), ServerTime::default());
+    let (health, metrics, server_time) = (
+        Health::default(),
+        Metrics::of(api.is_some(), controller.is_some()),
+        ServerTime::default(),
+    );
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
-        client: client::connect(config, health.clone(), server_time.clone())?,
+        client: client::connect(config, health.clone(), metrics.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),
@@ -414,11 +418,14 @@ impl Controllers {
         let identity = lease::identity(settings.identity.as_deref());
         let (directory, queue) = (AccountDirectory::default(), ReconcileQueue::default());
         let backup_queue = ReconcileQueue::default();
+        let mailer = Mailer::new(&settings.mail)?;
+        let has_mail = mailer.is_configured();
+        watches.metrics.mail_configured.set(has_mail.into());
         let webhooks = WebhookController::new(webhook::Deps {
             client: watches.client.clone(),
             receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
             rules,
-            mailer: Mailer::new(&settings.mail)?,
+            mailer,
             mail_limits: settings.mail.limits(),
             directory: directory.clone(),
             settings: settings.delivery.clone(),
@@ -460,6 +467,7 @@ impl Controllers {
                     finished_deliveries: settings.delivery.delivery_retention,
                 },
                 ledger: ledger.clone(),
+                has_mail,
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),

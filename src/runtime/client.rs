@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use http::{Request, Response};
@@ -19,7 +19,7 @@ use kube::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-use super::{Health, ServerTime};
+use super::{Health, Metrics, ServerTime};
 
 /// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
 /// that waits longer should rather start over.
@@ -128,18 +128,28 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
 }
 
 /// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
-/// progress to `health`, and all answers their time to `time`.
-pub fn connect(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
+/// progress to `health`, all answers their time to `time`, and both are among the `metrics`.
+pub fn connect(config: Config, health: Health, metrics: Metrics, time: ServerTime) -> kube::Result<Client> {
+    let observers = Observers {
+        health,
+        metrics,
+        time,
+    };
     Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Bounded { health, time })
+        .with_layer(&Bounded(observers))
         .build())
 }
 
+/// Who is told about answers.
 #[derive(Clone)]
-struct Bounded {
+struct Observers {
     health: Health,
+    metrics: Metrics,
     time: ServerTime,
 }
+
+#[derive(Clone)]
+struct Bounded(Observers);
 
 impl<S> Layer<S> for Bounded {
     type Service = BoundedService<S>;
@@ -147,8 +157,7 @@ impl<S> Layer<S> for Bounded {
     fn layer(&self, inner: S) -> Self::Service {
         BoundedService {
             inner,
-            health: self.health.clone(),
-            time: self.time.clone(),
+            observers: self.0.clone(),
         }
     }
 }
@@ -156,8 +165,7 @@ impl<S> Layer<S> for Bounded {
 #[derive(Clone)]
 struct BoundedService<S> {
     inner: S,
-    health: Health,
-    time: ServerTime,
+    observers: Observers,
 }
 
 impl<S, B> Service<Request<Body>> for BoundedService<S>
@@ -180,12 +188,32 @@ where
             .uri()
             .query()
             .is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
-        let health = is_watch.then(|| self.health.clone());
-        let time = self.time.clone();
+        // The last segment of the path is the resource, since whole kinds are watched.
+        let watched = is_watch.then(|| {
+            let path = request.uri().path();
+            path.rsplit('/').next().unwrap_or_default().to_owned()
+        });
+        let method = request.method().clone();
+        let Observers {
+            health,
+            metrics,
+            time,
+        } = self.observers.clone();
+        let started = Instant::now();
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = tokio::time::timeout(HEAD_TIMEOUT, answer)
-                .await
+            let answer = tokio::time::timeout(HEAD_TIMEOUT, answer).await;
+            let answered = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+            let status = answered.map(Response::status);
+            match watched {
+                None => metrics.kubernetes_answered(&method, status.map(|s| s.as_u16()), started.elapsed()),
+                Some(resource) if status.is_some_and(|status| status.is_success()) => {
+                    health.watch_progressed();
+                    metrics.watch_answered(&resource);
+                }
+                Some(_) => {}
+            }
+            let answer = answer
                 .map_err(|_| {
                     format!(
                         "the API server did not begin to answer within {} s",
@@ -194,11 +222,6 @@ where
                 })?
                 .map_err(Into::into)?;
             time.answered(answer.headers());
-            if let Some(health) = health
-                && answer.status().is_success()
-            {
-                health.watch_progressed();
-            }
             Ok(answer)
         })
     }
