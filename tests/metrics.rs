@@ -173,7 +173,7 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
 
 /// Lets promtool look at a page, in the older text format, which is all that its lints read.
 async fn check_conventions(page: &str) {
-    let mut text = String::new();
+    let mut lines: Vec<String> = Vec::new();
     for line in page.lines() {
         let header = line
             .strip_prefix("# TYPE ")
@@ -185,12 +185,14 @@ async fn check_conventions(page: &str) {
                 _ => ("", kind),
             };
             // The help comes before the type.
-            text = text.replace(&format!("# HELP {name} "), &format!("# HELP {name}{suffix} "));
-            text += &format!("# TYPE {name}{suffix} {kind}\n");
+            let help = lines.last_mut().unwrap();
+            *help = help.replace(&format!("# HELP {name} "), &format!("# HELP {name}{suffix} "));
+            lines.push(format!("# TYPE {name}{suffix} {kind}"));
         } else if !line.starts_with("# UNIT ") && line != "# EOF" {
-            text += &format!("{line}\n");
+            lines.push(line.to_owned());
         }
     }
+    let text = lines.join("\n") + "\n";
     let said = run(
         Command::new(promtool().await).args(["check", "metrics"]),
         Some(&text),

@@ -263,7 +263,7 @@ async fn logs(cluster: &Cluster, namespace: &str, snapshot: &Snapshot) -> Vec<(S
                 // There is no earlier one of a container that was never restarted.
                 Err(_) if previous => {}
                 Err(failure) => {
-                    files.push((format!("logs/{name}.error"), CliError::from(failure).to_string()))
+                    files.push((format!("logs/{name}.error"), CliError::from(failure).to_string()));
                 }
             }
         }

@@ -205,7 +205,7 @@ fn crds(found: &Read<Vec<CustomResourceDefinition>>) -> Check {
     }
     let created = found
         .iter()
-        .filter_map(|crd| crd.creation_timestamp())
+        .filter_map(ResourceExt::creation_timestamp)
         .map(|time| time.0)
         .min();
     let since = created.map(|time| format!(", the first since {}", conditions::whole_seconds(time)));
@@ -378,7 +378,7 @@ fn pods(read: &Read<Vec<Pod>>) -> Check {
     let unready: Vec<String> = pods
         .iter()
         .filter(|pod| !is_ready(pod))
-        .map(|pod| pod.name_any())
+        .map(ResourceExt::name_any)
         .collect();
     let fix =
         "kubectl describe pod says why it does not start; /readyz, on its port 9090, what it waits for.";

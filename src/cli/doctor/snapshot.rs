@@ -15,7 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::version::Info,
 };
 use kube::{
-    Api, Resource, ResourceExt as _,
+    Api, Resource, ResourceExt,
     api::{ListParams, PostParams},
     core::{DeserializeGuard, NamespaceResourceScope, error_boundary::InvalidObject},
 };
@@ -145,7 +145,7 @@ where
         .call(doing, api.list_metadata(&labelled))
         .await
         .map_err(words)?;
-    Ok(found.items.iter().map(|object| object.name_any()).collect())
+    Ok(found.items.iter().map(ResourceExt::name_any).collect())
 }
 
 /// The operator's service accounts, and the rights that none of them has.
