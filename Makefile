@@ -29,6 +29,7 @@ test: tools browser ## Run all tests, against a real API server
 	@cargo test --locked --workspace --no-run
 	@"$(TARGET)/debug/control-plane" build >/dev/null
 	@"$(TARGET)/debug/control-plane" helm >/dev/null
+	@"$(TARGET)/debug/control-plane" promtool >/dev/null
 	@RUST_TEST_THREADS=$(TEST_THREADS) cargo test --locked --workspace
 
 e2e: image ## Try the image and the chart in the cluster of KUBECONFIG (E2E_LOAD: e2e/run)

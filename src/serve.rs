@@ -110,15 +110,24 @@ pub async fn serve(
     let config = Config::infer().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
     let api_server = config.cluster_url.host().map(ToOwned::to_owned);
-    let (health, metrics, server_time) = (Health::default(), Metrics::new(), ServerTime::default());
+    let (health, metrics, server_time) = (
+        Health::default(),
+        Metrics::of(api.is_some(), controller.is_some()),
+        ServerTime::default(),
+    );
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
     let watches = Watches {
-        streams: client::connect_for_watches(config.clone(), health.clone(), server_time.clone())?,
-        client: client::connect(config, health.clone(), server_time.clone())?,
+        streams: client::connect_for_watches(
+            config.clone(),
+            health.clone(),
+            metrics.clone(),
+            server_time.clone(),
+        )?,
+        client: client::connect(config, health.clone(), metrics.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),

@@ -15,7 +15,7 @@ use stellage::resources::{ApiKey, InstanceState};
 use crate::support::{
     Operator, PATIENCE, Tenant, eventually, new_key,
     receivers::{Answer, Receiver},
-    shared, stellage,
+    remember_secret, shared, stellage,
 };
 
 /// A page.
@@ -158,6 +158,9 @@ impl Person {
         for cookie in headers.get_all("set-cookie") {
             let (name, rest) = cookie.to_str().unwrap().split_once('=').unwrap();
             let value = rest.split(';').next().unwrap();
+            if value.len() > 12 {
+                remember_secret(value);
+            }
             let mut cookies = self.cookies.lock();
             if rest.contains("Max-Age=0") {
                 cookies.remove(name);

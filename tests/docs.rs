@@ -164,6 +164,33 @@ fn the_settings_page_has_every_variable_of_the_local_run() {
     assert_eq!(described, taken);
 }
 
+/// A metric in the table of docs/metrics.md.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescribedMetric {
+    pub kind: String,
+    pub labels: BTreeSet<String>,
+    /// `api`, `controller`, or `both`.
+    pub process: String,
+}
+
+/// The table of metrics.
+pub fn described_metrics() -> BTreeMap<String, DescribedMetric> {
+    let page = read("docs/metrics.md");
+    let described = rows(&page, "stellage_").map(|cells| {
+        let labels = cells[2].split(['`', ',', ' ', '–']);
+        let metric = DescribedMetric {
+            kind: cells[1].to_owned(),
+            labels: labels
+                .filter(|label| !label.is_empty())
+                .map(ToOwned::to_owned)
+                .collect(),
+            process: cells[3].to_owned(),
+        };
+        (cells[0].to_owned(), metric)
+    });
+    described.collect()
+}
+
 /// The section of a page below a heading of the second level.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let (_, section) = page
@@ -210,7 +237,7 @@ fn links(page: &str) -> Vec<String> {
 }
 
 /// The anchors of a page's headings, as GitHub makes them.
-fn anchors(page: &str) -> BTreeSet<String> {
+pub fn anchors(page: &str) -> BTreeSet<String> {
     let text = prose(page);
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings

@@ -22,6 +22,8 @@ mod a_high_availability;
 mod a_listen;
 #[path = "local_run.rs"]
 mod a_local_run;
+#[path = "metrics.rs"]
+mod a_metrics;
 #[path = "monitoring.rs"]
 mod a_monitoring;
 #[path = "resilience.rs"]
@@ -44,6 +46,7 @@ mod commands;
 mod console;
 mod delivery;
 mod docs;
+mod doctor;
 mod examples;
 mod facade;
 mod imports;
@@ -56,3 +59,6 @@ mod mail;
 mod receivers;
 mod support;
 mod tenants;
+// Last, when the other tests have logged the most.
+#[path = "logs.rs"]
+mod z_logs;

@@ -36,7 +36,9 @@ mod ports;
 mod random;
 mod servers;
 
-pub use assets::{Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, cache_folder, helm};
+pub use assets::{
+    Assets, KUBEBUILDER_ASSETS, STELLAGE_HELM, STELLAGE_PROMTOOL, cache_folder, helm, promtool,
+};
 pub use credentials::{Identity, write_private};
 pub use daemon::Daemon;
 pub use error::Error;

@@ -6,7 +6,10 @@ mod stop;
 
 use clap::{Parser, Subcommand};
 use control_plane::{Assets, Error};
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 /// A real Kubernetes control plane (etcd, kube-apiserver, kube-controller-manager) on loopback, for Stellage's local
 /// run, tests and benchmarks. However a command ends, even by kill -9, its servers are stopped and their data removed.
@@ -26,6 +29,8 @@ enum Command {
     Build,
     /// Find or build Helm, which the tests of the chart need, and print its path
     Helm,
+    /// Find or build promtool, which the tests of metrics and alerts need, and print its path
+    Promtool,
     /// Start a control plane, run a command against it, stop it, and exit with the command's code
     Exec(exec::Arguments),
     /// Start the local run: a control plane with Stellage, with its files in .run/, until Ctrl-C
@@ -51,14 +56,13 @@ impl Failure {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Build => assets().map(|assets| {
-            println!("{}", assets.folder().display());
-            ExitCode::SUCCESS
-        }),
-        Command::Helm => control_plane::helm(say).map_err(Failure::from).map(|helm| {
-            println!("{}", helm.display());
-            ExitCode::SUCCESS
-        }),
+        Command::Build => assets().map(|assets| print(assets.folder())),
+        Command::Helm => control_plane::helm(say)
+            .map_err(Failure::from)
+            .map(|path| print(&path)),
+        Command::Promtool => control_plane::promtool(say)
+            .map_err(Failure::from)
+            .map(|path| print(&path)),
         Command::Exec(arguments) => exec::exec(&arguments),
         Command::Run(settings) => run::run(&settings),
     };
@@ -66,6 +70,12 @@ fn main() -> ExitCode {
         say(&format!("control-plane: {failure}"));
         ExitCode::FAILURE
     })
+}
+
+/// Prints a path to stdout, for scripts.
+fn print(path: &Path) -> ExitCode {
+    println!("{}", path.display());
+    ExitCode::SUCCESS
 }
 
 /// Called before the runtime is started, so that a signal ends a build at once; the watchdog cleans up.

@@ -6,7 +6,7 @@ use kube::{Client, Config, core::Status};
 
 use super::CliError;
 use crate::runtime::{
-    Health, ServerTime,
+    Health, Metrics, ServerTime,
     client::{self, CallError, bounded},
 };
 
@@ -15,6 +15,8 @@ pub(super) struct Cluster {
     pub(super) client: Client,
     /// The namespace of the kubeconfig's context, or of the pod that this runs in.
     pub(super) namespace: String,
+    /// The time of the API server, as its last answer told it.
+    pub(super) time: ServerTime,
     url: String,
 }
 
@@ -31,11 +33,13 @@ impl Cluster {
         })?;
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
-        let client = client::connect(config, Health::default(), ServerTime::default())
+        let time = ServerTime::default();
+        let client = client::connect(config, Health::default(), Metrics::new(), time.clone())
             .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
         Ok(Self {
             client,
             namespace,
+            time,
             url,
         })
     }

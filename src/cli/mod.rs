@@ -13,6 +13,7 @@ mod connect;
 mod console;
 mod crds;
 mod delivery;
+mod doctor;
 mod duration;
 mod events;
 mod instance;
@@ -75,6 +76,8 @@ pub enum Command {
     /// The log has the events of the last 24 hours, unless the operator is set to log none. Events go to stdout, one per line;
     /// everything else goes to stderr.
     Events(events::EventsArgs),
+    /// Check an installation, and say what to do; exits with 1 if something is broken
+    Doctor(doctor::DoctorArgs),
     /// Print the CRDs, for `kubectl apply --server-side -f -`
     Crds(crds::CrdsArgs),
 }
@@ -92,6 +95,7 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Console(command) => console::run(command).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,
+        Command::Doctor(args) => doctor::run(args).await,
         Command::Crds(args) => crds::run(&args),
     }
 }
@@ -287,6 +291,14 @@ pub enum CliError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// Checks of `doctor` have failed; it has printed them.
+    #[error("{failed} of {of} checks failed")]
+    Unwell {
+        /// The checks that failed.
+        failed: usize,
+        /// All checks.
+        of: usize,
     },
     /// The output cannot be serialized.
     #[error("cannot serialize the output: {0}")]

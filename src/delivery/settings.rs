@@ -14,6 +14,11 @@ use crate::resources::delivery::MAX_RESPONSE_BYTES;
 /// Hours for which logged events and finished deliveries are kept unless the settings say otherwise (decisions, section 5).
 pub const DEFAULT_RETENTION_HOURS: u32 = 24;
 
+/// Deliveries that may wait for an attempt in all, by default (decisions, section 8).
+pub const PENDING_IN_ALL: u32 = 100_000;
+/// Deliveries that may be held in all, by default (decisions, section 8).
+pub const HELD_IN_ALL: u32 = 50_000;
+
 /// How events are delivered and recorded.
 #[derive(Args, Clone, Debug)]
 pub struct DeliverySettings {
@@ -43,7 +48,7 @@ pub struct DeliverySettings {
     pub pending_deliveries_per_account: u32,
 
     /// The same, in all: beyond it, the accounts that owe most hold theirs first
-    #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_IN_ALL", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, env = "STELLAGE_PENDING_DELIVERIES_IN_ALL", default_value_t = PENDING_IN_ALL, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub pending_deliveries_in_all: u32,
 
     /// Deliveries that may be held per webhook; if there are more, the oldest are dropped and counted
@@ -55,7 +60,7 @@ pub struct DeliverySettings {
     pub held_deliveries_per_account: u32,
 
     /// The same, in all: beyond it, those of the account that holds most are dropped
-    #[arg(long, env = "STELLAGE_HELD_DELIVERIES_IN_ALL", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, env = "STELLAGE_HELD_DELIVERIES_IN_ALL", default_value_t = HELD_IN_ALL, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held_deliveries_in_all: u32,
 
     /// Bytes of a receiver's answer, as they are stored, to keep of the last attempt

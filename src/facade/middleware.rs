@@ -5,7 +5,7 @@ use std::{
     panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -25,6 +25,7 @@ use http::{
 };
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
+use tracing::Instrument as _;
 
 use super::{
     AnsweredAs, App,
@@ -37,7 +38,7 @@ use super::{
 use crate::{
     runtime::{
         Metrics,
-        metrics::{RequestLabels, RouteLabels},
+        metrics::{RequestLabels, RouteLabels, method_label},
     },
     service::credentials::Credential,
 };
@@ -80,22 +81,21 @@ struct Route {
     methods: Vec<Method>,
     needs_key: bool,
     allow: HeaderValue,
-    seconds: Histogram,
+    /// Created by the first request, so that routes without any are not among the metrics.
+    seconds: OnceLock<Histogram>,
     /// Counter of the most frequent case, a GET with 200, cached to avoid the look-up by labels.
     read: OnceLock<Counter>,
 }
 
 impl Route {
-    fn new(label: &'static str, methods: &[Method], needs_key: bool, metrics: &Metrics) -> Self {
+    fn new(label: &'static str, methods: &[Method], needs_key: bool) -> Self {
         let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
         Self {
             label,
             methods: methods.to_vec(),
             needs_key,
             allow: HeaderValue::try_from(allow).unwrap_or(HeaderValue::from_static("")),
-            seconds: metrics
-                .request_seconds
-                .get_or_create_owned(&RouteLabels { route: label }),
+            seconds: OnceLock::new(),
             read: OnceLock::new(),
         }
     }
@@ -116,9 +116,9 @@ impl Observer {
         let route = |served: &Served| {
             // Labels of metrics are `'static`. This leaks one short string per route, once in the life of the program.
             let label: &'static str = served.path.clone().leak();
-            Route::new(label, &served.methods, served.needs_key, &metrics)
+            Route::new(label, &served.methods, served.needs_key)
         };
-        let unknown = Route::new("unknown", &[], false, &metrics);
+        let unknown = Route::new("unknown", &[], false);
         let routes: Vec<_> = std::iter::once(unknown).chain(served.iter().map(route)).collect();
         let numbers = routes.iter().enumerate().skip(1);
         Self {
@@ -145,7 +145,12 @@ impl Observer {
         response
     }
 
-    fn count(&self, route: &Route, method: &'static str, status: u16) {
+    fn count(&self, route: &Route, method: &'static str, status: u16, took: Duration) {
+        let seconds = || {
+            let labels = RouteLabels { route: route.label };
+            self.metrics.request_seconds.get_or_create_owned(&labels)
+        };
+        route.seconds.get_or_init(seconds).observe(took.as_secs_f64());
         let count = |status| {
             self.metrics.requests.get_or_create_owned(&RequestLabels {
                 method,
@@ -186,6 +191,8 @@ where
         let started = Instant::now();
         let method = method_label(request.method());
         let request_id = request_id(request.headers());
+        // Of the highest level, so that each line about the request has its id whatever the filter is.
+        let span = tracing::error_span!("request", request_id = request_id.to_str().unwrap_or_default());
         let observer = self.observer.clone();
         let number = observer.number(request.extensions().get());
         let route = &observer.routes[number];
@@ -199,9 +206,8 @@ where
             finish(&mut response, &request_id);
             let status = response.status().as_u16();
             let route = &observer.routes[number];
-            observer.count(route, method, status);
-            route.seconds.observe(started.elapsed().as_secs_f64());
-            tracing::debug!(method, route = route.label, status, ?request_id, "answered");
+            observer.count(route, method, status, started.elapsed());
+            tracing::debug!(method, route = route.label, status, "answered");
             let headers = response.headers_mut();
             if let Some(allowance) = allowance {
                 add_rate_limit(headers, &allowance);
@@ -212,10 +218,12 @@ where
         };
         match admitted {
             Ok(()) => {
-                let answer = AssertUnwindSafe(self.inner.call(request)).catch_unwind();
-                Box::pin(answer.map(move |answered| finish(unless_panicked(answered))))
+                let answer = span.in_scope(|| self.inner.call(request));
+                let answer = AssertUnwindSafe(answer).catch_unwind();
+                let answer = answer.map(move |answered| finish(unless_panicked(answered)));
+                Box::pin(answer.instrument(span))
             }
-            Err(refusal) => Box::pin(ready(finish(refuse(refusal)))),
+            Err(refusal) => Box::pin(ready(span.in_scope(|| finish(refuse(refusal))))),
         }
     }
 }
@@ -308,7 +316,7 @@ fn finish(response: &mut Response, request_id: &HeaderValue) {
     };
     let request_id = request_id.to_str().unwrap_or_default();
     if error.code.status().is_server_error() {
-        tracing::warn!(request_id, %error, "answered with an error");
+        tracing::warn!(%error, "answered with an error");
     }
     *response.body_mut() = Body::from(error.body(request_id));
     let headers = response.headers_mut();
@@ -348,23 +356,8 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-fn method_label(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::POST => "POST",
-        Method::PATCH => "PATCH",
-        Method::PUT => "PUT",
-        Method::DELETE => "DELETE",
-        Method::OPTIONS => "OPTIONS",
-        _ => "other",
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use axum::routing::get;
     use http_body_util::BodyExt as _;
     use serde_json::{Value, json};

@@ -22,6 +22,10 @@ pub const NAMESPACE_READY: &str = "NamespaceReady";
 /// Condition of an [`Account`]: its namespace has webhooks, keys or signing Secrets of a former owner.
 pub const LEFTOVERS: &str = "Leftovers";
 
+/// Condition of an [`Account`]: nobody tells its holder about webhooks, because the operator has no mail server. Absent until that is
+/// so.
+pub const MAIL_UNAVAILABLE: &str = "MailUnavailable";
+
 /// Instances that an account may have if neither its spec nor the operator's settings say otherwise (decisions, section 8).
 pub const DEFAULT_INSTANCE_QUOTA: u32 = 100;
 

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use http::{Request, Response};
@@ -24,7 +24,7 @@ use kube::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-use super::{Health, ServerTime};
+use super::{Health, Metrics, ServerTime};
 
 /// Timeout for the head of a response of the API server. Well below the server's own limit of 60 s, because a reconcile
 /// that waits longer should rather start over.
@@ -138,19 +138,29 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
 }
 
 /// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
-/// progress to `health`, and all answers their time to `time`.
-pub fn connect(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
+/// progress to `health`, all answers their time to `time`, and both are among the `metrics`.
+pub fn connect(config: Config, health: Health, metrics: Metrics, time: ServerTime) -> kube::Result<Client> {
+    let observers = Observers {
+        health,
+        metrics,
+        time,
+    };
     Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Bounded { health, time })
+        .with_layer(&Bounded(observers))
         .build())
 }
 
 /// As [`connect`], for watches alone. A watch whose peer is gone looks like one in which nothing happens, so they share an HTTP/2
 /// connection on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer probes of the kernel, which
 /// a load balancer may answer in its place.
-pub fn connect_for_watches(config: Config, health: Health, time: ServerTime) -> kube::Result<Client> {
+pub fn connect_for_watches(
+    config: Config,
+    health: Health,
+    metrics: Metrics,
+    time: ServerTime,
+) -> kube::Result<Client> {
     if config.proxy_url.is_some() {
-        return connect(config, health, time);
+        return connect(config, health, metrics, time);
     }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -174,7 +184,11 @@ pub fn connect_for_watches(config: Config, health: Health, time: ServerTime) -> 
         .http2_keep_alive_while_idle(true)
         .build(tls.enable_all_versions().wrap_connector(tcp));
     let stack = ServiceBuilder::new()
-        .layer(Bounded { health, time })
+        .layer(Bounded(Observers {
+            health,
+            metrics,
+            time,
+        }))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
@@ -183,11 +197,16 @@ pub fn connect_for_watches(config: Config, health: Health, time: ServerTime) -> 
     Ok(Client::new(stack, config.default_namespace))
 }
 
+/// Who is told about answers.
 #[derive(Clone)]
-struct Bounded {
+struct Observers {
     health: Health,
+    metrics: Metrics,
     time: ServerTime,
 }
+
+#[derive(Clone)]
+struct Bounded(Observers);
 
 impl<S> Layer<S> for Bounded {
     type Service = BoundedService<S>;
@@ -195,8 +214,7 @@ impl<S> Layer<S> for Bounded {
     fn layer(&self, inner: S) -> Self::Service {
         BoundedService {
             inner,
-            health: self.health.clone(),
-            time: self.time.clone(),
+            observers: self.0.clone(),
         }
     }
 }
@@ -204,8 +222,7 @@ impl<S> Layer<S> for Bounded {
 #[derive(Clone)]
 struct BoundedService<S> {
     inner: S,
-    health: Health,
-    time: ServerTime,
+    observers: Observers,
 }
 
 impl<S, B> Service<Request<Body>> for BoundedService<S>
@@ -228,12 +245,32 @@ where
             .uri()
             .query()
             .is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
-        let health = is_watch.then(|| self.health.clone());
-        let time = self.time.clone();
+        // The last segment of the path is the resource, since whole kinds are watched.
+        let watched = is_watch.then(|| {
+            let path = request.uri().path();
+            path.rsplit('/').next().unwrap_or_default().to_owned()
+        });
+        let method = request.method().clone();
+        let Observers {
+            health,
+            metrics,
+            time,
+        } = self.observers.clone();
+        let started = Instant::now();
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = tokio::time::timeout(HEAD_TIMEOUT, answer)
-                .await
+            let answer = tokio::time::timeout(HEAD_TIMEOUT, answer).await;
+            let answered = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+            let status = answered.map(Response::status);
+            match watched {
+                None => metrics.kubernetes_answered(&method, status.map(|s| s.as_u16()), started.elapsed()),
+                Some(resource) if status.is_some_and(|status| status.is_success()) => {
+                    health.watch_progressed();
+                    metrics.watch_answered(&resource);
+                }
+                Some(_) => {}
+            }
+            let answer = answer
                 .map_err(|_| {
                     format!(
                         "the API server did not begin to answer within {} s",
@@ -242,11 +279,6 @@ where
                 })?
                 .map_err(Into::into)?;
             time.answered(answer.headers());
-            if let Some(health) = health
-                && answer.status().is_success()
-            {
-                health.watch_progressed();
-            }
             Ok(answer)
         })
     }

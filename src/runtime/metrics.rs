@@ -1,8 +1,13 @@
 //! The metrics of the program, in Prometheus's text format. Label values are static words, never names of objects, but for those of
 //! [`instance_metrics`](super::instance_metrics).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
+use http::Method;
+use jiff::Timestamp;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -10,6 +15,7 @@ use prometheus_client::{
         family::Family,
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
+        info::Info,
     },
     registry::Registry,
 };
@@ -59,6 +65,29 @@ pub struct ProviderLabels {
     pub outcome: &'static str,
 }
 
+/// Label for metrics by HTTP method.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct MethodLabels {
+    /// HTTP method.
+    pub method: &'static str,
+}
+
+/// Labels of a request to the API server of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KubernetesLabels {
+    /// HTTP method.
+    pub method: &'static str,
+    /// Status code; 0 if there was no answer in time.
+    pub status: u16,
+}
+
+/// Label for metrics by resource of the API server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResourceLabels {
+    /// The resource as it is in paths, such as `instances`.
+    pub resource: String,
+}
+
 /// Label for metrics by outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabels {
@@ -82,6 +111,12 @@ pub struct Metrics {
     pub queue_depth: Family<KindLabels, Gauge>,
     /// Errors of watches.
     pub watch_errors: Family<KindLabels, Counter>,
+    /// Unix time of the API server's last answer to a watch.
+    pub watch_last_response: Family<ResourceLabels, Gauge<f64, AtomicU64>>,
+    /// Requests to the API server, but for watches.
+    pub kubernetes_requests: Family<KubernetesLabels, Counter>,
+    /// Seconds until the head of the API server's answer.
+    pub kubernetes_seconds: Family<MethodLabels, Histogram>,
     /// Objects seen that do not match their schema.
     pub invalid_objects: Family<KindLabels, Counter>,
     /// Objects held in memory.
@@ -110,6 +145,8 @@ pub struct Metrics {
     pub webhook_lock_seconds: Histogram,
     /// E-mails to account holders.
     pub mails: Family<OutcomeLabels, Counter>,
+    /// 1 if there is a mail server or a folder for e-mails.
+    pub mail_configured: Gauge,
     /// Changes of the catalogue's file: `ok`, or `invalid` if it could not be used.
     pub catalogue_reloads: Family<OutcomeLabels, Counter>,
     /// Samples of the servers' usage.
@@ -122,6 +159,20 @@ pub struct Metrics {
     pub instances: InstanceMetrics,
     /// 1 while this replica holds the Lease and writes.
     pub leader: Gauge,
+}
+
+/// The method as a label; `other` for methods that are not expected, since anybody can make them up.
+pub fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
 }
 
 /// From a tenth of a millisecond to half a minute.
@@ -169,9 +220,35 @@ impl Metrics {
         self.instances.hide();
     }
 
+    /// Counts a request to the API server. `status` is `None` if there was no answer in time.
+    pub fn kubernetes_answered(&self, method: &Method, status: Option<u16>, took: Duration) {
+        let method = method_label(method);
+        let status = status.unwrap_or(0);
+        self.kubernetes_seconds
+            .get_or_create_owned(&MethodLabels { method })
+            .observe(took.as_secs_f64());
+        self.kubernetes_requests
+            .get_or_create_owned(&KubernetesLabels { method, status })
+            .inc();
+    }
+
+    /// Records that the API server answered a watch of this resource.
+    pub fn watch_answered(&self, resource: &str) {
+        let labels = ResourceLabels {
+            resource: resource.to_owned(),
+        };
+        let now = Timestamp::now().as_duration().as_secs_f64();
+        self.watch_last_response.get_or_create_owned(&labels).set(now);
+    }
+
     /// All metrics at zero.
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("stellage");
+        Self::of(true, true)
+    }
+
+    /// The metrics of a process that serves the facade, runs the controllers, or both. Others are not shown: they would always be
+    /// zero.
+    pub fn of(facade: bool, controllers: bool) -> Self {
         let metrics = Self {
             registry: Arc::default(),
             requests: Family::default(),
@@ -180,6 +257,9 @@ impl Metrics {
             reconcile_seconds: Family::new_with_constructor(seconds),
             queue_depth: Family::default(),
             watch_errors: Family::default(),
+            watch_last_response: Family::default(),
+            kubernetes_requests: Family::default(),
+            kubernetes_seconds: Family::new_with_constructor(seconds),
             invalid_objects: Family::default(),
             objects: Family::default(),
             provider_calls: Family::default(),
@@ -194,6 +274,7 @@ impl Metrics {
             webhooks_disabled: Gauge::default(),
             webhook_lock_seconds: short_seconds(),
             mails: Family::default(),
+            mail_configured: Gauge::default(),
             catalogue_reloads: Family::default(),
             usage_samples: Family::default(),
             monitored_instances: Gauge::default(),
@@ -201,61 +282,96 @@ impl Metrics {
             instances: InstanceMetrics::default(),
             leader: Gauge::default(),
         };
-        registry.register(
-            "http_requests",
-            "REST requests answered",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "http_request_duration_seconds",
-            "Time until the head of a REST response",
-            metrics.request_seconds.clone(),
-        );
-        registry.register("reconciles", "Reconciles finished", metrics.reconciles.clone());
-        registry.register(
-            "reconcile_duration_seconds",
-            "Time of a reconcile",
-            metrics.reconcile_seconds.clone(),
-        );
-        registry.register(
-            "reconcile_queue_depth",
-            "Reconciles that run or wait for their turn",
-            metrics.queue_depth.clone(),
-        );
-        registry.register("watch_errors", "Errors of watches", metrics.watch_errors.clone());
-        registry.register(
-            "invalid_objects",
-            "Objects seen that do not match their schema",
-            metrics.invalid_objects.clone(),
-        );
-        registry.register("objects", "Objects held in memory", metrics.objects.clone());
-        registry.register("provider_calls", "Provider calls", metrics.provider_calls.clone());
-        registry.register(
-            "provider_call_duration_seconds",
-            "Time of a provider call",
-            metrics.provider_seconds.clone(),
-        );
-        metrics.register_deliveries(&mut registry);
-        registry.register(
-            "mails",
-            "E-mails to account holders about their webhooks",
-            metrics.mails.clone(),
-        );
-        registry.register(
-            "catalogue_reloads",
-            "Changes of the catalogue's file",
-            metrics.catalogue_reloads.clone(),
-        );
-        metrics.register_monitoring(&mut registry);
-        registry.register(
-            "leader",
-            "1 while this replica is the leader",
-            metrics.leader.clone(),
-        );
+        let mut registry = Registry::with_prefix("stellage");
+        metrics.register_common(&mut registry);
+        if facade {
+            metrics.register_facade(&mut registry);
+        }
+        if controllers {
+            metrics.register_controllers(&mut registry);
+            metrics.register_deliveries(&mut registry);
+            metrics.register_monitoring(&mut registry);
+        }
         Self {
             registry: Arc::new(registry),
             ..metrics
         }
+    }
+
+    fn register_common(&self, registry: &mut Registry) {
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The version of the program", version);
+        registry.register("watch_errors", "Errors of watches", self.watch_errors.clone());
+        registry.register(
+            "watch_last_response_timestamp_seconds",
+            "Unix time of the API server's last answer to a watch",
+            self.watch_last_response.clone(),
+        );
+        registry.register(
+            "kubernetes_requests",
+            "Requests to the API server of Kubernetes, but for watches",
+            self.kubernetes_requests.clone(),
+        );
+        registry.register(
+            "kubernetes_request_duration_seconds",
+            "Time until the head of the API server's answer",
+            self.kubernetes_seconds.clone(),
+        );
+        registry.register(
+            "invalid_objects",
+            "Objects seen that do not match their schema",
+            self.invalid_objects.clone(),
+        );
+        registry.register("objects", "Objects held in memory", self.objects.clone());
+        registry.register(
+            "catalogue_reloads",
+            "Changes of the catalogue's file",
+            self.catalogue_reloads.clone(),
+        );
+    }
+
+    fn register_facade(&self, registry: &mut Registry) {
+        registry.register("http_requests", "REST requests answered", self.requests.clone());
+        registry.register(
+            "http_request_duration_seconds",
+            "Time until the head of a REST response",
+            self.request_seconds.clone(),
+        );
+    }
+
+    fn register_controllers(&self, registry: &mut Registry) {
+        registry.register("reconciles", "Reconciles finished", self.reconciles.clone());
+        registry.register(
+            "reconcile_duration_seconds",
+            "Time of a reconcile",
+            self.reconcile_seconds.clone(),
+        );
+        registry.register(
+            "reconcile_queue_depth",
+            "Reconciles that run or wait for their turn",
+            self.queue_depth.clone(),
+        );
+        registry.register("provider_calls", "Provider calls", self.provider_calls.clone());
+        registry.register(
+            "provider_call_duration_seconds",
+            "Time of a provider call",
+            self.provider_seconds.clone(),
+        );
+        registry.register(
+            "mails",
+            "E-mails to account holders about their webhooks",
+            self.mails.clone(),
+        );
+        registry.register(
+            "mail_configured",
+            "1 if there is a mail server",
+            self.mail_configured.clone(),
+        );
+        registry.register(
+            "leader",
+            "1 while this replica is the leader",
+            self.leader.clone(),
+        );
     }
 
     fn register_monitoring(&self, registry: &mut Registry) {

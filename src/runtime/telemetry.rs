@@ -13,7 +13,8 @@ pub fn init(json: bool) {
         .with_writer(std::io::stderr);
     // An error means that logging has been set up already, for example by a test.
     let _ = if json {
-        subscriber.json().try_init()
+        // The span is that of the request; a list of one would say it twice.
+        subscriber.json().with_span_list(false).try_init()
     } else {
         subscriber.with_ansi(false).try_init()
     };

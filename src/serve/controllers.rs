@@ -92,10 +92,12 @@ impl Candidate {
     ) -> Result<Self, ServeError> {
         settings.delivery.delivery_log = common.delivery_log;
         settings.delivery.delivery_retention_hours = common.delivery_retention_hours;
+        let mailer = Mailer::new(&settings.mail)?;
+        watches.metrics.mail_configured.set(mailer.is_configured().into());
         Ok(Self {
             identity: lease::identity(settings.identity.as_deref()),
             receivers: ReceiverClient::new(common.receivers.client(), rules.clone())?,
-            mailer: Mailer::new(&settings.mail)?,
+            mailer,
             slots: Slots::default(),
             own_answers: LeaderSlot::default(),
             settings,
@@ -270,6 +272,7 @@ impl<'a> Controllers<'a> {
                     finished_deliveries: settings.delivery.delivery_retention,
                 },
                 ledger: ledger.clone(),
+                has_mail: candidate.mailer.is_configured(),
                 identity: identity.clone(),
                 metrics: watches.metrics.clone(),
                 clock: clock.clone(),

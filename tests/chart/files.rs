@@ -28,7 +28,7 @@ fn generated(path: &Path, wanted: &str) {
     );
 }
 
-fn read(path: &Path) -> String {
+pub(super) fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -372,44 +372,5 @@ async fn the_network_policy_excepts_every_range_that_the_program_refuses() {
             is_outside || v6.iter().any(|except| except.contains(&range)),
             "{range} is not excepted"
         );
-    }
-}
-
-#[tokio::test]
-async fn alerts_are_about_metrics_that_exist() {
-    let values = json!({ "prometheusRule": { "enabled": true } });
-    let rendered = Helm::alone().await.template("stellage-system", &values).unwrap();
-    let rule = objects(&rendered)
-        .into_iter()
-        .find(|object| object["kind"] == "PrometheusRule")
-        .unwrap();
-    let rules = rule["spec"]["groups"][0]["rules"].as_array().unwrap();
-    let source = read(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/runtime/metrics.rs"));
-    let registered: BTreeSet<String> = source
-        .split("registry.register(")
-        .skip(1)
-        .map(|rest| format!("stellage_{}", rest.split('"').nth(1).unwrap()))
-        .collect();
-    assert!(registered.len() > 15, "{registered:?}");
-    let exists = |name: &str| {
-        let base = ["_total", "_bucket"]
-            .iter()
-            .find_map(|end| name.strip_suffix(end))
-            .unwrap_or(name);
-        registered.contains(base)
-    };
-    let mut alerts = BTreeSet::new();
-    for rule in rules {
-        let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
-        assert!(alerts.insert(alert), "{alert} is there twice");
-        let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let metrics: Vec<&str> = words.filter(|word| word.starts_with("stellage_")).collect();
-        assert!(!metrics.is_empty(), "{expression}");
-        for metric in metrics {
-            assert!(exists(metric), "{alert}: there is no {metric}");
-        }
-        for text in ["summary", "description"] {
-            assert!(rule["annotations"][text].is_string(), "{alert} has no {text}");
-        }
     }
 }

@@ -1,11 +1,13 @@
 //! The Helm chart, with real Helm, which is built once if it is not there.
 //!
+//! - `alerts`: alerts, their runbooks and the dashboard, with real promtool;
 //! - `files`: what is generated, and what has to agree with the program;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: installed, run, upgraded, rolled back and uninstalled;
 //! - `stolen`: what the operator's tokens are good for in the wrong hands;
 //! - `tenants`: what the roles for tenants allow.
 
+mod alerts;
 mod files;
 mod installed;
 mod rendered;

@@ -41,7 +41,8 @@ fn everything() -> Value {
         "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
         "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }], "hostnames": ["api.example.com"] },
         "serviceMonitor": { "enabled": true, "labels": { "release": "prometheus" } },
-        "prometheusRule": { "enabled": true, "labels": { "release": "prometheus" } },
+        "prometheusRule": { "enabled": true, "labels": { "release": "prometheus" }, "runbooks": "https://wiki.example.com/stellage" },
+        "dashboard": { "enabled": true, "annotations": { "grafana_folder": "Cloud" } },
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
             "mailRanges": ["10.1.0.0/16"], "receiverRanges": ["10.2.0.0/16"],

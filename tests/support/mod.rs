@@ -11,6 +11,7 @@ pub mod smtp;
 pub mod walkthrough;
 
 use std::{
+    collections::BTreeSet,
     num::NonZero,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
@@ -48,6 +49,34 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub const STELLAGE: &str = env!("CARGO_BIN_EXE_stellage");
+
+static SECRETS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Remembers a secret, so that no operator may have it in its log.
+pub fn remember_secret(secret: &str) {
+    SECRETS.lock().insert(secret.to_owned());
+}
+
+/// Remembers the secrets in an answer of the REST API: new keys, and secrets of webhooks.
+fn remember_secrets_in(answer: &str) {
+    if !answer.contains("\"secret\"") && !answer.contains("\"key\"") {
+        return;
+    }
+    let answer: Value = serde_json::from_str(answer).unwrap_or_default();
+    for field in ["secret", "key"] {
+        if let Some(secret) = answer["data"][field].as_str().filter(|secret| secret.len() > 12) {
+            remember_secret(secret);
+        }
+    }
+}
+
+/// What a log must not have: the secrets that tests have used so far, everything that looks like one, and bodies of events.
+pub fn secrets_in(log: &str) -> Vec<String> {
+    let used = SECRETS.lock().clone();
+    let shapes = ["whsec_", "stl_", r#"{"id":"evt_"#, r#"{\"id\":\"evt_"#].map(ToOwned::to_owned);
+    let found = used.into_iter().chain(shapes);
+    found.filter(|secret| log.contains(secret.as_str())).collect()
+}
 
 /// Says that something was not tested, and why.
 pub fn say_not_run(what: &str) {
@@ -154,6 +183,7 @@ impl Operator {
         self.assert_well();
         self.daemon.get_mut().kill();
         self.assert_no_panic();
+        self.assert_no_secret();
         let leases: Api<Lease> =
             Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
         // The annotation makes this a change in any case, so that a late write of the dead process is refused.
@@ -193,6 +223,7 @@ impl Operator {
             self.end_of_log()
         );
         self.assert_no_panic();
+        self.assert_no_secret();
     }
 
     /// Fails the test if it has ended by itself, or a part of it panicked.
@@ -205,6 +236,21 @@ impl Operator {
             self.end_of_log()
         );
         self.assert_no_panic();
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Once it has ended. Not whenever a test ends, since the log of the operator that all tests share is long.
+    fn assert_no_secret(&self) {
+        assert_eq!(
+            secrets_in(&self.log()),
+            Vec::<String>::new(),
+            "in the log of {}",
+            self.name()
+        );
     }
 
     /// A panic in a background task does not end the process, so it shows in the log alone.
@@ -463,6 +509,16 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String, String>
     } else {
         Err(text(&output.stdout) + text(&output.stderr).as_str())
     }
+}
+
+/// promtool, which is built once if it is not there.
+pub async fn promtool() -> PathBuf {
+    static PROGRAM: OnceCell<PathBuf> = OnceCell::const_new();
+    let find = async || {
+        let found = tokio::task::spawn_blocking(|| control_plane::promtool(|line| eprintln!("{line}"))).await;
+        found.unwrap().unwrap()
+    };
+    PROGRAM.get_or_init(find).await.clone()
 }
 
 /// The shared control plane with one operator, whose provisioning takes half a second.
@@ -745,11 +801,13 @@ impl Tenant {
             request = request.header(*name, *value);
         }
         let answer = request.send().await.unwrap();
-        Answer {
+        let answer = Answer {
             status: answer.status(),
             headers: answer.headers().clone(),
             text: answer.text().await.unwrap(),
-        }
+        };
+        remember_secrets_in(&answer.text);
+        answer
     }
 }
 
@@ -770,7 +828,9 @@ pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
     )
     .unwrap();
     let key: Value = serde_json::from_str(&printed).unwrap();
-    key["key"].as_str().unwrap().to_owned()
+    let key = key["key"].as_str().unwrap();
+    remember_secret(key);
+    key.to_owned()
 }
 
 /// The spec of a small instance.

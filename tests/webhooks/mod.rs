@@ -29,7 +29,7 @@ use kube::{
 use serde_json::{Value, json};
 use stellage::resources::{Delivery, DeliveryPhase, EventLog, Webhook};
 
-use crate::support::{Tenant, eventually, receivers::Received};
+use crate::support::{Tenant, eventually, receivers::Received, remember_secret};
 
 /// The signing secret of the tests' webhooks.
 pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -66,6 +66,9 @@ impl Tenant {
     }
 
     pub async fn secret(&self, name: &str, value: &str) {
+        if value.len() > 12 {
+            remember_secret(value);
+        }
         let secrets: Api<Secret> = Api::namespaced(self.kube.clone(), &self.namespace);
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret",

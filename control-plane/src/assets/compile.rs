@@ -55,6 +55,8 @@ pub(super) fn into(bundle: &Bundle, target: &Path, say: &impl Fn(&str)) -> Resul
                 "-buildvcs=false",
                 "-ldflags",
                 &bundle.linker_flags(),
+                "-tags",
+                bundle.tags,
                 "-o",
             ])
             .arg(binaries.join(binary))

@@ -3,7 +3,7 @@
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
-//! Helm, which only the tests of the chart need, is built in the same way: [`helm`].
+//! Helm and promtool, which only tests need, are built in the same way: [`helm`], [`promtool`].
 
 mod compile;
 mod pins;
@@ -99,15 +99,33 @@ pub const STELLAGE_HELM: &str = "STELLAGE_HELM";
 
 /// Finds Helm, or builds it, which takes about four minutes on two cores and calls `say` with lines of progress. Blocks.
 pub fn helm(say: impl Fn(&str)) -> Result<PathBuf, Error> {
-    let Some(path) = env::var_os(STELLAGE_HELM).filter(|path| !path.is_empty()) else {
-        return Ok(cached(&pins::HELM, &say)?.join("helm"));
+    named_or_cached(STELLAGE_HELM, &pins::HELM, "helm", &say)
+}
+
+/// The environment variable for a program of Prometheus 3's promtool to use instead of building one.
+pub const STELLAGE_PROMTOOL: &str = "STELLAGE_PROMTOOL";
+
+/// Finds promtool, or builds it, which takes about two minutes on two cores and calls `say` with lines of progress. Blocks.
+pub fn promtool(say: impl Fn(&str)) -> Result<PathBuf, Error> {
+    named_or_cached(STELLAGE_PROMTOOL, &pins::PROMTOOL, "promtool", &say)
+}
+
+/// The program that `variable` names, else the one of a bundle.
+fn named_or_cached(
+    variable: &str,
+    bundle: &Bundle,
+    program: &str,
+    say: &impl Fn(&str),
+) -> Result<PathBuf, Error> {
+    let Some(path) = env::var_os(variable).filter(|path| !path.is_empty()) else {
+        return Ok(cached(bundle, say)?.join(program));
     };
     let path = PathBuf::from(path);
     if path.is_file() {
         return Ok(path);
     }
     Err(Error::Missing(format!(
-        "{STELLAGE_HELM}={} is not a file: name the program, or unset the variable to build it once",
+        "{variable}={} is not a file: name the program, or unset the variable to build it once",
         path.display()
     )))
 }

@@ -18,6 +18,8 @@ pub(super) struct Bundle {
     pub(super) go_sum: &'static str,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
+    /// Build tags, separated by commas.
+    pub(super) tags: &'static str,
     /// The module whose version the programs report.
     versioned: Option<&'static str>,
 }
@@ -39,6 +41,7 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
         ),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
+    tags: "",
     versioned: Some("k8s.io/kubernetes"),
 };
 
@@ -51,6 +54,20 @@ pub(super) const HELM: Bundle = Bundle {
     go_mod: include_str!("../../helm/go.mod"),
     go_sum: include_str!("../../helm/go.sum"),
     binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    tags: "",
+    versioned: None,
+};
+
+/// promtool, without the discovery of targets in clouds, whose libraries would take most of the time.
+pub(super) const PROMTOOL: Bundle = Bundle {
+    name: "promtool",
+    purpose: "promtool of Prometheus (for the tests of metrics and alerts)",
+    takes: "about two minutes",
+    instead: "STELLAGE_PROMTOOL to a program of Prometheus 3",
+    go_mod: include_str!("../../promtool/go.mod"),
+    go_sum: include_str!("../../promtool/go.sum"),
+    binaries: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
+    tags: "remove_all_sd",
     versioned: None,
 };
 
@@ -87,7 +104,8 @@ impl Bundle {
 
     /// The key in the name of the cache folder, which depends on versions, flags and the platform.
     pub(super) fn key(&self) -> String {
-        let packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
+        let mut packages: Vec<&str> = self.binaries.iter().map(|(_, package)| *package).collect();
+        packages.extend((!self.tags.is_empty()).then_some(self.tags));
         let digest = Sha256::digest(
             [
                 self.go_mod,
@@ -121,10 +139,11 @@ mod tests {
                 .ends_with(CONTROL_PLANE.version_of("k8s.io/kubernetes"))
         );
         assert_eq!(HELM.linker_flags(), "-s -w");
-        for bundle in [CONTROL_PLANE, HELM] {
+        for bundle in [CONTROL_PLANE, HELM, PROMTOOL] {
             assert!(bundle.go_version().starts_with("1."));
             assert_eq!(bundle.key().len(), 12);
         }
         assert_ne!(CONTROL_PLANE.key(), HELM.key());
+        assert_ne!(HELM.key(), PROMTOOL.key());
     }
 }

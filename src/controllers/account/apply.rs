@@ -196,6 +196,12 @@ impl Work<'_> {
             let found = self.leftovers(&account, &status).await?;
             decide::set_leftovers(&mut status, found, account.metadata.generation, now);
         }
+        decide::set_mail(
+            &mut status,
+            self.shared.deps.has_mail,
+            account.metadata.generation,
+            now,
+        );
         self.put_status(&account, status).await?;
         if adopted && !was_owned {
             let note = format!("adopted namespace {}", self.namespace);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use super::{children, claims::Claimant};
 use crate::resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
-    account::{LEFTOVERS, NAMESPACE_READY},
+    account::{LEFTOVERS, MAIL_UNAVAILABLE, NAMESPACE_READY},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
     ids,
 };
@@ -443,6 +443,21 @@ pub(super) fn set_leftovers(
         status: Some(true),
         reason: "FormerOwner",
         message,
+    };
+    conditions::set(&mut status.conditions, desired, generation, now);
+}
+
+/// Sets or removes the condition that nobody can tell the account holder anything.
+pub(super) fn set_mail(status: &mut AccountStatus, has_mail: bool, generation: Option<i64>, now: Timestamp) {
+    if has_mail {
+        conditions::remove(&mut status.conditions, MAIL_UNAVAILABLE);
+        return;
+    }
+    let desired = Desired {
+        type_: MAIL_UNAVAILABLE,
+        status: Some(true),
+        reason: "NoMailServer",
+        message: "the operator has no mail server, so the account holder is not told when a webhook is disabled or has a backlog; an administrator can set --smtp-url (smtp.existingSecret of the chart)".to_owned(),
     };
     conditions::set(&mut status.conditions, desired, generation, now);
 }

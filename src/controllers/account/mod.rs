@@ -78,6 +78,8 @@ pub struct Deps {
     pub quotas: DefaultQuotas,
     /// Whether the invoices of a deleted Account are kept.
     pub ledger: Ledger,
+    /// Whether there is a mail server, so that account holders are told about their webhooks.
+    pub has_mail: bool,
     /// Name of this replica in Kubernetes Events.
     pub identity: String,
     /// Where reconciles are counted.

@@ -1,0 +1,703 @@
+//! Judges what was read of a cluster. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
+        coordination::v1::Lease,
+        core::v1::Pod,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, version::Info},
+};
+use kube::{Resource, ResourceExt};
+use serde::Deserialize;
+
+use super::{
+    Check, Outcome,
+    crd_differences::{self, Differences},
+    rights::Right,
+    snapshot::{Objects, Read, Snapshot},
+};
+use crate::{
+    cli::program,
+    delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL},
+    resources::{
+        self, Account, Instance, InstanceState, POLICIES, Webhook,
+        account::MAIL_UNAVAILABLE,
+        conditions::{self, READY, STALLED},
+        webhook::SECRET_READY,
+    },
+};
+
+/// The oldest version of Kubernetes that is supported, as the chart's `kubeVersion`.
+const OLDEST_MINOR: u32 = 33;
+/// Beyond this, times of this machine in messages mislead.
+const SKEW_TO_WARN: SignedDuration = SignedDuration::from_secs(5);
+/// Beyond this, signatures of deliveries are refused by receivers, and certificates may seem invalid.
+const SKEW_TO_FAIL: SignedDuration = SignedDuration::from_mins(1);
+/// How many objects a message names.
+const NAMED: usize = 3;
+
+/// All checks, in the order in which things depend on each other.
+pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
+    vec![
+        kubernetes(&snapshot.version),
+        clock(snapshot.clocks),
+        crds(&snapshot.crds),
+        policies(&snapshot.policies, &snapshot.bindings),
+        rights(&snapshot.rights),
+        pods(&snapshot.pods),
+        leader(&snapshot.lease, snapshot.clocks),
+        accounts(&snapshot.accounts),
+        mail(&snapshot.accounts),
+        provider(&snapshot.instances),
+        webhooks(&snapshot.webhooks),
+        backlog(&snapshot.webhooks),
+        schemas(&snapshot.accounts, &snapshot.instances, &snapshot.webhooks),
+    ]
+}
+
+fn ok(name: &'static str, message: impl Into<String>) -> Check {
+    Check {
+        name,
+        outcome: Outcome::Ok,
+        message: message.into(),
+        fix: None,
+    }
+}
+
+fn warning(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check {
+        name,
+        outcome: Outcome::Warning,
+        message: message.into(),
+        fix: Some(fix.into()),
+    }
+}
+
+fn failed(name: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check {
+        outcome: Outcome::Failed,
+        ..warning(name, message, fix)
+    }
+}
+
+/// A check whose objects could not be read.
+fn unread(name: &'static str, why: &str) -> Check {
+    let fix = "Run this as a cluster administrator.";
+    warning(name, format!("not checked: {why}"), fix)
+}
+
+/// `a, b, c and 4 more`.
+fn some(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// `namespace/name`.
+fn key(object: &impl ResourceExt) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+fn kubernetes(version: &Info) -> Check {
+    // Some distributions append a plus sign.
+    let digits = version.minor.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let name = "Kubernetes";
+    match digits.parse::<u32>() {
+        Ok(minor) if version.major == "1" && minor < OLDEST_MINOR => failed(
+            name,
+            format!("{} is older than 1.{OLDEST_MINOR}", version.git_version),
+            "Upgrade the cluster: admission policies and the CRDs' rules need newer versions.",
+        ),
+        Ok(_) => ok(name, version.git_version.clone()),
+        Err(_) => warning(
+            name,
+            format!("cannot tell the version {}", version.git_version),
+            format!("Stellage needs 1.{OLDEST_MINOR} or newer."),
+        ),
+    }
+}
+
+fn clock((here, server): (Timestamp, Option<Timestamp>)) -> Check {
+    let name = "clock";
+    let Some(server) = server else {
+        return unread(name, "the API server's answers have no time");
+    };
+    let skew = here.duration_since(server).abs();
+    // The answers have whole seconds.
+    let message = format!("this machine and the API server differ by {} s", skew.as_secs());
+    let fix = "Synchronise the clocks of this machine and of all nodes (chrony, systemd-timesyncd): signatures of deliveries have times, and receivers refuse those that are wrong by minutes.";
+    match skew {
+        skew if skew > SKEW_TO_FAIL => failed(name, message, fix),
+        skew if skew > SKEW_TO_WARN => warning(name, message, fix),
+        _ => ok(name, message),
+    }
+}
+
+fn crds(found: &Read<Vec<CustomResourceDefinition>>) -> Check {
+    let name = "CRDs";
+    let found = match found {
+        Ok(found) => found,
+        Err(why) => return unread(name, why),
+    };
+    let apply = format!(
+        "{} crds --with-policies | kubectl apply --server-side -f -",
+        program()
+    );
+    let (mut missing, mut unestablished, mut older, mut newer, mut other) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for ours in resources::crds() {
+        let kind = ours.spec.names.plural.clone();
+        let Some(theirs) = found.iter().find(|crd| crd.name_any() == ours.name_any()) else {
+            missing.push(kind);
+            continue;
+        };
+        if !is_established(theirs) {
+            unestablished.push(kind.clone());
+        }
+        let Differences {
+            lacks,
+            unknown,
+            other: differs,
+        } = differences(&ours, theirs);
+        older.extend(lacks.iter().map(|field| format!("{kind}: {field}")));
+        newer.extend(unknown.iter().map(|field| format!("{kind}: {field}")));
+        other.extend(differs.then_some(kind));
+    }
+    if !missing.is_empty() {
+        return failed(name, format!("missing: {}", missing.join(", ")), apply);
+    }
+    if !unestablished.is_empty() {
+        let fix = "kubectl describe crd says why; perhaps another product has the same names.";
+        return failed(
+            name,
+            format!("not established: {}", unestablished.join(", ")),
+            fix,
+        );
+    }
+    if !older.is_empty() {
+        let message = format!("older than this program: they drop the fields {}", some(&older));
+        return failed(name, message, format!("Upgrade the release, or: {apply}"));
+    }
+    if !newer.is_empty() {
+        let message = format!(
+            "newer than this program, which does not know the fields {}",
+            some(&newer)
+        );
+        return warning(name, message, "Use the program of the version that is installed.");
+    }
+    if !other.is_empty() {
+        let message = format!("limits or rules differ from this program's: {}", other.join(", "));
+        return warning(
+            name,
+            message,
+            format!("If the operator has this program's version: {apply}"),
+        );
+    }
+    let created = found
+        .iter()
+        .filter_map(ResourceExt::creation_timestamp)
+        .map(|time| time.0)
+        .min();
+    let since = created.map(|time| format!(", the first since {}", conditions::whole_seconds(time)));
+    ok(
+        name,
+        format!("{} of this version{}", found.len(), since.unwrap_or_default()),
+    )
+}
+
+fn is_established(crd: &CustomResourceDefinition) -> bool {
+    let status = crd.status.as_ref();
+    let mut conditions = status
+        .and_then(|status| status.conditions.as_ref())
+        .into_iter()
+        .flatten();
+    conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")
+}
+
+fn differences(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinition) -> Differences {
+    let schema = |crd: &CustomResourceDefinition| {
+        let version = crd.spec.versions.iter().find(|version| version.storage)?;
+        let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
+        serde_json::to_value(schema).ok()
+    };
+    let (ours, theirs) = (
+        schema(ours).unwrap_or_default(),
+        schema(theirs).unwrap_or_default(),
+    );
+    crd_differences::between(&ours, &theirs)
+}
+
+/// An object in the files of policies.
+#[derive(Deserialize)]
+struct Document {
+    kind: String,
+    metadata: DocumentMetadata,
+    spec: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct DocumentMetadata {
+    name: String,
+}
+
+/// The admission policies of this program: their names, and the messages of their rules. The expressions are not compared, because
+/// they have the names of the operator's service accounts.
+fn own_policies() -> BTreeMap<String, Vec<String>> {
+    let documents = POLICIES.iter().flat_map(|(_, text)| text.split("\n---\n"));
+    let documents = documents.filter_map(|text| serde_saphyr::from_str::<Document>(text).ok());
+    let policies = documents.filter(|document| document.kind == "ValidatingAdmissionPolicy");
+    policies
+        .map(|policy| {
+            let rules = policy.spec["validations"].as_array().cloned().unwrap_or_default();
+            let message = |rule: serde_json::Value| rule["message"].as_str().map(ToOwned::to_owned);
+            (
+                policy.metadata.name,
+                rules.into_iter().filter_map(message).collect(),
+            )
+        })
+        .collect()
+}
+
+fn policies(
+    policies: &Read<Vec<ValidatingAdmissionPolicy>>,
+    bindings: &Read<Vec<ValidatingAdmissionPolicyBinding>>,
+) -> Check {
+    let name = "policies";
+    let (policies, bindings) = match (policies, bindings) {
+        (Ok(policies), Ok(bindings)) => (policies, bindings),
+        (Err(why), _) | (_, Err(why)) => return unread(name, why),
+    };
+    let denies = |policy: &str| {
+        bindings
+            .iter()
+            .filter_map(|binding| binding.spec.as_ref())
+            .any(|spec| {
+                let actions = spec.validation_actions.iter().flatten();
+                spec.policy_name.as_deref() == Some(policy)
+                    && actions.into_iter().any(|action| action == "Deny")
+            })
+    };
+    let wanted = own_policies();
+    let (mut missing, mut unbound, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for (policy, messages) in &wanted {
+        let Some(found) = policies.iter().find(|found| found.name_any() == *policy) else {
+            missing.push(policy.clone());
+            continue;
+        };
+        if !denies(policy) {
+            unbound.push(policy.clone());
+        }
+        let rules = found
+            .spec
+            .iter()
+            .flat_map(|spec| spec.validations.iter().flatten());
+        let found: Vec<String> = rules.filter_map(|rule| rule.message.clone()).collect();
+        if found != *messages {
+            others.push(policy.clone());
+        }
+    }
+    let apply = format!(
+        "Upgrade the release with policies.install; without Helm: {} crds --with-policies | kubectl apply --server-side -f -",
+        program()
+    );
+    if !missing.is_empty() {
+        return failed(name, format!("missing: {}", some(&missing)), apply);
+    }
+    if !unbound.is_empty() {
+        return failed(
+            name,
+            format!("not bound, so without effect: {}", some(&unbound)),
+            apply,
+        );
+    }
+    if !others.is_empty() {
+        return warning(
+            name,
+            format!("not those of this version: {}", some(&others)),
+            apply,
+        );
+    }
+    ok(name, format!("{} are in force", wanted.len()))
+}
+
+fn rights(read: &Read<(Vec<String>, Vec<Right>)>) -> Check {
+    let name = "rights";
+    let (accounts, missing) = match read {
+        Ok(read) => read,
+        Err(why) => return unread(name, why),
+    };
+    if accounts.is_empty() {
+        return warning(
+            name,
+            "not checked: the operator's namespace has no service account with the label app.kubernetes.io/name=stellage",
+            "Name them: --service-account NAME, and --operator-namespace if it is another one.",
+        );
+    }
+    if missing.is_empty() {
+        return ok(
+            name,
+            format!("{} may do what the operator does", accounts.join(" and ")),
+        );
+    }
+    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    failed(
+        name,
+        format!("{} may not: {}", accounts.join(" and "), some(&missing)),
+        "Upgrade the release with rbac.install; without Helm: kubectl apply --server-side -f deploy/rbac.yaml",
+    )
+}
+
+fn pods(read: &Read<Vec<Pod>>) -> Check {
+    let name = "pods";
+    let pods = match read {
+        Ok(pods) => pods,
+        Err(why) => return unread(name, why),
+    };
+    if pods.is_empty() {
+        return ok(name, "none: the operator does not run in this cluster's pods");
+    }
+    let is_ready = |pod: &Pod| {
+        let conditions = pod
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions
+            .into_iter()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    };
+    let unready: Vec<String> = pods
+        .iter()
+        .filter(|pod| !is_ready(pod))
+        .map(ResourceExt::name_any)
+        .collect();
+    let fix =
+        "kubectl describe pod says why it does not start; /readyz, on its port 9090, what it waits for.";
+    if unready.len() == pods.len() {
+        return failed(
+            name,
+            format!("none of {} is ready: {}", pods.len(), some(&unready)),
+            fix,
+        );
+    }
+    if !unready.is_empty() {
+        return warning(name, format!("not ready: {}", some(&unready)), fix);
+    }
+    ok(name, format!("{} are ready", pods.len()))
+}
+
+fn leader(read: &Read<Option<Lease>>, (here, server): (Timestamp, Option<Timestamp>)) -> Check {
+    let name = "leader";
+    let fix = "Start the controllers, or see in their logs why they lose the Lease. Until then instances do not change and nothing is delivered.";
+    let lease = match read {
+        Ok(Some(lease)) => lease.spec.clone().unwrap_or_default(),
+        Ok(None) => return failed(name, "there is no Lease: no controller has ever led", fix),
+        Err(why) => return unread(name, why),
+    };
+    let holder = lease.holder_identity.unwrap_or_default();
+    if holder.is_empty() {
+        return failed(name, "nobody leads: the last leader has stopped", fix);
+    }
+    let renewed = lease.renew_time.map(|time| time.0).unwrap_or_default();
+    let age = server.unwrap_or(here).duration_since(renewed);
+    let lasts = SignedDuration::from_secs(lease.lease_duration_seconds.unwrap_or_default().into());
+    if age > lasts {
+        let message = format!(
+            "nobody leads: {holder} has not renewed the Lease for {} s",
+            age.as_secs()
+        );
+        return failed(name, message, fix);
+    }
+    ok(name, holder)
+}
+
+fn accounts(read: &Read<Objects<Account>>) -> Check {
+    let name = "accounts";
+    let accounts = match read {
+        Ok(objects) => &objects.all,
+        Err(why) => return unread(name, why),
+    };
+    let unready = accounts.iter().filter_map(|account| {
+        let ready = conditions::find(&account.status.as_ref()?.conditions, READY)?;
+        (ready.status == "False").then(|| format!("{} ({})", account.name_any(), ready.reason))
+    });
+    let unready: Vec<String> = unready.collect();
+    let untouched = accounts.iter().filter(|account| account.status.is_none()).count();
+    if !unready.is_empty() {
+        return failed(
+            name,
+            format!(
+                "{} of {} are not ready: {}",
+                unready.len(),
+                accounts.len(),
+                some(&unready)
+            ),
+            "kubectl describe account NAME has the reason, and what to do.",
+        );
+    }
+    if untouched > 0 {
+        let message = format!(
+            "{untouched} of {} have not been looked at by the controllers",
+            accounts.len()
+        );
+        return warning(name, message, "If this lasts, see `leader`.");
+    }
+    ok(name, format!("{} are ready", accounts.len()))
+}
+
+fn mail(read: &Read<Objects<Account>>) -> Check {
+    let name = "mail";
+    let accounts = match read {
+        Ok(objects) => &objects.all,
+        Err(why) => return unread(name, why),
+    };
+    let told = |account: &&Account| {
+        let status = account.status.as_ref();
+        status.is_some_and(|status| conditions::is_true(&status.conditions, MAIL_UNAVAILABLE))
+    };
+    if accounts.iter().any(|account| told(&account)) {
+        return warning(
+            name,
+            "there is no mail server: nobody tells account holders that a webhook has been disabled",
+            "Set smtp.existingSecret of the chart, or --smtp-url, and restart the controllers.",
+        );
+    }
+    ok(
+        name,
+        if accounts.is_empty() {
+            "nobody to tell yet"
+        } else {
+            "a mail server is set"
+        },
+    )
+}
+
+fn provider(read: &Read<Objects<Instance>>) -> Check {
+    let name = "provider";
+    let instances = match read {
+        Ok(objects) => &objects.all,
+        Err(why) => return unread(name, why),
+    };
+    let in_trouble = |instance: &Instance| {
+        let status = instance.status.as_ref()?;
+        let ready = conditions::find(&status.conditions, READY)?;
+        let is_stuck = status.state == Some(InstanceState::Error)
+            || ready.reason.starts_with("Provider")
+            || conditions::is_true(&status.conditions, STALLED);
+        is_stuck.then(|| format!("{} ({})", key(instance), ready.reason))
+    };
+    let troubled: Vec<String> = instances.iter().filter_map(in_trouble).collect();
+    if troubled.is_empty() {
+        return ok(name, format!("no errors at {} instances", instances.len()));
+    }
+    warning(
+        name,
+        format!(
+            "{} of {} instances have errors: {}",
+            troubled.len(),
+            instances.len(),
+            some(&troubled)
+        ),
+        "kubectl describe instance NAME -n NAMESPACE has the message; it is tried again by itself.",
+    )
+}
+
+fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
+    let name = "webhooks";
+    let webhooks = match read {
+        Ok(objects) => &objects.all,
+        Err(why) => return unread(name, why),
+    };
+    let disabled = webhooks.iter().filter_map(|webhook| {
+        let disabled = webhook.status.as_ref()?.disabled.as_ref()?;
+        Some(format!("{} ({})", key(webhook), disabled.reason.as_str()))
+    });
+    let without_secret = webhooks.iter().filter_map(|webhook| {
+        let secret = conditions::find(&webhook.status.as_ref()?.conditions, SECRET_READY)?;
+        (secret.status == "False").then(|| format!("{} ({})", key(webhook), secret.reason))
+    });
+    let unwell: Vec<String> = disabled.chain(without_secret).collect();
+    if unwell.is_empty() {
+        return ok(name, format!("none of {} is disabled", webhooks.len()));
+    }
+    warning(
+        name,
+        format!(
+            "{} of {} get nothing: {}",
+            unwell.len(),
+            webhooks.len(),
+            some(&unwell)
+        ),
+        format!(
+            "One is its owner's business; if they are many, see whether the controllers reach the Internet. Then: {} webhook enable NAME -n NAMESPACE",
+            program()
+        ),
+    )
+}
+
+fn backlog(read: &Read<Objects<Webhook>>) -> Check {
+    let name = "backlog";
+    let webhooks = match read {
+        Ok(objects) => &objects.all,
+        Err(why) => return unread(name, why),
+    };
+    let sum = |of: fn(&resources::WebhookStatus) -> i64| -> i64 {
+        webhooks
+            .iter()
+            .filter_map(|webhook| webhook.status.as_ref())
+            .map(of)
+            .sum()
+    };
+    let (pending, held) = (sum(|status| status.pending), sum(|status| status.held));
+    let all = format!(
+        "{pending} deliveries pending and {held} held; the bounds are {PENDING_IN_ALL} and {HELD_IN_ALL} by default"
+    );
+    let is_near = |count: i64, bound: u32| count * 2 > i64::from(bound);
+    let losing: BTreeSet<String> = webhooks
+        .iter()
+        .filter(|webhook| webhook.status.as_ref().is_some_and(|status| status.dropped > 0))
+        .map(key)
+        .collect();
+    let fix = "docs/runbooks.md, StellageDeliveryBacklog: see which receivers are down, or whether the network of the controllers is.";
+    if is_near(pending, PENDING_IN_ALL) || is_near(held, HELD_IN_ALL) {
+        return failed(name, format!("{all}: beyond that, deliveries are dropped"), fix);
+    }
+    if !losing.is_empty() {
+        let losing: Vec<String> = losing.into_iter().collect();
+        return warning(
+            name,
+            format!("{all}; some were dropped of {}", some(&losing)),
+            fix,
+        );
+    }
+    ok(name, all)
+}
+
+fn schemas(
+    accounts: &Read<Objects<Account>>,
+    instances: &Read<Objects<Instance>>,
+    webhooks: &Read<Objects<Webhook>>,
+) -> Check {
+    fn unreadable<K: Resource<DynamicType = ()>>(read: &Read<Objects<K>>) -> Vec<String> {
+        let objects = read.iter().flat_map(|objects| &objects.unreadable);
+        let name = |metadata: &ObjectMeta| {
+            let name = metadata.name.as_deref().unwrap_or_default();
+            let namespace = metadata.namespace.as_deref().map(|it| format!("{it}/"));
+            format!("{} {}{name}", K::kind(&()), namespace.unwrap_or_default())
+        };
+        objects.map(|object| name(&object.metadata)).collect()
+    }
+    let found = [unreadable(accounts), unreadable(instances), unreadable(webhooks)].concat();
+    if found.is_empty() {
+        return ok("schemas", "all objects match them");
+    }
+    failed(
+        "schemas",
+        format!(
+            "{} objects do not match their schema, and are ignored: {}",
+            found.len(),
+            some(&found)
+        ),
+        "Correct them with kubectl edit, or upgrade CRDs and program to the same version.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::DeserializeGuard;
+    use serde_json::json;
+
+    use super::*;
+
+    const NOON: &str = "2026-11-23T12:00:00Z";
+
+    fn noon() -> Timestamp {
+        NOON.parse().unwrap()
+    }
+
+    #[test]
+    fn versions_before_the_charts_are_refused() {
+        let version = |minor: &str| {
+            kubernetes(&Info {
+                major: "1".to_owned(),
+                minor: minor.to_owned(),
+                ..Info::default()
+            })
+            .outcome
+        };
+        assert_eq!(version("32"), Outcome::Failed);
+        assert_eq!((version("33"), version("36+")), (Outcome::Ok, Outcome::Ok));
+        assert_eq!(version("?"), Outcome::Warning);
+    }
+
+    #[test]
+    fn a_wrong_clock_is_noticed_in_both_directions() {
+        for (seconds, outcome) in [
+            (0, Outcome::Ok),
+            (4, Outcome::Ok),
+            (-20, Outcome::Warning),
+            (20, Outcome::Warning),
+            (90, Outcome::Failed),
+            (-90, Outcome::Failed),
+        ] {
+            let here = noon() + SignedDuration::from_secs(seconds);
+            assert_eq!(clock((here, Some(noon()))).outcome, outcome, "{seconds}");
+        }
+        assert_eq!(clock((noon(), None)).outcome, Outcome::Warning);
+    }
+
+    #[test]
+    fn the_lease_is_judged_by_the_api_servers_clock() {
+        let lease: Lease = serde_json::from_value(json!({ "spec": {
+            "holderIdentity": "a", "renewTime": "2026-11-23T12:00:00.000000Z", "leaseDurationSeconds": 15,
+        } }))
+        .unwrap();
+        let lease = Ok(Some(lease));
+        let hour = SignedDuration::from_hours(1);
+        let after = |seconds| {
+            let server = noon() + SignedDuration::from_secs(seconds);
+            leader(&lease, (server + hour, Some(server)))
+        };
+        assert_eq!(after(10).outcome, Outcome::Ok);
+        let late = after(16);
+        assert_eq!(late.outcome, Outcome::Failed);
+        assert!(late.message.contains("16 s"), "{late:?}");
+    }
+
+    #[test]
+    fn objects_that_do_not_match_their_schema_are_named() {
+        let instance = json!({ "metadata": { "name": "web", "namespace": "ada" }, "spec": { "plan": 7 } });
+        let instance: DeserializeGuard<Instance> = serde_json::from_value(instance).unwrap();
+        let instances = Ok(Objects {
+            all: Vec::new(),
+            unreadable: vec![instance.0.unwrap_err()],
+        });
+        let unread = "forbidden".to_owned();
+        let check = schemas(&Err(unread.clone()), &instances, &Err(unread));
+        assert_eq!(check.outcome, Outcome::Failed);
+        assert!(check.message.contains("Instance ada/web"), "{check:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_well() {
+        let check = accounts(&Err("not allowed".to_owned()));
+        assert_eq!(check.outcome, Outcome::Warning);
+        assert_eq!(check.message, "not checked: not allowed");
+    }
+
+    #[test]
+    fn the_policies_of_this_program_are_known() {
+        let policies = own_policies();
+        assert!(policies.len() >= 15, "{policies:?}");
+        assert!(!policies["operator-status.stellage.dev"].is_empty());
+    }
+}

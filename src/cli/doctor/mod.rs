@@ -1,0 +1,151 @@
+//! `stellage doctor`: looks at a whole installation, says what is wrong and what to do, and collects what a bug report needs.
+//!
+//! `snapshot` reads the cluster, `checks` judges what was read (pure), `crd_differences` and `rights` are the longer ones of the
+//! checks, and `bundle` writes what was read into an archive, without secrets and personal data.
+
+mod bundle;
+mod checks;
+mod crd_differences;
+mod rights;
+mod snapshot;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use self::snapshot::Snapshot;
+use super::{
+    CliError,
+    connect::Cluster,
+    output::{self, Output},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  stellage doctor
+  stellage doctor --output json
+  stellage doctor --bundle stellage.tar.gz";
+
+/// Check an installation, and say what to do.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct DoctorArgs {
+    /// Namespace of the operator
+    #[arg(long, value_name = "NAMESPACE", default_value = "stellage-system")]
+    operator_namespace: String,
+
+    /// A service account of the operator; give both if the REST API and the controllers have one each; by default those with the
+    /// label app.kubernetes.io/name=stellage
+    #[arg(long = "service-account", value_name = "NAME")]
+    service_accounts: Vec<String>,
+
+    /// Also write an archive (tar.gz) for a bug report: what was looked at, Events and logs; without secrets, keys, payloads, e-mail
+    /// addresses, and paths of receivers
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
+
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    /// Nothing to do.
+    Ok,
+    /// Something should be looked after; the installation works.
+    Warning,
+    /// The installation does not work as it should.
+    Failed,
+}
+
+impl Outcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A check and what it found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    /// What was looked at.
+    name: &'static str,
+    outcome: Outcome,
+    /// What was found.
+    message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+/// What `--output json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    /// The worst of the checks.
+    outcome: Outcome,
+    /// The version of this program.
+    version: &'static str,
+    checks: &'a [Check],
+}
+
+impl<'a> Report<'a> {
+    fn of(checks: &'a [Check]) -> Self {
+        let outcomes = checks.iter().map(|check| check.outcome);
+        Self {
+            outcome: outcomes.max().unwrap_or(Outcome::Ok),
+            version: env!("CARGO_PKG_VERSION"),
+            checks,
+        }
+    }
+}
+
+pub(super) async fn run(args: DoctorArgs) -> Result<(), CliError> {
+    let cluster = Cluster::current().await?;
+    let snapshot = Snapshot::take(&cluster, &args.operator_namespace, &args.service_accounts).await?;
+    let checks = checks::all(&snapshot);
+    let report = Report::of(&checks);
+    match args.output {
+        Output::Json => output::json(&report)?,
+        Output::Text => checks.iter().for_each(print),
+    }
+    if let Some(path) = args.bundle {
+        bundle::write(&cluster, &args.operator_namespace, &snapshot, &report, &path).await?;
+        output::note(&format!(
+            "wrote {}: look through it before you pass it on",
+            path.display()
+        ));
+    }
+    let failed = checks.iter().filter(|check| check.outcome == Outcome::Failed);
+    match failed.count() {
+        0 => Ok(()),
+        failed => Err(CliError::Unwell {
+            failed,
+            of: checks.len(),
+        }),
+    }
+}
+
+fn print(check: &Check) {
+    let mut lines = check.message.lines();
+    let first = lines.next().unwrap_or_default();
+    output::line(&format!(
+        "{:<8} {:<12} {first}",
+        check.outcome.as_str(),
+        check.name
+    ));
+    let fix = check
+        .fix
+        .iter()
+        .flat_map(|fix| fix.lines())
+        .map(|line| format!("→ {line}"));
+    for line in lines.map(ToOwned::to_owned).chain(fix) {
+        output::line(&format!("{:22}{line}", ""));
+    }
+}

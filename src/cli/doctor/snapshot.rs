@@ -1,0 +1,203 @@
+//! What `stellage doctor` reads of a cluster, in one go. What cannot be read is part of it, too.
+
+use std::fmt::Debug;
+
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
+        authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+        coordination::v1::Lease,
+        core::v1::{Pod, ServiceAccount},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::version::Info,
+};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{ListParams, PostParams},
+    core::{DeserializeGuard, NamespaceResourceScope, error_boundary::InvalidObject},
+};
+use serde::de::DeserializeOwned;
+
+use super::rights::{self, Right};
+use crate::{
+    cli::{CliError, connect::Cluster},
+    resources::{Account, GROUP, Instance, Webhook},
+    runtime::{client::next_page, lease::LEASE_NAME},
+};
+
+/// Label of everything that the chart or deploy/rbac.yaml creates.
+const OURS: &str = "app.kubernetes.io/name=stellage";
+/// Objects per page.
+const PAGE: u32 = 500;
+/// Reviews of rights at the same time.
+const REVIEWS: usize = 16;
+
+/// What was read, or why it could not be.
+pub(super) type Read<T> = Result<T, String>;
+
+/// Objects of a kind.
+#[derive(Debug)]
+pub(super) struct Objects<K> {
+    pub(super) all: Vec<K>,
+    /// Those that do not match their schema.
+    pub(super) unreadable: Vec<InvalidObject>,
+}
+
+/// What was read of a cluster.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    /// The time of this machine and that of the API server, at the same moment.
+    pub(super) clocks: (Timestamp, Option<Timestamp>),
+    pub(super) version: Info,
+    /// Those of this program's group.
+    pub(super) crds: Read<Vec<CustomResourceDefinition>>,
+    pub(super) policies: Read<Vec<ValidatingAdmissionPolicy>>,
+    pub(super) bindings: Read<Vec<ValidatingAdmissionPolicyBinding>>,
+    /// The service accounts of the operator, and the rights that none of them has.
+    pub(super) rights: Read<(Vec<String>, Vec<Right>)>,
+    pub(super) lease: Read<Option<Lease>>,
+    pub(super) pods: Read<Vec<Pod>>,
+    pub(super) accounts: Read<Objects<Account>>,
+    pub(super) instances: Read<Objects<Instance>>,
+    pub(super) webhooks: Read<Objects<Webhook>>,
+}
+
+impl Snapshot {
+    /// Reads the cluster. An error if the API server does not answer at all.
+    pub(super) async fn take(
+        cluster: &Cluster,
+        namespace: &str,
+        service_accounts: &[String],
+    ) -> Result<Self, CliError> {
+        let client = &cluster.client;
+        let version = cluster
+            .call("read the version of the API server", client.apiserver_version())
+            .await?;
+        let clocks = (Timestamp::now(), cluster.time.now());
+        let leases = Api::<Lease>::namespaced(client.clone(), namespace);
+        let lease = cluster.call("read the Lease", leases.get_opt(LEASE_NAME)).await;
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+        let ours = ListParams::default().labels(OURS);
+        let pods = cluster.call("list the operator's pods", pods.list(&ours)).await;
+        let crds = all::<CustomResourceDefinition>(cluster, "list the CRDs").await;
+        let is_ours = |crd: &CustomResourceDefinition| crd.spec.group == GROUP;
+        Ok(Self {
+            clocks,
+            version,
+            crds: crds.map(|crds| crds.all.into_iter().filter(is_ours).collect()),
+            policies: all(cluster, "list the admission policies")
+                .await
+                .map(|read| read.all),
+            bindings: all(cluster, "list the bindings of admission policies")
+                .await
+                .map(|read| read.all),
+            rights: missing_rights(cluster, namespace, service_accounts).await,
+            lease: lease.map_err(words),
+            pods: pods.map(|list| list.items).map_err(words),
+            accounts: all(cluster, "list the Accounts").await,
+            instances: all(cluster, "list the Instances").await,
+            webhooks: all(cluster, "list the Webhooks").await,
+        })
+    }
+}
+
+fn words(failure: impl Into<CliError>) -> String {
+    let error: CliError = failure.into();
+    error.to_string()
+}
+
+/// All objects of a kind in the whole cluster.
+async fn all<K>(cluster: &Cluster, doing: &str) -> Read<Objects<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<DeserializeGuard<K>> = Api::all(cluster.client.clone());
+    let mut page = ListParams::default().limit(PAGE);
+    let mut objects = Objects {
+        all: Vec::new(),
+        unreadable: Vec::new(),
+    };
+    loop {
+        let list = cluster.call(doing, api.list(&page)).await.map_err(words)?;
+        for object in list.items {
+            match object.0 {
+                Ok(object) => objects.all.push(object),
+                Err(error) => objects.unreadable.push(error),
+            }
+        }
+        if !next_page(&mut page, &list.metadata) {
+            return Ok(objects);
+        }
+    }
+}
+
+/// The names of objects of a kind with the operator's label.
+async fn ours<K>(cluster: &Cluster, namespace: &str, doing: &str) -> Read<Vec<String>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api = Api::<K>::namespaced(cluster.client.clone(), namespace);
+    let labelled = ListParams::default().labels(OURS);
+    let found = cluster
+        .call(doing, api.list_metadata(&labelled))
+        .await
+        .map_err(words)?;
+    Ok(found.items.iter().map(ResourceExt::name_any).collect())
+}
+
+/// The operator's service accounts, and the rights that none of them has.
+async fn missing_rights(
+    cluster: &Cluster,
+    namespace: &str,
+    service_accounts: &[String],
+) -> Read<(Vec<String>, Vec<Right>)> {
+    let mut accounts = service_accounts.to_vec();
+    if accounts.is_empty() {
+        accounts = ours::<ServiceAccount>(cluster, namespace, "list the operator's service accounts").await?;
+    }
+    let needed = rights::needed(namespace)?;
+    let reviews = stream::iter(needed).map(async |right| {
+        for account in &accounts {
+            let user = format!("system:serviceaccount:{namespace}:{account}");
+            if is_allowed(cluster, &user, namespace, &right).await? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(right))
+    });
+    let missing: Vec<Read<Option<Right>>> = reviews.buffered(REVIEWS).collect().await;
+    let missing: Read<Vec<Option<Right>>> = missing.into_iter().collect();
+    Ok((accounts, missing?.into_iter().flatten().collect()))
+}
+
+async fn is_allowed(cluster: &Cluster, user: &str, operator: &str, right: &Right) -> Read<bool> {
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(user.to_owned()),
+            groups: Some(vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{operator}"),
+                "system:authenticated".to_owned(),
+            ]),
+            resource_attributes: Some(ResourceAttributes {
+                group: Some(right.group.clone()),
+                resource: Some(right.resource.clone()),
+                subresource: right.subresource.clone(),
+                verb: Some(right.verb.clone()),
+                name: right.name.clone(),
+                namespace: right.namespace.clone(),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let reviews = Api::<SubjectAccessReview>::all(cluster.client.clone());
+    let as_usual = PostParams::default();
+    let answer = cluster.call("review the operator's rights", reviews.create(&as_usual, &review));
+    let answer = answer.await.map_err(words)?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}

@@ -1,0 +1,269 @@
+//! Alerts, their runbooks, and the dashboard: real promtool checks them, and they are about metrics that exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::{Value, json};
+
+use super::{Helm, chart, files::read, objects};
+use crate::{
+    docs::{anchors, described_metrics},
+    support::{promtool, run},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The rules of the chart's PrometheusRule, with these values.
+async fn rules(values: Value) -> Vec<Value> {
+    let values = json!({ "prometheusRule": values });
+    let rendered = Helm::alone().await.template("stellage-system", &values).unwrap();
+    let rule = objects(&rendered)
+        .into_iter()
+        .find(|object| object["kind"] == "PrometheusRule")
+        .unwrap();
+    rule["spec"]["groups"][0]["rules"].as_array().unwrap().clone()
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name]
+        .as_str()
+        .unwrap_or_else(|| panic!("there is no {name}: {value}"))
+}
+
+/// The panels of the dashboard, and of each its expressions.
+fn panels() -> BTreeMap<String, Vec<String>> {
+    let dashboard: Value = serde_json::from_str(&read(&chart().join("files/dashboard.json"))).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let panels = panels.filter(|panel| panel["type"] != "row").map(|panel| {
+        let targets = panel["targets"].as_array().unwrap();
+        let expressions = targets.iter().map(|target| text(target, "expr").to_owned());
+        (text(panel, "title").to_owned(), expressions.collect())
+    });
+    panels.collect()
+}
+
+/// The words of an expression.
+fn words(expression: &str) -> impl Iterator<Item = &str> {
+    expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+}
+
+/// Fails the test if a metric is not in the table of docs/metrics.md, or is used in another way than its type allows.
+fn assert_exists(what: &str, expression: &str) {
+    let table = described_metrics();
+    let metrics: Vec<&str> = words(expression)
+        .filter(|word| word.starts_with("stellage_"))
+        .collect();
+    assert!(!metrics.is_empty(), "{what}: {expression}");
+    for metric in metrics {
+        let base = metric.strip_suffix("_bucket").unwrap_or(metric);
+        let described = table
+            .get(base)
+            .unwrap_or_else(|| panic!("{what}: there is no {metric}"));
+        assert_eq!(described.kind == "histogram", base != metric, "{what}: {metric}");
+        let is_of_counter = ["rate(", "increase("]
+            .iter()
+            .any(|function| expression.contains(&format!("{function}{metric}")));
+        let counts = ["counter", "histogram"].contains(&described.kind.as_str());
+        assert_eq!(is_of_counter, counts, "{what}: {metric} is a {}", described.kind);
+    }
+}
+
+/// The labels by which an expression selects or groups.
+fn labels(expression: &str) -> BTreeSet<&str> {
+    let grouped = expression
+        .split("by (")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
+    let selected = expression
+        .split('{')
+        .skip(1)
+        .filter_map(|rest| rest.split('}').next());
+    let selected = selected.flat_map(|inside| inside.split('"').step_by(2));
+    grouped
+        .chain(selected)
+        .flat_map(words)
+        .filter(|word| !word.is_empty())
+        .collect()
+}
+
+#[tokio::test]
+async fn alerts_and_dashboard_use_metrics_and_labels_that_exist() {
+    let table = described_metrics();
+    // The last two are those of targets.
+    let known: BTreeSet<&str> = table
+        .values()
+        .flat_map(|metric| metric.labels.iter().map(String::as_str))
+        .chain(["le", "namespace", "service", "pod"])
+        .collect();
+    let mut all: Vec<(String, String)> = Vec::new();
+    for rule in rules(json!({ "enabled": true })).await {
+        all.push((text(&rule, "alert").to_owned(), text(&rule, "expr").to_owned()));
+    }
+    for (title, expressions) in panels() {
+        all.extend(
+            expressions
+                .into_iter()
+                .map(|expression| (title.clone(), expression)),
+        );
+    }
+    assert!(all.len() > 40, "{all:#?}");
+    for (what, expression) in all {
+        assert_exists(&what, &expression);
+        for label in labels(&expression) {
+            assert!(known.contains(label), "{what}: no metric has a label {label}");
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_shows_every_metric_but_those_of_single_instances() {
+    let all: Vec<String> = panels().into_values().flatten().collect();
+    let shown: BTreeSet<&str> = all
+        .iter()
+        .flat_map(|expression| words(expression))
+        .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
+        .collect();
+    // What happens rarely has an alert instead.
+    let rare = [
+        "stellage_invalid_objects_total",
+        "stellage_catalogue_reloads_total",
+    ];
+    for metric in described_metrics().keys() {
+        assert!(
+            shown.contains(metric.as_str())
+                || metric.starts_with("stellage_instance_")
+                || rare.contains(&metric.as_str()),
+            "the dashboard does not show {metric}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_dashboard_is_a_config_map_that_grafana_finds() {
+    let helm = Helm::alone().await;
+    let config_map = |values: Value| {
+        let rendered = helm.template("stellage-system", &values).unwrap();
+        let objects = objects(&rendered).into_iter();
+        objects
+            .filter(|object| object["metadata"]["name"] == "stellage-dashboard")
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(config_map(json!({})), Vec::<Value>::new());
+    let found = config_map(json!({ "dashboard": { "enabled": true } }));
+    assert_eq!(found[0]["metadata"]["labels"]["grafana_dashboard"], "1");
+    let dashboard: Value = serde_json::from_str(text(&found[0]["data"], "stellage.json")).unwrap();
+    let file: Value = serde_json::from_str(&read(&chart().join("files/dashboard.json"))).unwrap();
+    assert_eq!(dashboard, file);
+    let ids: BTreeSet<i64> = dashboard["panels"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|panel| panel["id"].as_i64().unwrap())
+        .collect();
+    assert_eq!(ids.len(), dashboard["panels"].as_array().unwrap().len());
+}
+
+#[tokio::test]
+async fn each_alert_has_a_section_that_says_what_it_means_how_to_look_and_what_to_do() {
+    let page = read(&root().join("docs/runbooks.md"));
+    let sections: BTreeMap<&str, &str> = page
+        .split("\n## ")
+        .skip(1)
+        .map(|section| section.split_once('\n').unwrap())
+        .collect();
+    let rules = rules(json!({ "enabled": true })).await;
+    let alerts: BTreeSet<&str> = rules.iter().map(|rule| text(rule, "alert")).collect();
+    assert_eq!(alerts.len(), rules.len(), "an alert is there twice");
+    assert_eq!(sections.keys().copied().collect::<BTreeSet<_>>(), alerts);
+    for (alert, section) in sections {
+        for part in ["\n**Meaning.** ", "\n**Look.** ", "\n**Do.** "] {
+            assert!(section.contains(part), "{alert} has no {part}");
+        }
+        for metric in words(section).filter(|word| word.starts_with("stellage_")) {
+            let metric = metric.strip_suffix("_bucket").unwrap_or(metric);
+            assert!(
+                described_metrics().contains_key(metric),
+                "{alert}: there is no {metric}"
+            );
+        }
+    }
+    let anchors = anchors(&page);
+    for rule in &rules {
+        let annotations = &rule["annotations"];
+        let (path, anchor) = text(annotations, "runbook_url").split_once('#').unwrap();
+        assert_eq!(path, "docs/runbooks.md");
+        assert!(anchors.contains(anchor), "{anchor}");
+        assert_eq!(anchor, text(rule, "alert").to_lowercase());
+        let severity = text(&rule["labels"], "severity");
+        assert!(["critical", "warning"].contains(&severity), "{rule}");
+        assert!(!text(annotations, "summary").is_empty() && !text(annotations, "description").is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_links_to_runbooks_lead_where_the_value_says() {
+    let values = json!({ "enabled": true, "runbooks": "https://wiki.example.com/stellage" });
+    for rule in rules(values).await {
+        let url = text(&rule["annotations"], "runbook_url");
+        assert!(
+            url.starts_with("https://wiki.example.com/stellage#stellage"),
+            "{url}"
+        );
+    }
+}
+
+/// A folder with a file `rules.yaml`.
+fn folder_with(rules: &[Value]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rules.yaml");
+    let groups = json!({ "groups": [{ "name": "stellage", "rules": rules }] });
+    std::fs::write(&path, groups.to_string()).unwrap();
+    (folder, path)
+}
+
+#[tokio::test]
+async fn promtool_finds_nothing_wrong_with_the_rules_and_with_the_expressions_of_the_dashboard() {
+    let mut rules = rules(json!({ "enabled": true })).await;
+    for (position, expression) in panels().into_values().flatten().enumerate() {
+        let expression = expression.replace("$__rate_interval", "5m");
+        rules.push(json!({ "record": format!("panel:{position}"), "expr": expression }));
+    }
+    let (_folder, path) = folder_with(&rules);
+    let mut check = Command::new(promtool().await);
+    let said = run(
+        check
+            .args(["check", "rules", "--lint=all", "--lint-fatal"])
+            .arg(path),
+        None,
+    )
+    .unwrap();
+    assert!(said.contains(&format!("{} rules found", rules.len())), "{said}");
+}
+
+#[tokio::test]
+async fn each_alert_fires_when_it_should_and_otherwise_not_says_promtool() {
+    let mut rules = rules(json!({ "enabled": true })).await;
+    for rule in &mut rules {
+        rule["annotations"] = json!({ "summary": rule["annotations"]["summary"] });
+    }
+    let source = read(&root().join("tests/chart/alerts.yaml"));
+    for rule in &rules {
+        let alert = text(rule, "alert");
+        for case in ["fires", "does not fire"] {
+            assert!(
+                source.contains(&format!("\n  - name: {alert} {case}\n")),
+                "no test says that {alert} {case}"
+            );
+        }
+    }
+    let (folder, _) = folder_with(&rules);
+    let tests = folder.path().join("tests.yaml");
+    std::fs::write(&tests, source).unwrap();
+    let mut test = Command::new(promtool().await);
+    run(test.args(["test", "rules"]).arg(tests), None).unwrap_or_else(|said| panic!("{said}"));
+}
