@@ -165,13 +165,12 @@ impl Counts {
         change(&mut counts);
         account.count = account.count - before + counts.count;
         self.total = self.total - before + counts.count;
-        if counts.count > 0 {
-            account.ranking.insert((counts.count, webhook.clone()));
-        }
-        if counts.expects_room && counts.count < self.bound.webhook {
-            account.expecting.insert((counts.count, webhook.clone()));
-        }
         if counts.count > 0 || counts.expects_room {
+            let rank = (counts.count, webhook.clone());
+            if counts.expects_room && counts.count < self.bound.webhook {
+                account.expecting.insert(rank.clone());
+            }
+            account.ranking.insert(rank);
             account.webhooks.insert(webhook.clone(), counts);
         }
         if account.webhooks.is_empty() {
@@ -179,12 +178,10 @@ impl Counts {
             return;
         }
         let rank = (account.count, name.clone());
-        if account.count > 0 {
-            self.ranking.insert(rank.clone());
-        }
         if !account.expecting.is_empty() && account.count < self.bound.account {
-            self.expecting.insert(rank);
+            self.expecting.insert(rank.clone());
         }
+        self.ranking.insert(rank);
     }
 
     #[cfg(test)]

@@ -119,3 +119,64 @@ impl FirstAttempts {
         self.ready.is_empty() && self.subjects.is_empty() && self.waiting == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Event, *};
+    use crate::events::EventType;
+
+    fn job(subject: &str, sequence: i64) -> Job {
+        let event = Event {
+            id: format!("evt_{sequence}").into(),
+            event_type: EventType::InstanceStarted,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+            sequence,
+            body: bytes::Bytes::new(),
+            subject: subject.into(),
+        };
+        Job::of_event(format!("ns/{sequence}").into(), "ns/one".into(), Arc::new(event))
+    }
+
+    #[test]
+    fn events_of_unknown_objects_wait_for_none_of_each_other() {
+        let mut queue = FirstAttempts::default();
+        let jobs = [1, 2, 3].map(|sequence| job("", sequence));
+        for job in jobs.iter().rev() {
+            queue.reserve(job);
+            queue.push(job);
+            queue.push(job);
+        }
+        assert_eq!(queue.len(), 3);
+        queue.remove(&jobs[1]);
+        queue.remove(&jobs[1]);
+        assert_eq!(queue.len(), 2);
+        let order = std::iter::from_fn(|| queue.pop()).map(|(job, _)| job.to_string());
+        assert_eq!(order.collect::<Vec<_>>(), ["ns/1", "ns/3"]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn an_event_waits_for_earlier_ones_of_its_object_until_their_attempt_has_ended_or_they_are_removed() {
+        let mut queue = FirstAttempts::default();
+        let jobs = [1, 2, 3].map(|sequence| job("i-1", sequence));
+        queue.reserve(&jobs[0]);
+        for job in &jobs[1..] {
+            queue.push(job);
+            queue.push(job);
+        }
+        assert_eq!((queue.len(), queue.pop()), (2, None));
+        queue.push(&jobs[0]);
+        let (first, subject) = queue.pop().unwrap();
+        assert_eq!((&*first, queue.len(), queue.pop()), ("ns/1", 2, None));
+        queue.remove(&jobs[0]);
+        assert_eq!(queue.pop(), None, "its attempt is in flight");
+        queue.attempt_ended(&subject);
+        let (second, _) = queue.pop().unwrap();
+        assert_eq!((&*second, queue.len()), ("ns/2", 1));
+        queue.remove(&jobs[1]);
+        queue.remove(&jobs[2]);
+        assert_eq!(queue.len(), 0);
+        queue.attempt_ended(&subject);
+        assert!(queue.is_empty());
+    }
+}

@@ -83,7 +83,7 @@ impl Dispatcher {
             self.withdraw(&oldest);
             self.readmit(&oldest, false, now);
         }
-        if !self.expects_room && self.totals.owed.next_expecting().is_some() {
+        if !self.expects_room {
             self.expects_room = true;
             self.timer(now.mono, Timer::Room);
         }

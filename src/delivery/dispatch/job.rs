@@ -260,13 +260,6 @@ impl Job {
         }
     }
 
-    /// Whether its record still says that it is held, although it is no longer.
-    pub(super) fn is_released(&self) -> bool {
-        let recorded = self.record().and_then(|record| record.status.as_ref());
-        recorded.is_some_and(|status| status.phase == DeliveryPhase::Held)
-            && self.phase() == DeliveryPhase::Pending
-    }
-
     /// The current status, unless nothing has been recorded or decided yet.
     fn latest_status(&self) -> Option<&DeliveryStatus> {
         let recorded = || self.record().and_then(|record| record.status.as_ref());

@@ -417,7 +417,7 @@ impl Dispatcher {
                     };
                     if !job.is_stored() && job.desired.is_none() {
                         self.record_as_pending(&key, now);
-                    } else if job.is_released() {
+                    } else {
                         self.write(&key);
                     }
                 }

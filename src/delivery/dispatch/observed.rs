@@ -140,9 +140,12 @@ impl Dispatcher {
         }
         self.tombstones.remove(&job_key);
         match self.jobs.get_mut(&job_key) {
-            // Share the object with the watch's store.
-            Some(job) if job.is_stored() && job.version() == version => job.source = Source::Record(record),
-            Some(job) if job.is_stored() && job.version() > version => {}
+            Some(job) if job.is_stored() && job.version() >= version => {
+                if job.version() == version {
+                    // Share the object with the watch's store.
+                    job.source = Source::Record(record);
+                }
+            }
             Some(job) if job.state != State::Checking => {
                 job.source = Source::Record(record);
                 job.left_watch = false;

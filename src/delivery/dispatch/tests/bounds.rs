@@ -2,7 +2,7 @@
 
 use super::{
     super::*,
-    world::{Fate, Receiver, World},
+    world::{Fate, Receiver, World, outbox_version},
 };
 use crate::resources::DeliveryPhase;
 
@@ -230,6 +230,7 @@ fn however_much_room_there_is_all_of_a_sudden_it_is_given_in_small_steps() {
     world.dispatcher.tick(now);
     let held = counts(&world, "ns/1").1;
     assert!((200 - 64..200).contains(&held), "{held}");
+    assert_eq!(world.dispatcher.next_timer(), Some(now.mono), "the others follow");
     world.settle();
     assert_eq!(counts(&world, "ns/1"), (200, 100, 0));
 }
@@ -324,6 +325,11 @@ fn a_retry_that_gives_way_continues_its_ladder_when_there_is_room() {
     assert_eq!(world.sendings[0].webhook, other);
     world.land(0);
     world.work(false);
+    assert_eq!(
+        world.status(&last).phase,
+        DeliveryPhase::Held,
+        "its next attempt may be made within a second"
+    );
     world.pass(std::time::Duration::from_secs(1));
     world.work(false);
     let after = world.status(&last);
@@ -638,4 +644,94 @@ fn the_totals_count_all_that_is_pending_held_and_dropped() {
     world.delete_hook(&"a/0".into());
     while world.watch_hooks() {}
     assert_eq!(world.dispatcher.totals(), (2, 3, 3));
+}
+
+#[test]
+fn a_retry_that_gives_way_for_a_moment_is_not_written() {
+    let mut world = down((4, 4, 100), (10, 100, 100), &[("ns", 1)]);
+    let events = flood(&mut world, "ns", 4);
+    let last = world.job(&"ns/0".into(), &events[3]);
+    let (before, writes) = (world.status(&last), world.writes);
+    world.add_hook("ns", "fast");
+    world.work(false);
+    world.record("ns", "i-1", Fate::Good);
+    let is_attempt = |command: &Command| matches!(command, Command::Attempt { .. });
+    let attempt = world.commands.iter().position(is_attempt).unwrap();
+    assert_eq!(world.dispatcher.jobs[&last].state, State::Held);
+    world.execute(attempt, Fate::Good);
+    world.land(0);
+    world.pass(std::time::Duration::from_secs(2));
+    world.settle();
+    assert_eq!(world.writes.replaces, writes.replaces);
+    assert_eq!(world.status(&last), before);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn what_the_watch_no_longer_shows_in_an_outbox_is_forgotten() {
+    let mut world = World::new(DeliveryLog::Failures);
+    world.add_hook("ns", "one");
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    let revision = world.objects["i-1"].revision;
+    let dispatcher = &mut world.dispatcher;
+    dispatcher.outbox_shown(&outbox_version("ns", "i-1", revision - 1, &[]));
+    assert!(dispatcher.knows(&event), "that version is older");
+    dispatcher.outbox_shown(&outbox_version("ns", "i-1", revision + 1, &[]));
+    assert!(!dispatcher.knows(&event));
+    assert!(dispatcher.objects_after(None, 1).is_empty());
+}
+
+#[test]
+fn a_webhook_that_cannot_be_sent_to_holds_deliveries_for_another_reason_than_their_number() {
+    let mut world = down((2, 100, 100), (10, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    flood(&mut world, "ns", 5);
+    assert_eq!(world.tally(&webhook).0.backlog, Some(Backlog::Held));
+    world.set_secret(&webhook, false);
+    assert_eq!(world.tally(&webhook).0.backlog, None);
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_change_of_a_webhook_that_owes_too_much_forgets_no_request() {
+    let mut world = down((2, 100, 100), (10, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 5);
+    let jobs: Vec<_> = events.iter().map(|event| world.job(&webhook, event)).collect();
+    world.request(&jobs[3]);
+    world.work(false);
+    world.request(&jobs[4]);
+    world.work(false);
+    // Only one is in flight at a time, because the receiver fails.
+    assert_eq!(world.sendings.len(), 1);
+    world.change_hook(&webhook, true);
+    world.settle();
+    for job in &jobs[3..] {
+        let status = world.status(job);
+        assert_eq!((status.phase, status.attempt_count), (DeliveryPhase::Held, 1));
+    }
+    world.heal();
+    world.audit_end();
+}
+
+#[test]
+fn a_requested_retry_for_which_a_new_leader_has_no_room_is_held_with_its_ladder() {
+    let mut world = down((100, 100, 100), (100, 100, 100), &[("ns", 1)]);
+    let webhook: WebhookKey = "ns/0".into();
+    let events = flood(&mut world, "ns", 3);
+    let job = world.job(&webhook, &events[2]);
+    world.request(&job);
+    world.limits.pending.webhook = 1;
+    world.crash(|_| true);
+    world.settle();
+    let status = world.status(&job);
+    assert_eq!(
+        (status.phase, status.attempt_count, status.retries),
+        (DeliveryPhase::Held, 2, 1)
+    );
+    world.heal();
+    world.audit_end();
 }

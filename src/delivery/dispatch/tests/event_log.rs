@@ -6,7 +6,10 @@ use super::{
     super::*,
     world::{Fate, World},
 };
-use crate::resources::DeliveryPhase;
+use crate::resources::{DeliveryPhase, LoggedDelivery, event_log::event_bytes};
+
+/// Most bytes of a page.
+const PAGE: usize = 256 * 1024;
 
 fn world() -> (World, WebhookKey) {
     let mut world = World::new(DeliveryLog::All);
@@ -422,6 +425,107 @@ fn pages_stay_a_second_apart_however_much_has_been_logged() {
         world.settle();
         assert_eq!(pages(&world).len(), number + 1);
     }
+    world.run();
+    world.audit_end();
+}
+
+/// Ends the first attempt with a success after which its event has so many bytes.
+fn land_with_bytes(world: &mut World, bytes: usize) {
+    let sending = &world.sendings[0];
+    let Report::Sent { mut attempt, .. } = world.report(200, None) else {
+        unreachable!()
+    };
+    attempt.response = Some(String::new());
+    let facts = &world.hooks[&sending.webhook].facts;
+    let delivery = LoggedDelivery {
+        webhook: facts.name.to_string(),
+        webhook_uid: facts.uid.to_string(),
+        attempt: attempt.clone(),
+    };
+    let without = event_bytes(&String::from_utf8_lossy(&sending.event.body)) + delivery.bytes();
+    attempt.response = Some("x".repeat(bytes - without));
+    let report = Report::Sent {
+        attempt,
+        retry_after: None,
+    };
+    world.report_of(0, report);
+    world.work(false);
+}
+
+#[test]
+fn an_event_may_fill_its_page_to_the_last_byte_and_no_more() {
+    for (beyond, deliveries) in [(0, 0), (1, 1)] {
+        let (mut world, _) = world();
+        world.record("ns", "i-1", Fate::Good);
+        world.work(false);
+        land_with_bytes(&mut world, PAGE + beyond);
+        world.run();
+        assert_eq!(world.deliveries.len(), deliveries);
+        world.audit_end();
+    }
+}
+
+#[test]
+fn two_events_share_a_page_if_they_fit() {
+    for (beyond, expected) in [(0, 1), (1, 2)] {
+        let (mut world, _) = world();
+        for uid in ["i-1", "i-2"] {
+            world.record("ns", uid, Fate::Good);
+        }
+        world.work(false);
+        land_with_bytes(&mut world, PAGE / 2);
+        assert!(pages(&world).is_empty());
+        land_with_bytes(&mut world, PAGE / 2 + beyond);
+        assert_eq!(pages(&world).len(), expected);
+        world.run();
+        world.audit_end();
+    }
+}
+
+#[test]
+fn of_an_event_whose_receivers_answer_much_some_deliveries_are_not_on_its_page() {
+    let (mut world, _) = world();
+    for number in 0..19 {
+        world.add_hook("ns", &format!("wh-{number}"));
+    }
+    world.settle();
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.work(false);
+    land_all(&mut world, 16 * 1024);
+    world.run();
+    assert_eq!(pages(&world), [vec![(event, 15)]]);
+    assert_eq!(world.deliveries.len(), 5);
+    world.audit_end();
+}
+
+#[test]
+fn a_success_is_due_on_a_page_after_a_second_although_other_records_are_not_written_yet() {
+    let (mut world, _) = world();
+    world.add_hook("ns", "two");
+    world.settle();
+    world.record("ns", "i-1", Fate::Good);
+    world.work(false);
+    world.land(0);
+    world.work(false);
+    world.pass(Duration::from_secs(1));
+    assert!(world.commands.contains(&Command::Log("ns".into())));
+    world.run();
+    world.audit_end();
+}
+
+#[test]
+fn a_success_waits_a_second_for_others_however_short_the_time_since_the_last_page() {
+    let (mut world, _) = world();
+    world.record("ns", "i-1", Fate::Good);
+    world.settle();
+    wait(&mut world, Duration::from_millis(1500));
+    assert_eq!(pages(&world).len(), 1);
+    world.record("ns", "i-2", Fate::Good);
+    world.settle();
+    wait(&mut world, Duration::from_millis(950));
+    assert_eq!(pages(&world).len(), 1);
+    wait(&mut world, Duration::from_millis(50));
+    assert_eq!(pages(&world).len(), 2);
     world.run();
     world.audit_end();
 }

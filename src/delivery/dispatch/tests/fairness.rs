@@ -240,3 +240,21 @@ fn the_webhooks_of_an_account_take_turns_however_many_events_wait_for_one_of_the
     let order: Vec<_> = world.begun.iter().map(|it| &*it.webhook).collect();
     assert_eq!(order, ["ns/a", "ns/a", "ns/b", "ns/a"]);
 }
+
+#[test]
+fn a_failure_halves_how_many_are_sent_at_a_time_and_a_success_adds_one() {
+    let mut world = World::with(Limits::default(), DeliveryLog::Failures);
+    world.add_hook("ns", "one");
+    world.settle();
+    for number in 0..20 {
+        world.record("ns", &format!("i-{number}"), Fate::Good);
+    }
+    let mut at_once = Vec::new();
+    for code in [500, 200, 200, 500, 500, 200, 200] {
+        world.work(false);
+        at_once.push(world.sendings.len());
+        let report = world.report(code, None);
+        world.report_of(0, report);
+    }
+    assert_eq!(at_once, [4, 3, 3, 4, 3, 2, 2]);
+}

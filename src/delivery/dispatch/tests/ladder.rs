@@ -490,3 +490,48 @@ fn of_two_deliveries_whose_last_retries_fail_at_the_same_time_one_disables() {
         [DeliveryPhase::Exhausted; 2]
     );
 }
+
+#[test]
+fn the_counters_of_a_webhook_tell_how_many_attempts_failed_and_when_and_why() {
+    let (mut world, webhook) = world(Receiver::Down);
+    record(&mut world, "i-1");
+    world.run_until(|world| world.begun.len() == 2);
+    world.settle();
+    let failed_at = world.wall;
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.failed_attempts), (0, 2));
+    assert_eq!(
+        (
+            tally.last_failure_at,
+            tally.last_failure.as_deref(),
+            tally.last_success_at
+        ),
+        (Some(failed_at), Some("status 500"), None)
+    );
+    world.receivers.insert(webhook.clone(), Receiver::Up);
+    world.run();
+    let (tally, ..) = world.tally(&webhook);
+    assert_eq!((tally.delivered, tally.failed_attempts), (1, 2));
+    assert_eq!(
+        (tally.last_failure_at, tally.last_success_at),
+        (Some(failed_at), Some(world.wall))
+    );
+}
+
+#[test]
+fn a_test_that_waits_goes_on_waiting_when_its_webhook_is_enabled() {
+    let (mut world, webhook) = world(Receiver::Gone);
+    record(&mut world, "i-1");
+    world.run();
+    let job = world.add_test(&webhook, "test");
+    world.receivers.clear();
+    world.work(false);
+    world.report_of(0, Report::Unready);
+    world.change_hook(&webhook, true);
+    world.work(false);
+    assert!(world.sendings.is_empty());
+    world.pass(Duration::from_secs(1));
+    world.settle();
+    assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
+    world.audit_end();
+}

@@ -268,6 +268,18 @@ fn the_last_event_of_an_object_is_settled_when_all_are() {
 }
 
 #[test]
+fn an_object_that_is_not_deleted_has_no_last_event() {
+    let (mut world, _) = world(DeliveryLog::Failures);
+    let event = world.record("ns", "i-1", Fate::Good).unwrap();
+    world.begin_lookup();
+    world.end_lookup();
+    world.execute(0, Fate::Good);
+    world.land(0);
+    assert!(world.dispatcher.is_settled(&event));
+    assert!(world.commands.is_empty(), "{:?}", world.commands);
+}
+
+#[test]
 fn a_record_held_for_a_webhook_that_is_yet_to_be_seen_shows_as_held() {
     let (mut world, webhook) = world(DeliveryLog::Failures);
     world.receivers.insert(webhook.clone(), Receiver::Down);

@@ -410,7 +410,7 @@ fn many_go_out_in_the_order_of_their_events_as_many_at_a_time_as_ever() {
 
 #[test]
 fn a_request_that_is_taken_back_is_none() {
-    let (mut world, _, [_, held]) = disabled();
+    let (mut world, webhook, [_, held]) = disabled();
     let begun = world.begun.len();
     world.request(&held);
     world.work(false);
@@ -419,6 +419,7 @@ fn a_request_that_is_taken_back_is_none() {
     world.run();
     assert_eq!(world.begun.len(), begun + 1);
     assert_eq!(world.status(&held).phase, DeliveryPhase::Held);
+    assert_eq!(world.tally(&webhook).2, 1);
     world.audit();
     world.heal();
     world.audit_end();
@@ -496,4 +497,63 @@ fn a_requested_retry_that_cannot_be_sent_for_now_waits_and_that_is_no_attempt() 
         world.heal();
         world.audit_end();
     }
+}
+
+#[test]
+fn the_exhausted_one_that_is_to_be_sent_again_is_held_until_its_webhook_is_enabled() {
+    let (mut world, webhook, [exhausted, _]) = disabled();
+    let begun = world.begun.len();
+    world.redeliver(&exhausted);
+    world.run();
+    assert_eq!(world.begun.len(), begun);
+    let status = world.status(&exhausted);
+    assert_eq!((status.phase, status.retries), (DeliveryPhase::Held, 0));
+    world.receivers.clear();
+    world.change_hook(&webhook, true);
+    world.run();
+    assert_eq!(world.status(&exhausted).phase, DeliveryPhase::Delivered);
+    world.audit_end();
+}
+
+#[test]
+fn a_first_attempt_that_waits_keeps_its_place_whatever_is_requested() {
+    let mut world = World::new(DeliveryLog::Failures);
+    let webhook = world.add_hook("ns", "one");
+    world.settle();
+    let job = record(&mut world, &webhook, "i-1");
+    world.work(false);
+    for pause in [1, 1, 2] {
+        world.report_of(0, Report::Unready);
+        world.work(false);
+        if world.deliveries.contains_key(&job) {
+            world.request(&job);
+            world.work(false);
+        }
+        assert!(world.sendings.is_empty());
+        world.pass(Duration::from_secs(pause));
+        world.work(false);
+    }
+    world.run();
+    assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
+    world.audit_end();
+}
+
+#[test]
+fn what_was_requested_while_a_disabled_webhook_had_no_secret_is_sent_once_it_has_one() {
+    let (mut world, webhook, [_, held]) = disabled();
+    let mut facts = world.hooks[&webhook].facts.clone();
+    let now = world.now();
+    facts.gate = Gate::Blocked;
+    world.dispatcher.webhook_seen(facts.clone(), now);
+    let begun = world.begun.len();
+    world.request(&held);
+    world.settle();
+    assert_eq!(world.begun.len(), begun);
+    facts.gate = Gate::Disabled;
+    world.dispatcher.webhook_seen(facts, now);
+    world.settle();
+    assert_eq!(world.begun.len(), begun + 1);
+    assert_eq!(world.status(&held).phase, DeliveryPhase::Held);
+    world.heal();
+    world.audit_end();
 }
