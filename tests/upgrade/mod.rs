@@ -179,6 +179,9 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
         started.count()
     };
     eventually("its event", started, |count| *count == 1).await;
+    // From now on it is billed.
+    let metering = async || get(&plane, "instances", "midway")["status"]["metering"].clone();
+    eventually("the instance to be metered", metering, Value::is_object).await;
     // A backup can be restored.
     let backup = data(&tenant, "/v1/backups").await[0].clone();
     let rest = &before["rest"]["id"].as_str().unwrap();
@@ -218,8 +221,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
         "older=yes",
     ];
     kubectl(&plane, &annotate, None).unwrap();
-    let pruned = async || get(&plane, "instances", "midway")["status"]["metering"].clone();
-    eventually("new fields to be pruned", pruned, Value::is_null).await;
+    eventually("new fields to be pruned", metering, Value::is_null).await;
     of("Webhook").for_each(untouched);
 
     install(&plane);
@@ -228,6 +230,7 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     let again = async || tenant.call(Method::GET, "/v1/instances", None).await.status;
     eventually("the key to be known", again, |status| *status == StatusCode::OK).await;
     assert_eq!(instances(&tenant).await, before);
+    eventually("the instance to be metered again", metering, Value::is_object).await;
     assert!(operator.metric("stellage_invalid_objects_total", "").await < 0.5);
     operator.stop().await;
 }
