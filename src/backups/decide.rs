@@ -22,7 +22,7 @@ const DEADLINE: SignedDuration = SignedDuration::from_hours(6);
 /// When to look again whether the last event of a deleted Backup is settled, in case that is not reported.
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
 /// The same for whether a deleted Backup has been restored.
-const CHECK_HELD: Duration = Duration::from_secs(60);
+const CHECK_HELD: Duration = Duration::from_mins(10);
 /// Longest message of an error that is kept, in bytes.
 const MAX_MESSAGE: usize = 1000;
 /// Longest code of an error, in characters, as the schema has it.

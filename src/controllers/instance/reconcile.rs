@@ -50,7 +50,7 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// 1.5 MiB.
 const MAX_OUTBOX: usize = 32;
 /// When to look again whether a backup can be restored, in case its change was not reported.
-const RESTORE_AGAIN: Duration = Duration::from_secs(60);
+const RESTORE_AGAIN: Duration = Duration::from_mins(10);
 /// When to look again whether the end of an instance is recorded.
 const UNTIL_RECORDED: Duration = Duration::from_millis(100);
 /// When to try again with an instance whose outbox is full.
