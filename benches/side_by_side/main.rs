@@ -132,7 +132,7 @@ enum Part {
 
 impl Part {
     /// All parts with their names, in the order of measurement.
-    const ALL: [(&str, Self); 17] = [
+    const ALL: [(&str, Self); 18] = [
         ("transitions", Self::Webhooks(webhooks::Part::Transitions)),
         ("convergence", Self::Convergence),
         ("creates", Self::Creates),
