@@ -264,11 +264,6 @@ impl Operator {
         self.daemon.lock().name().to_owned()
     }
 
-    /// All that it has logged.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
     fn end_of_log(&self) -> String {
         format!("the end of its log:\n{}", self.daemon.lock().log_tail())
     }
