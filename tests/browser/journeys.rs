@@ -10,9 +10,8 @@ use std::{
 
 use serde_json::json;
 use stellage::resources::InstanceState;
-use thirtyfour::Key;
 
-use super::Browser;
+use super::{Browser, webdriver::Key};
 use crate::support::{
     Operator, OwnPlane, Tenant, eventually, new_key, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
@@ -73,7 +72,7 @@ impl Browser {
     /// Loads the page anew until it has an element.
     async fn reloads_until(&self, css: &str) {
         let look = async || {
-            self.driver.refresh().await.unwrap();
+            self.driver.refresh().await;
             self.has(css).await
         };
         eventually(css, look, |has| *has).await;
@@ -344,7 +343,7 @@ impl Browser {
         self.press("Create API key").await;
         self.shows("It is not shown again").await;
         self.check("a new key").await;
-        let id = self.find("dl code").await.text().await.unwrap();
+        let id = self.find("dl code").await.text().await;
         self.press("To the API keys").await;
         self.click(&format!("a[href='/console/keys/{id}/revoke']")).await;
         self.check("revoke a key").await;

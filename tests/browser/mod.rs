@@ -2,7 +2,8 @@
 //!
 //! - `journeys`: everything that the API does, done by hand; without scripts; with the keyboard alone; a page that refreshes itself;
 //! - `attacks`: what another site, another account and a revoked key cannot do;
-//! - `screenshots`: the pictures in the documentation (`make screenshots`).
+//! - `screenshots`: the pictures in the documentation (`make screenshots`);
+//! - `webdriver`: the protocol between the tests and chromedriver.
 //!
 //! [`Browser::check`] is run on every page in every state that a journey comes to: nothing to complain about for axe, nothing wider than
 //! the window, nothing in the browser's console. `axe-4.14.1.min.js` is the file of the npm package `axe-core` (MPL-2.0, `axe-LICENSE`).
@@ -10,19 +11,20 @@
 mod attacks;
 mod journeys;
 mod screenshots;
+mod webdriver;
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::LazyLock,
-    time::Duration,
 };
 
 use control_plane::{ControlPlane, Daemon};
 use serde_json::{Value, json};
-use thirtyfour::{By, Capabilities, Key, WebDriver, WebElement, error::WebDriverResult};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use url::Url;
 
+use self::webdriver::{By, Element, Key, Refused, Session};
 use crate::support::{eventually, say_not_run};
 
 const AXE: &str = include_str!("axe-4.14.1.min.js");
@@ -77,7 +79,7 @@ fn found(names: &[&str]) -> Option<PathBuf> {
 
 /// A window of a Chromium of its own. Ends when dropped.
 struct Browser {
-    driver: WebDriver,
+    driver: Session,
     origin: String,
     _chromedriver: Daemon,
     _permit: SemaphorePermit<'static>,
@@ -117,7 +119,6 @@ impl Browser {
             rest.split_once('.')?.0.parse::<u16>().ok()
         };
         let port = eventually("chromedriver", port, Option::is_some).await.unwrap();
-        let mut capabilities = Capabilities::new();
         let arguments = [
             "--headless=new",
             // Tests may run as root in a container.
@@ -130,18 +131,12 @@ impl Browser {
             "--force-prefers-reduced-motion",
             "--lang=en-GB",
         ];
-        let options = json!({ "binary": chromium, "args": arguments });
-        for (name, value) in [
-            ("browserName", json!("chrome")),
-            ("goog:chromeOptions", options),
-            ("goog:loggingPrefs", json!({ "browser": "ALL" })),
-        ] {
-            capabilities.set(name, value).unwrap();
-        }
-        let driver = WebDriver::builder(format!("http://127.0.0.1:{port}"), capabilities)
-            .request_timeout(Duration::from_mins(2))
-            .await
-            .unwrap();
+        let capabilities = json!({
+            "browserName": "chrome",
+            "goog:chromeOptions": { "binary": chromium, "args": arguments },
+            "goog:loggingPrefs": { "browser": "ALL" },
+        });
+        let driver = Session::start(port, capabilities).await;
         let browser = Self {
             driver,
             origin: url.to_owned(),
@@ -154,12 +149,12 @@ impl Browser {
 
     /// Ends the browser. Otherwise dropping it would block the thread until it has ended.
     async fn quit(self) {
-        self.driver.quit().await.unwrap();
+        self.driver.quit().await;
     }
 
     /// A command of the Chrome DevTools Protocol.
     async fn devtools(&self, method: &str, parameters: Value) {
-        self.driver.cdp().send_raw(method, parameters).await.unwrap();
+        self.driver.devtools(method, parameters).await;
     }
 
     async fn view(&self, view: View) {
@@ -171,19 +166,18 @@ impl Browser {
     }
 
     async fn open(&self, path: &str) {
-        self.driver.goto(format!("{}{path}", self.origin)).await.unwrap();
+        self.driver.goto(&format!("{}{path}", self.origin)).await;
     }
 
     /// Path and query of the page.
     async fn path(&self) -> String {
-        let url = self.driver.current_url().await.unwrap();
+        let url = Url::parse(&self.driver.current_url().await).unwrap();
         let query = url.query().map(|query| format!("?{query}"));
         format!("{}{}", url.path(), query.unwrap_or_default())
     }
 
     async fn script(&self, script: &str) -> Value {
-        let value = self.driver.execute(script, Vec::new()).await.unwrap();
-        value.json().clone()
+        self.driver.execute(script).await
     }
 
     /// What can be read on the page.
@@ -205,7 +199,7 @@ impl Browser {
     }
 
     /// Waits until something works: an element may not be there yet, or have just been replaced.
-    async fn patiently<T>(&self, what: &str, attempt: impl AsyncFn() -> WebDriverResult<T>) -> T {
+    async fn patiently<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T, Refused>) -> T {
         let done = eventually(
             what,
             async || attempt().await.map_err(|error| error.to_string()).map(Done),
@@ -214,13 +208,13 @@ impl Browser {
         done.await.unwrap().0
     }
 
-    async fn find(&self, css: &str) -> WebElement {
+    async fn find(&self, css: &str) -> Element {
         self.patiently(css, async || self.driver.find(By::Css(css)).await)
             .await
     }
 
     async fn has(&self, css: &str) -> bool {
-        !self.driver.find_all(By::Css(css)).await.unwrap().is_empty()
+        self.driver.find(By::Css(css)).await.is_ok()
     }
 
     async fn click(&self, css: &str) {
@@ -241,8 +235,8 @@ impl Browser {
     /// Enters a text into the field with this name, in place of what is there.
     async fn fill(&self, name: &str, text: &str) {
         let field = self.find(&format!("main [name={name}]")).await;
-        field.clear().await.unwrap();
-        field.send_keys(text).await.unwrap();
+        field.clear().await;
+        field.send_keys(text).await;
     }
 
     /// Chooses from the list with this name.
@@ -253,32 +247,27 @@ impl Browser {
     }
 
     async fn key(&self, key: Key) {
-        let typed = self.driver.action_chain().send_keys(key);
-        typed.perform().await.unwrap();
+        self.driver.type_text(key.code()).await;
     }
 
     async fn type_text(&self, text: &str) {
-        let typed = self.driver.action_chain().send_keys(text);
-        typed.perform().await.unwrap();
+        self.driver.type_text(text).await;
     }
 
     /// Status, Content-Type and text of something that a page of the console fetches.
     async fn fetch(&self, method: &str, path: &str) -> (u64, String, String) {
         let script = "const [method, path, done] = arguments; fetch(path, { method }).then(async (r) => done([r.status, r.headers.get('content-type') ?? '', await r.text()]))";
-        let arguments = vec![json!(method), json!(path)];
-        let got = self.driver.execute_async(script, arguments).await.unwrap();
-        let got = got.json();
+        let got = self.driver.execute_async(script, &[method, path]).await;
         let text = |index: usize| got[index].as_str().unwrap_or_default().to_owned();
         (got[0].as_u64().unwrap(), text(1), text(2))
     }
 
     /// Errors and warnings of the browser since the last time, but for pages that answered with 4xx as they should.
     async fn complaints(&self) -> Vec<String> {
-        let log = self.driver.browser_log().await.unwrap();
-        let log = log
-            .into_iter()
-            .filter(|entry| ["SEVERE", "WARNING"].contains(&entry.level.as_str()));
-        log.map(|entry| entry.message)
+        let log = self.driver.log().await;
+        log.into_iter()
+            .filter(|(level, _)| ["SEVERE", "WARNING"].contains(&level.as_str()))
+            .map(|(_, message)| message)
             .filter(|message| !message.contains("the server responded with a status of 4"))
             .collect()
     }
@@ -294,9 +283,9 @@ impl Browser {
             self.view(view).await;
             let wide = self.script(TOO_WIDE).await;
             assert_eq!(wide, json!([]), "{at}: {state} in {view:?}");
-            self.driver.execute(AXE, Vec::new()).await.unwrap();
-            let found = self.driver.execute_async(RUN_AXE, Vec::new()).await.unwrap();
-            let found: Vec<String> = found.convert().unwrap();
+            self.driver.execute(AXE).await;
+            let found = self.driver.execute_async(RUN_AXE, &[]).await;
+            let found: Vec<String> = serde_json::from_value(found).unwrap();
             assert!(
                 found.is_empty(),
                 "{at}: {state} in {view:?}:\n{}",
@@ -306,7 +295,7 @@ impl Browser {
         self.view(View::WIDE).await;
         let complaints = self.complaints().await;
         assert!(complaints.is_empty(), "{at}: {state}: {complaints:#?}");
-        let title = self.driver.title().await.unwrap();
+        let title = self.driver.title().await;
         assert!(
             title.ends_with(" · Stellage") || !self.has("#main").await,
             "{at}: {state}: {title}"

@@ -32,8 +32,7 @@ impl Browser {
             self.find("main h1").await;
             // WebP takes less than half of what PNG takes.
             let format = json!({ "format": "webp", "quality": 80 });
-            let devtools = self.driver.cdp();
-            let taken = devtools.send_raw("Page.captureScreenshot", format).await.unwrap();
+            let taken = self.driver.devtools("Page.captureScreenshot", format).await;
             let picture = STANDARD.decode(taken["data"].as_str().unwrap()).unwrap();
             assert!(picture.len() < MAX_PICTURE, "{name}: {} bytes", picture.len());
             fs::write(images().join(format!("console-{name}-{scheme}.webp")), picture).unwrap();
