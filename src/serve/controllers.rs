@@ -161,10 +161,9 @@ impl Candidate {
             };
             let listener = usage_listener.try_clone().and_then(TcpListener::from_std);
             let listener = listener.map_err(ServeError::UsageListener)?;
-            match controllers
-                .lead(leadership, stores.clone(), listener, &term)
-                .await?
-            {
+            // On the heap: it is large, and there is one.
+            let leading = Box::pin(controllers.lead(leadership, stores.clone(), listener, &term));
+            match leading.await? {
                 Term::Lost => {
                     tracing::warn!(
                         "lost the Lease: this replica has stopped all writing, and stands for election again"

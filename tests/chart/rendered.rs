@@ -232,8 +232,8 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
             "at '/controller/settings/retrySchedule'",
         ),
         (
-            json!({ "controller": { "settings": { "leaseDurationSeconds": 4 } } }),
-            "minimum: got 4, want 5",
+            json!({ "controller": { "settings": { "leaseDurationSeconds": 3 } } }),
+            "minimum: got 3, want 4",
         ),
         (
             json!({ "mode": "both" }),

@@ -51,14 +51,14 @@ pub struct Line {
     /// Display name.
     pub name: String,
     /// Hours by plan and price.
-    pub hours: Vec<Hours>,
+    pub hours: Vec<Charge>,
     /// What is to be paid.
     pub amount: Money,
 }
 
 /// Hours at one price.
 #[derive(Debug, Deserialize)]
-pub struct Hours {
+pub struct Charge {
     /// The plan.
     pub plan: String,
     /// Number of hours.

@@ -243,7 +243,7 @@ impl Year {
         let mut spec = instance.spec.clone();
         action.request(&mut spec, &self.time().to_string());
         self.edit(instance, |object| {
-            object["spec"] = serde_json::to_value(spec).unwrap()
+            object["spec"] = serde_json::to_value(spec).unwrap();
         });
     }
 
@@ -294,13 +294,13 @@ impl Year {
             44..52 => {
                 let is_enabled = !instance.spec.backup_enabled;
                 self.edit(&instance, |object| {
-                    object["spec"]["backupEnabled"] = json!(is_enabled)
+                    object["spec"]["backupEnabled"] = json!(is_enabled);
                 });
             }
             52..55 => {
                 let is_enabled = !instance.spec.monitoring_enabled;
                 self.edit(&instance, |object| {
-                    object["spec"]["monitoringEnabled"] = json!(is_enabled)
+                    object["spec"]["monitoringEnabled"] = json!(is_enabled);
                 });
             }
             55..62 => {
@@ -425,7 +425,7 @@ impl Year {
     }
 
     /// How long until the next end of a month, or since the last one.
-    fn from_boundary(&self) -> SignedDuration {
+    fn since_boundary(&self) -> SignedDuration {
         let month = Period::month_of(self.time());
         let time = self.time();
         month.to.duration_since(time).min(time.duration_since(month.from))
@@ -433,7 +433,7 @@ impl Year {
 
     fn set_clock(&mut self) {
         let since_closing = self.time().duration_since(self.closed_at);
-        if self.operator.is_none() || self.from_boundary().min(since_closing) < NO_JUMPS {
+        if self.operator.is_none() || self.since_boundary().min(since_closing) < NO_JUMPS {
             return;
         }
         let before = self.around.clock.now();
@@ -460,7 +460,7 @@ impl Year {
     async fn close(&mut self) {
         let is_usual = self.off.is_zero() && self.time().duration_since(self.off_since) > HOUR * 48;
         let is_up = self.operator.is_some() && self.time().duration_since(self.up_since) > HOUR;
-        if !is_usual || !is_up || self.from_boundary() < NO_JUMPS {
+        if !is_usual || !is_up || self.since_boundary() < NO_JUMPS {
             return;
         }
         let until = Timestamp::from_second(self.time().as_second()).unwrap();

@@ -537,23 +537,3 @@ fn a_first_attempt_that_waits_keeps_its_place_whatever_is_requested() {
     assert_eq!(world.status(&job).phase, DeliveryPhase::Delivered);
     world.audit_end();
 }
-
-#[test]
-fn what_was_requested_while_a_disabled_webhook_had_no_secret_is_sent_once_it_has_one() {
-    let (mut world, webhook, [_, held]) = disabled();
-    let mut facts = world.hooks[&webhook].facts.clone();
-    let now = world.now();
-    facts.gate = Gate::Blocked;
-    world.dispatcher.webhook_seen(facts.clone(), now);
-    let begun = world.begun.len();
-    world.request(&held);
-    world.settle();
-    assert_eq!(world.begun.len(), begun);
-    facts.gate = Gate::Disabled;
-    world.dispatcher.webhook_seen(facts, now);
-    world.settle();
-    assert_eq!(world.begun.len(), begun + 1);
-    assert_eq!(world.status(&held).phase, DeliveryPhase::Held);
-    world.heal();
-    world.audit_end();
-}
