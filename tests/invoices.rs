@@ -706,9 +706,8 @@ impl Billed {
 }
 
 /// The suite kills little, to be short. For a long run: `STELLAGE_TEST_MONTH_KILLS=200 cargo test --test integration --
-/// however_often_the_operator_is_killed_around_the_end_of_a_month --ignored --show-output`.
+/// however_often_the_operator_is_killed_around_the_end_of_a_month --show-output`.
 #[tokio::test]
-#[ignore = "not seen to its end yet: the machine was too busy"]
 async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hour_backup_and_event_counts_once()
  {
     let kills: i64 = setting("STELLAGE_TEST_MONTH_KILLS", 8);
@@ -771,98 +770,5 @@ async fn however_often_the_operator_is_killed_around_the_end_of_a_month_each_hou
         numbers.len(),
         closings * 3
     );
-    operator.stop().await;
-}
-
-/// How often each is closed.
-const CLOSINGS: i64 = 8;
-
-#[tokio::test]
-async fn numbers_have_no_gaps_and_each_hour_is_billed_once_however_often_the_operator_is_killed() {
-    let plane = own_plane().await;
-    let mut operator = start(&plane).await;
-    let mut tenants = Vec::new();
-    for index in 0..ACCOUNTS {
-        tenants.push(Tenant::on(&plane, &operator, &format!("killed-{index}")).await);
-    }
-    operator.die(&plane).await;
-    // Instances that have run for half a day, or since the beginning of the month, with another plan from the sixth hour on.
-    let now = Timestamp::now();
-    let month = Period::month_of(now).from;
-    let since = now
-        .checked_sub(SignedDuration::from_mins(12 * 60 - 30))
-        .unwrap()
-        .max(month);
-    let since = Timestamp::from_second(since.as_second()).unwrap();
-    let closings = CLOSINGS.min(now.duration_since(since).as_hours());
-    let kube = plane.client(Identity::Operator).await.unwrap();
-    for tenant in &tenants {
-        tenant.apply("web", |web| web.spec.plan = Plan::Business).await;
-        let instances: Api<Instance> = Api::namespaced(kube.clone(), &tenant.namespace);
-        let change = json!({ "status": { "metering": { "since": since.to_string(), "changes": [
-            { "hour": 0, "plan": "starter", "then": "starter" }, { "hour": 5, "plan": "business", "then": "business" },
-        ] } } });
-        instances
-            .patch_status("web", &PatchParams::default(), &Patch::Merge(&change))
-            .await
-            .unwrap();
-    }
-    operator = start(&plane).await;
-    for tenant in &tenants {
-        tenant.wait_for_entries(1).await;
-    }
-    for closing in 1..=closings {
-        let until = since
-            .checked_add(SignedDuration::from_mins(60 * closing - 10))
-            .unwrap();
-        let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
-        for tenant in &tenants {
-            let admins: Api<Account> = Api::all(tenant.kube.clone());
-            admins
-                .patch(&tenant.namespace, &PatchParams::default(), &Patch::Merge(&change))
-                .await
-                .unwrap();
-        }
-        // In the midst of it, each time a little later.
-        tokio::time::sleep(Duration::from_millis(u64::try_from(closing).unwrap() * 7)).await;
-        operator.die(&plane).await;
-        operator = start(&plane).await;
-        for tenant in &tenants {
-            tenant.wait_for_invoices(usize::try_from(closing).unwrap()).await;
-        }
-    }
-    let mut numbers = Vec::new();
-    for tenant in &tenants {
-        let all = tenant.all_invoices().await;
-        let issued: Vec<_> = all.iter().filter(|invoice| invoice.is_issued()).collect();
-        let mut hours = Vec::new();
-        for invoice in &issued {
-            numbers.push(number(invoice));
-            let lines: Vec<_> = tenant
-                .pages_of(&invoice.name_any())
-                .await
-                .into_iter()
-                .flat_map(|page| page.spec.lines.unwrap())
-                .collect();
-            assert_eq!(lines.len(), 1, "{lines:?}");
-            hours.extend(
-                lines[0]
-                    .hours
-                    .iter()
-                    .map(|hours| (hours.plan.clone(), hours.hours)),
-            );
-        }
-        assert_eq!(hours.len(), usize::try_from(closings).unwrap(), "{hours:?}");
-        let expected =
-            (0..closings).map(|hour| (if hour < 5 { "starter" } else { "business" }.to_owned(), 1));
-        assert_eq!(hours, expected.collect::<Vec<_>>());
-        assert_eq!(all.len(), issued.len() + 1, "one is open");
-    }
-    numbers.sort_unstable();
-    let year = &Timestamp::now().to_string()[..4];
-    let expected: Vec<String> = (1..=numbers.len())
-        .map(|number| format!("{year}-{number:06}"))
-        .collect();
-    assert_eq!(numbers, expected);
     operator.stop().await;
 }

@@ -8,4 +8,4 @@
 mod examples;
 mod histories;
 mod ledger;
-pub(crate) mod reference;
+mod reference;
