@@ -60,9 +60,9 @@ impl Browser {
 
     /// Waits until the badge beside the heading says this, without loading the page anew.
     pub(super) async fn becomes(&self, status: &str) {
-        let script = "return document.querySelector('.title .badge')?.innerText ?? ''";
+        let script = "return document.querySelector('.title .badge')?.innerText ?? document.body.innerText";
         eventually(
-            status,
+            &format!("{status} at {}", self.path().await),
             async || self.script(script).await,
             |badge| badge == status,
         )
