@@ -37,6 +37,15 @@ struct Offers {
     backups: Vec<Backup>,
 }
 
+impl Offers {
+    /// The first plan whose disk has room for a backup; of all, if there is no such backup.
+    fn smallest_plan_for(&self, backup: &str) -> Option<&Plan> {
+        let of_backup = self.backups.iter().find(|offer| offer.id == backup);
+        let disk_size = of_backup.and_then(|backup| backup.disk_size).unwrap_or(0);
+        self.plans.iter().find(|plan| plan.disk_size >= disk_size)
+    }
+}
+
 async fn offers(visit: &Visit) -> Result<Offers, Refusal> {
     let plans: List<Plan> = visit.get(&Call::get("/v1/plans?limit=100")).await?;
     let regions: List<Region> = visit.get(&Call::get("/v1/regions?limit=100")).await?;
@@ -56,19 +65,13 @@ async fn offers(visit: &Visit) -> Result<Offers, Refusal> {
 pub async fn show(visit: Visit) -> Result<Response, Refusal> {
     visit.check_may_write()?;
     let offers = offers(&visit).await?;
+    let backup = visit.query.get("backup");
     let mut form = Form::new()
         .with("name", visit.query.get("name"))
-        .with(
-            "source",
-            if visit.query.get("backup").is_empty() {
-                "image"
-            } else {
-                "backup"
-            },
-        )
-        .with("backup", visit.query.get("backup"));
+        .with("source", if backup.is_empty() { "image" } else { "backup" })
+        .with("backup", backup);
     let first = [
-        ("plan", offers.plans.first().map(|plan| &plan.id)),
+        ("plan", offers.smallest_plan_for(backup).map(|plan| &plan.id)),
         ("region", offers.regions.first().map(|region| &region.id)),
         ("image", offers.images.first().map(|image| &image.id)),
     ];
