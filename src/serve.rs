@@ -120,14 +120,24 @@ pub async fn serve(
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
+    let pinged = || {
+        client::connect_with_pings(
+            config.clone(),
+            health.clone(),
+            metrics.clone(),
+            server_time.clone(),
+        )
+    };
+    // Not the connection of the watches, in which large lists may be in its way.
+    let for_lease = pinged()?;
     let watches = Watches {
-        streams: client::connect_for_watches(
+        streams: pinged()?,
+        client: client::connect(
             config.clone(),
             health.clone(),
             metrics.clone(),
             server_time.clone(),
         )?,
-        client: client::connect(config, health.clone(), metrics.clone(), server_time.clone())?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),
@@ -221,7 +231,13 @@ pub async fn serve(
         };
         tasks.push((
             "the controllers",
-            tokio::spawn(candidate.stand(stores, usage_listener, own_ranges_read, shutdown.clone())),
+            tokio::spawn(candidate.stand(
+                for_lease,
+                stores,
+                usage_listener,
+                own_ranges_read,
+                shutdown.clone(),
+            )),
         ));
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());

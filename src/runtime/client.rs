@@ -18,11 +18,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::{
     Client, Config,
     api::{ListParams, ObjectMeta},
-    client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError},
+    client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError, retry::RetryPolicy},
     core::Status,
 };
 use thiserror::Error;
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{BoxError, Layer, Service, ServiceBuilder, retry::RetryLayer};
 
 use super::{Health, Metrics, ServerTime};
 
@@ -30,10 +30,9 @@ use super::{Health, Metrics, ServerTime};
 /// that waits longer should rather start over.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Silence after which the API server is pinged on the connection of the watches.
-const PING_AFTER: Duration = Duration::from_secs(5);
-/// How long it may take to answer.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may have been silent: where there are pings, the API server gets one after half of it, and has the other half
+/// to answer.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// Timeout for a whole API call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -138,63 +137,95 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
 }
 
 /// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
-/// progress to `health`, all answers their time to `time`, and both are among the `metrics`.
+/// progress to `health`, all answers their time to `time`, and both are among the `metrics`. A connection that has been idle for
+/// [`SILENCE`] is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
 pub fn connect(config: Config, health: Health, metrics: Metrics, time: ServerTime) -> kube::Result<Client> {
-    let observers = Observers {
-        health,
-        metrics,
-        time,
-    };
-    Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Bounded(observers))
-        .build())
+    Connections::Pooled.client(
+        config,
+        Observers {
+            health,
+            metrics,
+            time,
+        },
+    )
 }
 
-/// As [`connect`], for watches alone. A watch whose peer is gone looks like one in which nothing happens, so they share an HTTP/2
-/// connection on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer probes of the kernel, which
-/// a load balancer may answer in its place.
-pub fn connect_for_watches(
+/// As [`connect`], for what has to notice soon that the peer is gone: a watch, to which that looks as if nothing happened, and the
+/// Lease. It has one HTTP/2 connection, on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer
+/// probes of the kernel, which a load balancer may answer in its place.
+pub fn connect_with_pings(
     config: Config,
     health: Health,
     metrics: Metrics,
     time: ServerTime,
 ) -> kube::Result<Client> {
-    if config.proxy_url.is_some() {
-        return connect(config, health, metrics, time);
-    }
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_connect_timeout(config.connect_timeout);
-    tcp.set_keepalive(Some(PING_AFTER));
-    tcp.set_keepalive_interval(Some(PING_TIMEOUT));
-    tcp.set_keepalive_retries(Some(1));
-    let mut tls = HttpsConnectorBuilder::new()
-        .with_tls_config(config.rustls_client_config()?)
-        .https_or_http();
-    if let Some(name) = &config.tls_server_name {
-        let name = name.clone().try_into().map_err(RustlsTlsError::InvalidServerName);
-        let name = name.map_err(kube::Error::RustlsTls)?;
-        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
-    }
-    let http = legacy::Client::builder(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .http2_adaptive_window(true)
-        .http2_keep_alive_interval(PING_AFTER)
-        .http2_keep_alive_timeout(PING_TIMEOUT)
-        .http2_keep_alive_while_idle(true)
-        .build(tls.enable_all_versions().wrap_connector(tcp));
-    let stack = ServiceBuilder::new()
-        .layer(Bounded(Observers {
+    Connections::Pinged.client(
+        config,
+        Observers {
             health,
             metrics,
             time,
-        }))
-        .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer()?)
-        .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
-        .service(http);
-    Ok(Client::new(stack, config.default_namespace))
+        },
+    )
+}
+
+/// The connections of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Connections {
+    /// As many as there are requests at once, with HTTP/1.1.
+    Pooled,
+    /// One, with HTTP/2 and pings.
+    Pinged,
+}
+
+impl Connections {
+    fn client(self, config: Config, observers: Observers) -> kube::Result<Client> {
+        let bounded = Bounded(observers);
+        if config.proxy_url.is_some() {
+            return Ok(ClientBuilder::try_from(config)?.with_layer(&bounded).build());
+        }
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_connect_timeout(config.connect_timeout);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(SILENCE / 2));
+        tcp.set_keepalive_interval(Some(SILENCE / 2));
+        tcp.set_keepalive_retries(Some(1));
+        let mut tls = HttpsConnectorBuilder::new()
+            .with_tls_config(config.rustls_client_config()?)
+            .https_or_http();
+        if let Some(name) = &config.tls_server_name {
+            let name = name.clone().try_into().map_err(RustlsTlsError::InvalidServerName);
+            let name = name.map_err(kube::Error::RustlsTls)?;
+            tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+        }
+        let connector = match self {
+            Self::Pooled => tls.enable_http1().wrap_connector(tcp),
+            Self::Pinged => tls.enable_all_versions().wrap_connector(tcp),
+        };
+        let http = legacy::Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(SILENCE)
+            .http2_adaptive_window(true)
+            .http2_keep_alive_interval(SILENCE / 2)
+            .http2_keep_alive_timeout(SILENCE / 2)
+            .http2_keep_alive_while_idle(true)
+            .build(connector);
+        let stack = ServiceBuilder::new()
+            .layer(bounded)
+            .layer(config.base_uri_layer())
+            .option_layer(
+                config
+                    .default_retry
+                    .then(|| RetryLayer::new(RetryPolicy::server_retry())),
+            )
+            .option_layer(config.auth_layer()?)
+            .layer(config.extra_headers_layer()?)
+            .map_err(BoxError::from)
+            .service(http);
+        Ok(Client::new(stack, config.default_namespace))
+    }
 }
 
 /// Who is told about answers.

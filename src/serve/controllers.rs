@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::runtime::reflector::Store;
+use kube::{Client, runtime::reflector::Store};
 use tokio::{net::TcpListener, sync::SetOnce};
 use tokio_util::sync::CancellationToken;
 
@@ -113,6 +113,7 @@ impl Candidate {
     /// Leads whenever this replica holds the Lease, until shutdown.
     pub(super) async fn stand(
         self,
+        for_lease: Client,
         stores: Stores,
         usage_listener: TcpListener,
         own_ranges_read: Arc<SetOnce<()>>,
@@ -120,13 +121,8 @@ impl Candidate {
     ) -> Result<(), ServeError> {
         let metrics = &self.watches.metrics;
         let namespace = &self.common.namespace;
-        let mut election = LeaderElection::new(
-            self.watches.client.clone(),
-            namespace,
-            &self.identity,
-            metrics.clone(),
-        )
-        .with_times(self.settings.lease_times());
+        let mut election = LeaderElection::new(for_lease, namespace, &self.identity, metrics.clone())
+            .with_times(self.settings.lease_times());
         let given = self.settings.monitoring.usage_address.as_deref();
         if let Some(address) = monitoring::advertised(&usage_listener, given) {
             election = election.with_annotation(ADDRESS_ANNOTATION, &address);
