@@ -44,7 +44,7 @@ pub fn setting<T: FromStr>(name: &str, default: T) -> T {
         .unwrap_or(default)
 }
 
-fn arguments(plane: &ControlPlane, log: &str) -> Vec<String> {
+pub(super) fn arguments(plane: &ControlPlane, log: &str) -> Vec<String> {
     let ladder = ["200ms"; 20].join(",");
     let fixed = [
         "run",
@@ -189,11 +189,11 @@ async fn kill_the_operator(kills: usize, changes: usize, log: &str) {
         operator,
         kills: Kills {
             all: Vec::new(),
-            repeatable: if log == "all" {
+            repeatable: Some(if log == "all" {
                 LOGGED_WITHIN
             } else {
                 CLEARED_WITHIN
-            },
+            }),
         },
     };
     let begun = Instant::now();
@@ -240,7 +240,7 @@ async fn however_often_api_server_and_etcd_are_killed_every_event_arrives() {
     let workload = Workload::start(&scene.tenant, &scene.names, Duration::from_millis(200)).await;
     let mut killings = Kills {
         all: Vec::new(),
-        repeatable: OUTAGE,
+        repeatable: Some(OUTAGE),
     };
     let mut longest = Duration::ZERO;
     for round in 0..kills {

@@ -432,8 +432,9 @@ struct Repetition {
 pub struct Kills {
     pub all: Vec<Kill>,
     /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts,
-    /// not that in which nothing runs, or the next process has not begun to send.
-    pub repeatable: Duration,
+    /// not that in which nothing runs, or the next process has not begun to send. None if no process is killed, so that it goes on
+    /// sending what it cannot log.
+    pub repeatable: Option<Duration>,
 }
 
 /// When the time that may be repeated after the last of these kills begins. `arrivals` are sorted.
@@ -548,12 +549,18 @@ impl Book {
                 "{id} was sent again although it was logged as delivered: {:?}, logged at {logged_at:?}",
                 page.arrivals
             );
-            balance.duplicates += page.repeated().count();
+            let repeated = page.repeated().count();
+            assert!(
+                repeated <= kills.all.len(),
+                "{id} was repeated {repeated} times: {:?}",
+                page.arrivals
+            );
+            balance.duplicates += repeated;
         }
         for (kill, repetition) in balance.repetitions.iter().enumerate() {
             let Repetition { sent, repeated, .. } = repetition;
             assert!(
-                repeated <= sent,
+                repeated <= sent || kills.repeatable.is_none(),
                 "{webhook}: kill {kill} led to {repeated} repeated requests, but only {sent} were sent in the {:?} before it: {:#?}",
                 kills.repeatable,
                 balance.repetitions
@@ -583,7 +590,7 @@ impl Pages {
         let mut arrivals: Vec<_> = arrivals.map(|(at, _)| *at).collect();
         arrivals.sort_unstable();
         let each = all.iter().enumerate().map(|(number, kill)| {
-            let since = repeatable_since(&all[..=number], *repeatable, &arrivals);
+            let since = repeatable_since(&all[..=number], repeatable.unwrap_or_default(), &arrivals);
             let until = all.get(number + 1).map(|next| next.followed);
             let sent = arrivals.iter().filter(|at| **at >= since && **at < kill.followed);
             let repeated = self.events.values().flat_map(Page::repeated);
