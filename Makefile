@@ -11,8 +11,8 @@ COMMIT = $$(git describe --always --dirty --abbrev=40 --exclude '*')
 # The date of the commit makes SBOM and image the same whenever they are built.
 EPOCH = $$(git log -1 --format=%ct)
 IMAGE = localhost/stellage:$(VERSION)
-# Most tests spend most of their time waiting.
-TEST_THREADS = $${RUST_TEST_THREADS:-$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 ))}
+# Most tests wait for their turn at a control plane (tests/support/mod.rs).
+TEST_THREADS = $${RUST_TEST_THREADS:-48}
 
 .DEFAULT_GOAL := help
 .PHONY: help run test e2e lint bench crds chart image sbom screenshots tools browser cargo-deny cargo-cyclonedx

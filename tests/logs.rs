@@ -10,7 +10,7 @@ use crate::{
     support::{
         Operator, Tenant, eventually,
         receivers::{Answer, Receiver},
-        secrets_in, shared,
+        secrets_in, shared, shared_at_last,
     },
     webhooks::ALL,
 };
@@ -76,7 +76,7 @@ async fn each_line_about_a_request_has_its_id_as_json_and_as_text() {
 
 #[tokio::test]
 async fn no_secret_that_tests_have_used_and_no_body_of_an_event_is_in_the_logs() {
-    let cluster = shared().await;
+    let cluster = shared_at_last().await;
     let tenant = Tenant::new("logs-secrets").await;
     // One receiver fails, so that there is something to log.
     let receiver = Receiver::start(|_| Answer::status(500)).await;

@@ -11,6 +11,7 @@ pub mod smtp;
 pub mod walkthrough;
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     num::NonZero,
     path::{Path, PathBuf},
@@ -541,8 +542,21 @@ pub fn mail_folder(plane: &ControlPlane) -> std::path::PathBuf {
 
 static SHARED: OnceCell<Cluster> = OnceCell::const_new();
 
+/// How many tests use the shared cluster at a time: more would only slow each other down.
+static SHARERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_SHARERS as usize));
+const MAX_SHARERS: u32 = 4;
+
+thread_local! {
+    /// Every test has a thread of its own, and ends with it.
+    static SHARES: RefCell<Option<SemaphorePermit<'static>>> = const { RefCell::new(None) };
+}
+
 /// The cluster shared by all tests that neither kill processes nor count writes.
 pub async fn shared() -> &'static Cluster {
+    if SHARES.with_borrow(Option::is_none) {
+        let permit = SHARERS.acquire().await.unwrap();
+        SHARES.set(Some(permit));
+    }
     SHARED
         .get_or_init(|| async {
             let plane = control_plane::shared().await.unwrap();
@@ -555,6 +569,13 @@ pub async fn shared() -> &'static Cluster {
             Cluster { plane, operator }
         })
         .await
+}
+
+/// As [`shared`], when no other test uses it any more.
+pub async fn shared_at_last() -> &'static Cluster {
+    SHARES.set(None);
+    SHARES.set(Some(SHARERS.acquire_many(MAX_SHARERS).await.unwrap()));
+    shared().await
 }
 
 /// A control plane of one test. Only so many run at a time: more of them than cores slow each other down until something
