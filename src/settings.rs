@@ -62,7 +62,7 @@ pub struct CommonSettings {
     #[arg(long, env = "STELLAGE_BACKUPS_PER_INSTANCE", default_value_t = DEFAULT_PER_INSTANCE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub backups_per_instance: u32,
 
-    /// Manual backups that an account may have
+    /// Manual backups, and scheduled ones of deleted instances, that an account may have
     #[arg(long, env = "STELLAGE_BACKUPS_PER_ACCOUNT", default_value_t = DEFAULT_PER_ACCOUNT, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub backups_per_account: u32,
 

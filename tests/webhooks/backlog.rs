@@ -15,7 +15,10 @@ use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use stellage::resources::{Delivery, InstanceState, conditions, webhook::BACKLOG};
 
-use super::{crashes::setting, full::compact};
+use super::{
+    crashes::setting,
+    full::{compact, defragment},
+};
 use crate::support::{
     Operator, Tenant, eventually, plane_with, receiver_arguments,
     receivers::{Answer, Receiver},
@@ -56,9 +59,11 @@ impl Scale {
         }
     }
 }
+
 /// The bytes that etcd uses for the present versions of all objects.
 async fn etcd_bytes(plane: &ControlPlane) -> u64 {
     compact(plane).await;
+    defragment(plane).await;
     let page = reqwest::get(format!("{}/metrics", plane.etcd_url()))
         .await
         .unwrap();

@@ -70,13 +70,18 @@ pub(super) async fn compact(plane: &ControlPlane) -> Value {
     status
 }
 
+/// Leaves no gaps in etcd's file.
+pub(super) async fn defragment(plane: &ControlPlane) {
+    etcd(plane, "/v3/maintenance/defragment", &json!({})).await;
+}
+
 /// Frees space, as the administrator of a full etcd does.
 async fn make_room(plane: &ControlPlane, maps: &Api<ConfigMap>) {
     maps.delete_collection(&DeleteParams::default(), &ListParams::default())
         .await
         .unwrap();
     let status = compact(plane).await;
-    etcd(plane, "/v3/maintenance/defragment", &json!({})).await;
+    defragment(plane).await;
     let member = &status["header"]["member_id"];
     let alarm = json!({ "action": "DEACTIVATE", "memberID": member, "alarm": "NOSPACE" });
     etcd(plane, "/v3/maintenance/alarm", &alarm).await;
