@@ -24,7 +24,10 @@ fn everything() -> Value {
     let mut api = pods.clone();
     api["autoscaling"] = json!({ "enabled": true });
     api["settings"] =
-        json!({ "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000 });
+        json!({
+        "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "consoleUrl": "https://cloud.example.com",
+        "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
+    });
     let mut controller = pods;
     controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5 });
     json!({
@@ -35,6 +38,7 @@ fn everything() -> Value {
         "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
+        "oidc": { "existingSecret": "login" },
         "settings": { "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
         "api": api, "controller": controller,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
@@ -45,7 +49,7 @@ fn everything() -> Value {
         "dashboard": { "enabled": true, "annotations": { "grafana_folder": "Cloud" } },
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
-            "mailRanges": ["10.1.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
+            "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
         },
     })
 }
