@@ -14,7 +14,7 @@ use crate::{
     console::{Page, Person},
     support::{
         Operator, Tenant, eventually,
-        oidc::{Behaviour, CLIENT, Forgery, OidcProvider},
+        oidc::{Behaviour, CLIENT, CONSOLE, Forgery, OidcProvider},
         shared,
     },
 };
@@ -33,7 +33,8 @@ impl Signing {
         let secret = provider.secret_file();
         let arguments = [
             "api",
-            "--console-url=https://cloud.example.com/",
+            "--console-url",
+            CONSOLE,
             "--oidc-issuer",
             provider.issuer(),
             "--oidc-client-id",

@@ -39,6 +39,9 @@ use super::remember_secret;
 pub const CLIENT: &str = "cloud console/1";
 const SECRET: &str = "client:secret+of the console%";
 
+/// Where the client's console is, unless a test says otherwise.
+pub const CONSOLE: &str = "https://cloud.example.com";
+
 /// What the provider does. By default it signs in a person without an e-mail address, as the standard says.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
@@ -48,6 +51,8 @@ pub struct Behaviour {
     pub user_info: Option<Value>,
     /// Changes the ID token once it has been signed.
     pub forged: Option<Forgery>,
+    /// Whether people have to press a link to go back.
+    pub asks: bool,
     /// The error that it sends people back with.
     pub error: Option<&'static str>,
     /// Whether the client's secret goes into the body.
@@ -77,6 +82,8 @@ struct Code {
 
 struct Inner {
     issuer: String,
+    /// Where the client's console is.
+    console: Mutex<String>,
     behaviour: Mutex<Behaviour>,
     key: Mutex<(String, EcdsaKeyPair)>,
     codes: Mutex<HashMap<String, Code>>,
@@ -99,6 +106,7 @@ impl OidcProvider {
         let issuer = format!("http://{}/realms/cloud", listener.local_addr().unwrap());
         let inner = Arc::new(Inner {
             issuer,
+            console: Mutex::new(CONSOLE.to_owned()),
             behaviour: Mutex::default(),
             key: Mutex::new(("key-0".to_owned(), new_key())),
             codes: Mutex::default(),
@@ -138,6 +146,11 @@ impl OidcProvider {
         self.folder.path().join("secret")
     }
 
+    /// Changes where the client's console is.
+    pub fn serve_console_at(&self, url: &str) {
+        url.clone_into(&mut self.inner.console.lock());
+    }
+
     /// Changes what it does.
     pub fn behave(&self, behaviour: Behaviour) {
         *self.inner.behaviour.lock() = behaviour;
@@ -170,7 +183,7 @@ impl OidcProvider {
         let text = answer.text().await.unwrap();
         assert_eq!(status, StatusCode::SEE_OTHER, "{url}: {text}");
         let location = headers["location"].to_str().unwrap();
-        let back = location.strip_prefix("https://cloud.example.com").unwrap();
+        let back = location.strip_prefix(CONSOLE).unwrap();
         back.to_owned()
     }
 }
@@ -264,7 +277,7 @@ async fn authorize(State(inner): State<Arc<Inner>>, request: Request) -> Respons
     let get = |name: &str| query.get(name).cloned().unwrap_or_default();
     let has_form = get("response_type") == "code"
         && get("client_id") == CLIENT
-        && get("redirect_uri") == "https://cloud.example.com/console/sign-in/oidc/callback"
+        && get("redirect_uri") == format!("{}/console/sign-in/oidc/callback", inner.console.lock())
         && get("scope").split(' ').any(|scope| scope == "openid")
         && get("scope").split(' ').any(|scope| scope == "email")
         && get("code_challenge_method") == "S256"
@@ -290,6 +303,11 @@ async fn authorize(State(inner): State<Arc<Inner>>, request: Request) -> Respons
             redirect_uri: get("redirect_uri"),
         };
         inner.codes.lock().insert(code, known);
+    }
+    if inner.behaviour.lock().asks {
+        let link = back.as_str().replace('&', "&amp;");
+        let page = format!("<!DOCTYPE html><title>Provider</title><a href='{link}'>Go on</a>");
+        return ([("content-type", "text/html")], page).into_response();
     }
     Redirect::to(back.as_str()).into_response()
 }
