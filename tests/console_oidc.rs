@@ -94,7 +94,10 @@ async fn sign_ins(tenant: &Tenant) -> Vec<String> {
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let labelled = ListParams::default().labels("stellage.dev/sign-in=openid-connect");
     let keys = keys.list(&labelled).await.unwrap();
-    keys.items.into_iter().filter_map(|key| key.metadata.name).collect()
+    keys.items
+        .into_iter()
+        .filter_map(|key| key.metadata.name)
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,11 +134,20 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
     };
     let key = tenant.call(Method::GET, &format!("/v1/keys/{name}"), None).await;
     let key = &key.json()["data"];
-    assert_eq!((&key["scope"], &key["last_characters"]), (&json!("write"), &json!(null)));
+    assert_eq!(
+        (&key["scope"], &key["last_characters"]),
+        (&json!("write"), &json!(null))
+    );
     assert!(key["expires_at"].is_string());
-    person.get("/console/keys").await.shows(name).shows("this session");
+    person
+        .get("/console/keys")
+        .await
+        .shows(name)
+        .shows("this session");
     // Revoking it ends the session.
-    let revoked = tenant.call(Method::DELETE, &format!("/v1/keys/{name}"), None).await;
+    let revoked = tenant
+        .call(Method::DELETE, &format!("/v1/keys/{name}"), None)
+        .await;
     assert_eq!(revoked.status, StatusCode::NO_CONTENT);
     let page = person.get("/console/instances").await;
     assert_eq!(page.location(), "/console/sign-in?ended=1");
@@ -144,7 +156,10 @@ async fn the_provider_signs_in_the_account_with_the_verified_address_and_its_key
     let copy = signing.person();
     *copy.cookies.lock() = person.cookies.lock().clone();
     copy.get("/console/instances").await.is(200);
-    person.submit("/console/sign-out", &[]).await.shows("You have signed out");
+    person
+        .submit("/console/sign-out", &[])
+        .await
+        .shows("You have signed out");
     copy.get("/console/instances").await.is(303);
     assert!(sign_ins(&tenant).await.is_empty());
     signing.stop().await;
@@ -163,7 +178,11 @@ async fn a_provider_may_want_the_secret_in_the_body_and_tell_the_address_elsewhe
     };
     signing.provider.behave(told("subject-1"));
     let person = signing.sign_in().await;
-    person.get("/console/account").await.is(200).shows("oidc-userinfo");
+    person
+        .get("/console/account")
+        .await
+        .is(200)
+        .shows("oidc-userinfo");
     signing.provider.behave(told("subject-2"));
     let page = signing.come_back(&signing.person()).await;
     page.is(401).shows("is not valid");
@@ -214,7 +233,11 @@ async fn whoever_has_no_account_of_their_own_is_told_what_to_do() {
     // What the provider says counts for nothing more.
     for (error, status, expected) in [
         ("access_denied", 403, "has not let you in, or you have cancelled"),
-        ("temporarily_unavailable", 502, "with the error temporarily_unavailable"),
+        (
+            "temporarily_unavailable",
+            502,
+            "with the error temporarily_unavailable",
+        ),
         ("<b>Call 555</b>", 502, "with the error unknown"),
     ] {
         signing.provider.behave(Behaviour {
@@ -325,8 +348,15 @@ async fn a_provider_that_is_down_or_changes_its_key_is_followed() {
     // Down from the start: the rest of the console works.
     signing.provider.stop();
     let page = signing.person().get("/console/sign-in/oidc").await;
-    page.is(503).shows("cannot be used at the moment").shows("id=\"key\"");
-    assert!(signing.replica.log().contains("nobody can sign in to the console through OpenID Connect"));
+    page.is(503)
+        .shows("cannot be used at the moment")
+        .shows("id=\"key\"");
+    assert!(
+        signing
+            .replica
+            .log()
+            .contains("nobody can sign in to the console through OpenID Connect")
+    );
     Person::with_key(&signing.replica.url, &tenant.key).await;
     // Up, but with another issuer.
     signing.provider.go_on().await;
@@ -359,7 +389,11 @@ async fn a_provider_that_is_down_or_changes_its_key_is_followed() {
     let person = signing.person();
     let back = signing.go(&person).await;
     signing.provider.stop();
-    person.get(&back).await.is(503).shows("cannot be used at the moment");
+    person
+        .get(&back)
+        .await
+        .is(503)
+        .shows("cannot be used at the moment");
     signing.stop().await;
 }
 
@@ -424,5 +458,9 @@ async fn attempts_are_limited_and_a_console_without_a_provider_has_no_such_page(
     let person = Person::at(&shared().await.operator.url);
     person.get("/console/sign-in/oidc").await.is(404);
     person.get(CALLBACK).await.is(404);
-    person.get("/console/sign-in").await.is(200).hides("/console/sign-in/oidc");
+    person
+        .get("/console/sign-in")
+        .await
+        .is(200)
+        .hides("/console/sign-in/oidc");
 }

@@ -185,19 +185,26 @@ impl Problem {
         let (status, message) = match self {
             Self::Stale => (
                 StatusCode::BAD_REQUEST,
-                "This sign-in was not begun in this browser, or more than ten minutes ago. Begin again.".to_owned(),
+                "This sign-in was not begun in this browser, or more than ten minutes ago. Begin again."
+                    .to_owned(),
             ),
             Self::Denied(error) if error == "access_denied" => (
                 StatusCode::FORBIDDEN,
-                format!("{name} has not let you in, or you have cancelled. Begin again, or sign in with an API key."),
+                format!(
+                    "{name} has not let you in, or you have cancelled. Begin again, or sign in with an API key."
+                ),
             ),
             Self::Denied(error) => {
                 let is_code = error.len() <= MAX_ERROR
-                    && error.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+                    && error
+                        .bytes()
+                        .all(|byte| byte.is_ascii_lowercase() || byte == b'_');
                 let code = if is_code { error } else { "unknown" };
                 (
                     StatusCode::BAD_GATEWAY,
-                    format!("{name} has refused the sign-in with the error {code}. Tell whoever runs this cloud."),
+                    format!(
+                        "{name} has refused the sign-in with the error {code}. Tell whoever runs this cloud."
+                    ),
                 )
             }
             Self::Failed(Failure::Unavailable(_)) => (
@@ -214,15 +221,22 @@ impl Problem {
             ),
             Self::NoAccount(email) => (
                 StatusCode::FORBIDDEN,
-                format!("No account has the e-mail address {email}. Ask whoever runs this cloud to set it in yours, or sign in with an API key."),
+                format!(
+                    "No account has the e-mail address {email}. Ask whoever runs this cloud to set it in yours, or sign in with an API key."
+                ),
             ),
             Self::SeveralAccounts(email) => (
                 StatusCode::FORBIDDEN,
-                format!("More than one account has the e-mail address {email}, so this sign-in cannot tell which. Sign in with an API key of the account."),
+                format!(
+                    "More than one account has the e-mail address {email}, so this sign-in cannot tell which. Sign in with an API key of the account."
+                ),
             ),
             Self::Service(error) if error.kind == ErrorKind::Unauthorized => {
                 // The new key was revoked at once.
-                (StatusCode::SERVICE_UNAVAILABLE, "The session has ended already. Begin again.".to_owned())
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "The session has ended already. Begin again.".to_owned(),
+                )
             }
             Self::Service(error) => return refused(app, error),
         };

@@ -163,7 +163,8 @@ impl Cookies {
 
     fn cookie(self, name: &str, value: &str, seconds: i64, same_site: &str) -> Option<HeaderValue> {
         let secure = if self.insecure { "" } else { "; Secure" };
-        let text = format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}");
+        let text =
+            format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}");
         HeaderValue::try_from(text).ok()
     }
 }

@@ -90,8 +90,7 @@ async fn signed_in(
             found = find();
         }
     }
-    Ok(found
-        .map(|credential| (credential, app.cookies.note(headers, seal))))
+    Ok(found.map(|credential| (credential, app.cookies.note(headers, seal))))
 }
 
 /// Sends the browser to the page for signing in, and back afterwards.

@@ -23,8 +23,7 @@ fn everything() -> Value {
     });
     let mut api = pods.clone();
     api["autoscaling"] = json!({ "enabled": true });
-    api["settings"] =
-        json!({
+    api["settings"] = json!({
         "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "consoleUrl": "https://cloud.example.com",
         "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
     });
@@ -297,6 +296,16 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         ),
         ("STELLAGE_MAX_CONNECTIONS", Some("1000000"), None),
         ("STELLAGE_SHUTDOWN_DELAY_SECONDS", Some("5"), None),
+        (
+            "STELLAGE_OIDC_ISSUER",
+            Some("https://login.example.com:8443/realms/cloud"),
+            None,
+        ),
+        (
+            "STELLAGE_OIDC_CLIENT_SECRET_FILE",
+            Some("/etc/stellage/oidc/client-secret"),
+            None,
+        ),
         ("STELLAGE_RETRY_SCHEDULE", None, Some("1s,5m")),
         ("STELLAGE_MAIL_FROM", None, Some("Stellage <it@example.com>")),
         ("STELLAGE_SERVICE_ACCOUNT", None, Some("brain")),
@@ -317,6 +326,18 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         assert_eq!(api(variable).as_deref(), of_api, "{variable}");
         assert_eq!(controller(variable).as_deref(), of_controller, "{variable}");
     }
+    // The provider's port is open to the REST API alone.
+    let provider = json!({
+        "ports": [{ "protocol": "TCP", "port": 8443 }], "to": [{ "ipBlock": { "cidr": "10.3.0.0/16" } }],
+    });
+    let may_sign_in = |name: &str| {
+        let policy = all
+            .iter()
+            .find(|object| object["kind"] == "NetworkPolicy" && object["metadata"]["name"] == name);
+        let rules = policy.unwrap()["spec"]["egress"].as_array().unwrap();
+        rules.contains(&provider)
+    };
+    assert!(may_sign_in("stellage-api") && !may_sign_in("stellage-controller"));
     // The grace of 20 s, the delay of 5 s, and some more.
     assert_eq!((time_of_api, time_of_controller), (json!(35), json!(30)));
 }

@@ -196,7 +196,9 @@ impl Drop for OidcProvider {
 
 impl Behaviour {
     pub fn with_email(email: &str) -> Self {
-        Self::default().claim("email", email).claim("email_verified", true)
+        Self::default()
+            .claim("email", email)
+            .claim("email_verified", true)
     }
 
     pub fn claim(mut self, name: &'static str, value: impl Into<Value>) -> Self {
@@ -338,7 +340,8 @@ fn is_client(headers: &HeaderMap, form: &HashMap<String, String>, wants_post: bo
 
 async fn token(State(inner): State<Arc<Inner>>, headers: HeaderMap, body: Bytes) -> Response {
     let form = pairs(&body);
-    let refused = |status: StatusCode, error: &str| (status, json_answer(&json!({ "error": error }))).into_response();
+    let refused =
+        |status: StatusCode, error: &str| (status, json_answer(&json!({ "error": error }))).into_response();
     let behaviour = inner.behaviour.lock().clone();
     if !is_client(&headers, &form, behaviour.wants_post) {
         return refused(StatusCode::UNAUTHORIZED, "invalid_client");

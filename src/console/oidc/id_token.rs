@@ -52,12 +52,9 @@ impl Email {
 
 /// The key that a token with this header is signed with, if the provider has it.
 pub fn key_for<'a>(keys: &'a [Jwk], header: &Header) -> Option<&'a Jwk> {
-    let fitting = keys.iter().filter(|key| {
+    let mut fitting = keys.iter().filter(|key| {
         let common = &key.common;
-        let is_for_signatures = matches!(
-            common.public_key_use,
-            None | Some(PublicKeyUse::Signature)
-        );
+        let is_for_signatures = matches!(common.public_key_use, None | Some(PublicKeyUse::Signature));
         let is_of_algorithm = common
             .key_algorithm
             .is_none_or(|algorithm| algorithm == KeyAlgorithm::from(header.alg));
@@ -65,15 +62,11 @@ pub fn key_for<'a>(keys: &'a [Jwk], header: &Header) -> Option<&'a Jwk> {
             DecodingKey::from_jwk(key).is_ok_and(|decoding| decoding.family() == header.alg.family());
         is_for_signatures && is_of_algorithm && is_of_family
     });
-    match &header.kid {
-        Some(kid) => fitting
-            .filter(|key| key.common.key_id.as_ref() == Some(kid))
-            .last(),
-        None => {
-            let mut fitting = fitting;
-            fitting.next().filter(|_| fitting.next().is_none())
-        }
-    }
+    let Some(kid) = &header.kid else {
+        // Without a name, it must be the only one.
+        return fitting.next().filter(|_| fitting.next().is_none());
+    };
+    fitting.find(|key| key.common.key_id.as_ref() == Some(kid))
 }
 
 /// Checks everything but the e-mail address. The error says what is wrong.
@@ -86,7 +79,7 @@ pub fn verify(
     nonce: &str,
 ) -> Result<Claims, String> {
     let key = DecodingKey::from_jwk(key).map_err(|error| error.to_string())?;
-    // Of the algorithms of `Verifying`, which has none with a shared secret.
+    // `Verifying` has none with a shared secret.
     let mut validation = Validation::new(header.alg);
     validation.leeway = LEEWAY;
     validation.validate_nbf = true;
@@ -237,9 +230,16 @@ mod tests {
             json!({ "use": "enc" }),
             json!({ "alg": "PS256" }),
         ] {
-            assert_eq!(check(&token, &[key(wrong.clone())]).unwrap_err(), "no key", "{wrong}");
+            assert_eq!(
+                check(&token, &[key(wrong.clone())]).unwrap_err(),
+                "no key",
+                "{wrong}"
+            );
         }
-        let several = [key(json!({ "kid": "b" })), key(json!({ "use": "sig", "alg": "RS256" }))];
+        let several = [
+            key(json!({ "kid": "b" })),
+            key(json!({ "use": "sig", "alg": "RS256" })),
+        ];
         assert!(check(&token, &several).is_ok());
         let unnamed = Header::new(Algorithm::RS256);
         assert!(key_for(&several[..1], &unnamed).is_some());

@@ -175,7 +175,9 @@ impl Provider {
             });
         }
         id_token::use_ring();
-        let host = Url::parse(&issuer).ok().and_then(|url| Some(url.host_str()?.to_owned()));
+        let host = Url::parse(&issuer)
+            .ok()
+            .and_then(|url| Some(url.host_str()?.to_owned()));
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(load_native_certs().certs);
         let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -391,7 +393,9 @@ fn unavailable(reason: impl Into<String>) -> Failure {
 fn endpoint(text: &str) -> Result<Url, Failure> {
     match Url::parse(text) {
         Ok(url) if is_safe(&url) => Ok(url),
-        _ => Err(unavailable(format!("it names the endpoint {text:?}, which is no https:// URL"))),
+        _ => Err(unavailable(format!(
+            "it names the endpoint {text:?}, which is no https:// URL"
+        ))),
     }
 }
 

@@ -42,7 +42,12 @@ pub struct OidcSettings {
     pub oidc_client_secret_file: Option<PathBuf>,
 
     /// Name of the provider on the button for signing in; default: its host
-    #[arg(long, env = "STELLAGE_OIDC_NAME", value_name = "NAME", requires = "oidc_issuer")]
+    #[arg(
+        long,
+        env = "STELLAGE_OIDC_NAME",
+        value_name = "NAME",
+        requires = "oidc_issuer"
+    )]
     pub oidc_name: Option<String>,
 }
 
@@ -64,7 +69,9 @@ fn safe_url(text: &str) -> Result<Url, String> {
         || url.query().is_some()
         || url.fragment().is_some();
     if !is_safe(&url) || has_more {
-        return Err("must be a https:// URL without user, query and fragment (http:// on loopback)".to_owned());
+        return Err(
+            "must be a https:// URL without user, query and fragment (http:// on loopback)".to_owned(),
+        );
     }
     Ok(url)
 }
