@@ -27,6 +27,7 @@ struct Arguments {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is only one of them")]
 enum Command {
     /// Serve the REST API and run the controllers in one process
     Run {

@@ -79,6 +79,9 @@ pub enum ServeError {
     /// The port on which other replicas ask the leader cannot be used again.
     #[error("cannot listen on the port of --usage-listen again: {0}")]
     UsageListener(std::io::Error),
+    /// The settings of OpenID Connect are invalid.
+    #[error(transparent)]
+    Oidc(#[from] console::OidcError),
     /// The delivery settings are invalid.
     #[error(transparent)]
     Receivers(#[from] ClientError),
@@ -185,7 +188,7 @@ pub async fn serve(
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
-        let facade = with_console(facade, service, &settings, &common.namespace, &watches);
+        let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
         let leaving = Arc::new(AtomicBool::new(false));
         let shutdown = after_load_balancers(&shutdown, settings.shutdown_delay(), &health, leaving.clone());
         let grace = common.shutdown_grace();
@@ -335,9 +338,9 @@ fn with_console(
     settings: &ApiSettings,
     namespace: &str,
     watches: &Watches,
-) -> Facade {
+) -> Result<Facade, ServeError> {
     if !settings.console {
-        return facade;
+        return Ok(facade);
     }
     let pages = console::router(console::Dependencies {
         facade: facade.clone(),
@@ -346,9 +349,10 @@ fn with_console(
         namespace: namespace.to_owned(),
         insecure_cookie: settings.console_insecure_cookie,
         trusted_proxies: settings.trusted_proxies.clone(),
+        provider: console::Provider::new(&settings.oidc)?,
         metrics: watches.metrics.clone(),
     });
-    facade.mounting(console::PREFIX, pages)
+    Ok(facade.mounting(console::PREFIX, pages))
 }
 
 type Tasks = Vec<(&'static str, JoinHandle<Result<(), ServeError>>)>;

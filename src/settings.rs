@@ -6,6 +6,7 @@ use clap::Args;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
+    console::OidcSettings,
     delivery::{DEFAULT_RETENTION_HOURS, DeliveryLog, DeliverySettings, ReceiverSettings},
     mail::MailSettings,
     providers::{Timings, simulator::Pools},
@@ -145,6 +146,10 @@ pub struct ApiSettings {
     /// Let people sign in to the console over plain HTTP: its cookies then are not Secure; for trying things out on one machine
     #[arg(long, env = "STELLAGE_CONSOLE_INSECURE_COOKIE")]
     pub console_insecure_cookie: bool,
+
+    /// How people sign in to the console through OpenID Connect
+    #[command(flatten)]
+    pub oidc: OidcSettings,
 
     /// PEM file with the certificate of the REST API and its intermediates; with it, the API speaks TLS only
     #[arg(long, env = "STELLAGE_TLS_CERT", value_name = "FILE", requires = "tls_key")]

@@ -20,16 +20,16 @@ use crate::support::{
 
 /// A page.
 #[derive(Debug)]
-struct Page {
-    status: StatusCode,
+pub struct Page {
+    pub status: StatusCode,
     headers: HeaderMap,
-    text: String,
+    pub text: String,
     /// Bytes as they were sent.
     size: usize,
 }
 
 impl Page {
-    fn header(&self, name: &str) -> &str {
+    pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
             .and_then(|value| value.to_str().ok())
@@ -41,19 +41,19 @@ impl Page {
     }
 
     #[track_caller]
-    fn shows(&self, text: &str) -> &Self {
+    pub fn shows(&self, text: &str) -> &Self {
         assert!(self.has(text), "no {text:?} in {} {}", self.status, self.text);
         self
     }
 
     #[track_caller]
-    fn hides(&self, text: &str) -> &Self {
+    pub fn hides(&self, text: &str) -> &Self {
         assert!(!self.has(text), "{text:?} in {}", self.text);
         self
     }
 
     #[track_caller]
-    fn is(&self, status: u16) -> &Self {
+    pub fn is(&self, status: u16) -> &Self {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
         self
     }
@@ -73,21 +73,21 @@ impl Page {
 
     /// The path that a redirect leads to.
     #[track_caller]
-    fn location(&self) -> String {
+    pub fn location(&self) -> String {
         self.is(303);
         self.header("location").to_owned()
     }
 }
 
 /// Somebody with a browser that keeps cookies and has no JavaScript.
-struct Person {
+pub struct Person {
     url: String,
     http: reqwest::Client,
-    cookies: Mutex<BTreeMap<String, String>>,
+    pub cookies: Mutex<BTreeMap<String, String>>,
 }
 
 impl Person {
-    fn at(url: &str) -> Self {
+    pub fn at(url: &str) -> Self {
         Self {
             url: url.to_owned(),
             http: reqwest::Client::builder()
@@ -99,7 +99,7 @@ impl Person {
     }
 
     /// Somebody who has signed in.
-    async fn with_key(url: &str, key: &str) -> Self {
+    pub async fn with_key(url: &str, key: &str) -> Self {
         let person = Self::at(url);
         let signed_in = person.post("/console/sign-in", &[("key", key)]).await;
         assert_eq!(signed_in.location(), "/console/welcome");
@@ -108,17 +108,17 @@ impl Person {
         person
     }
 
-    async fn get(&self, path: &str) -> Page {
+    pub async fn get(&self, path: &str) -> Page {
         self.send(Method::GET, path, &[], &[]).await
     }
 
-    async fn post(&self, path: &str, form: &[(&str, &str)]) -> Page {
+    pub async fn post(&self, path: &str, form: &[(&str, &str)]) -> Page {
         self.send(Method::POST, path, form, &[("sec-fetch-site", "same-origin")])
             .await
     }
 
     /// Posts a form and follows the redirect to the next page.
-    async fn submit(&self, path: &str, form: &[(&str, &str)]) -> Page {
+    pub async fn submit(&self, path: &str, form: &[(&str, &str)]) -> Page {
         let next = self.post(path, form).await.location();
         self.get(&next).await
     }

@@ -44,6 +44,7 @@ mod catalogue;
 mod clients;
 mod commands;
 mod console;
+mod console_oidc;
 mod delivery;
 mod docs;
 mod doctor;

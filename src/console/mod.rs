@@ -4,7 +4,8 @@
 //! allowed, limited or there is decided by `/v1` alone, and nothing exists in the console alone.
 //!
 //! - `visit`: a request of somebody who has signed in, and its requests to `/v1`; `call` describes these, `refusal` their errors;
-//! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie;
+//! - `sign_in`, with `session`, `seal`, `sealing_key`, `attempts`: keys, one-time links, and the cookie; `oidc_sign_in`, with `oidc`: OpenID
+//!   Connect;
 //! - `middleware`, with `same_origin`: what surrounds every page;
 //! - `page`, `form`, `text`, `assets`: what pages are made of; their templates are in `templates/console/`;
 //! - `instances`, `backups`, `alerts`, `webhooks`, `events`, `invoices`, `keys`, `account`: the pages.
@@ -21,6 +22,8 @@ mod instances;
 mod invoices;
 mod keys;
 mod middleware;
+mod oidc;
+mod oidc_sign_in;
 mod page;
 mod refusal;
 mod same_origin;
@@ -31,6 +34,8 @@ mod sign_in;
 mod text;
 mod visit;
 mod webhooks;
+
+pub use self::oidc::{OidcError, OidcSettings, Provider};
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -71,6 +76,8 @@ pub struct Dependencies {
     pub insecure_cookie: bool,
     /// Address ranges of proxies that tell in `X-Forwarded-For` where requests come from.
     pub trusted_proxies: Vec<IpNet>,
+    /// The OpenID Connect provider, if there is one.
+    pub provider: Option<Provider>,
     /// Counts pages.
     pub metrics: Metrics,
 }
@@ -83,6 +90,7 @@ struct App {
     cookies: Cookies,
     attempts: Attempts,
     trusted_proxies: Vec<IpNet>,
+    provider: Option<Provider>,
     metrics: Metrics,
 }
 
@@ -137,6 +145,7 @@ pub fn router(dependencies: Dependencies) -> Router {
         },
         attempts: Attempts::default(),
         trusted_proxies: dependencies.trusted_proxies,
+        provider: dependencies.provider,
         metrics: dependencies.metrics,
     });
     Router::new()
@@ -145,6 +154,8 @@ pub fn router(dependencies: Dependencies) -> Router {
         .route("/console/welcome", get(home))
         .route("/console/assets/{name}", get(asset))
         .route("/console/sign-in", get(sign_in::show).post(sign_in::with_key))
+        .route("/console/sign-in/oidc", get(oidc_sign_in::start))
+        .route(oidc::CALLBACK, get(oidc_sign_in::callback))
         .route("/console/sign-out", post(sign_in::out))
         .route("/console/link", get(sign_in::show_link).post(sign_in::with_link))
         .merge(instances::routes())

@@ -5,7 +5,10 @@ use http::{HeaderMap, HeaderValue, header};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::seal::Seal;
+use super::{
+    oidc::{FLOW_LASTS, Flow},
+    seal::Seal,
+};
 use crate::service::credentials::{Credential, KeyIdentity};
 
 /// How long a session lasts at most.
@@ -82,6 +85,14 @@ impl Cookies {
         }
     }
 
+    const fn flow_name(self) -> &'static str {
+        if self.insecure {
+            "stellage-insecure-oidc"
+        } else {
+            "__Host-stellage-oidc"
+        }
+    }
+
     /// The session of a request, if it has one that has not ended.
     pub fn session(self, headers: &HeaderMap, seal: &Seal, now: Timestamp) -> Option<Session> {
         let name = self.session_name();
@@ -100,12 +111,12 @@ impl Cookies {
         let content = serde_json::to_vec(session).ok()?;
         let sealed = seal.seal(self.session_name(), &content)?;
         let seconds = session.expires_at.duration_since(now).as_secs().max(0);
-        self.cookie(self.session_name(), &sealed, seconds)
+        self.cookie(self.session_name(), &sealed, seconds, "Strict")
     }
 
     /// The cookie that ends the session.
     pub fn end(self) -> Option<HeaderValue> {
-        self.cookie(self.session_name(), "", 0)
+        self.cookie(self.session_name(), "", 0, "Strict")
     }
 
     /// The cookie of a note.
@@ -115,7 +126,7 @@ impl Cookies {
             .find(|end| text.is_char_boundary(*end));
         let text = &text[..end.unwrap_or(0)];
         let sealed = seal.seal(self.note_name(), text.as_bytes())?;
-        self.cookie(self.note_name(), &sealed, NOTE_LASTS)
+        self.cookie(self.note_name(), &sealed, NOTE_LASTS, "Strict")
     }
 
     /// The note of a request.
@@ -128,12 +139,32 @@ impl Cookies {
     /// The cookie that takes a note away, if a request has one.
     pub fn told(self, headers: &HeaderMap) -> Option<HeaderValue> {
         read(headers, self.note_name())?;
-        self.cookie(self.note_name(), "", 0)
+        self.cookie(self.note_name(), "", 0, "Strict")
     }
 
-    fn cookie(self, name: &str, value: &str, seconds: i64) -> Option<HeaderValue> {
+    /// The cookie of a sign-in that goes through the provider. `Lax`, because the browser comes back from another site.
+    pub fn begin_flow(self, flow: &Flow, seal: &Seal) -> Option<HeaderValue> {
+        let sealed = seal.seal(self.flow_name(), &serde_json::to_vec(flow).ok()?)?;
+        self.cookie(self.flow_name(), &sealed, FLOW_LASTS.as_secs(), "Lax")
+    }
+
+    /// The sign-in that a browser comes back from, if it has begun one that has not taken too long.
+    pub fn flow(self, headers: &HeaderMap, seal: &Seal, now: Timestamp) -> Option<Flow> {
+        let name = self.flow_name();
+        let content = seal.open(name, read(headers, name)?)?;
+        let flow: Flow = serde_json::from_slice(&content).ok()?;
+        (!flow.is_expired(now)).then_some(flow)
+    }
+
+    /// The cookie that ends a sign-in.
+    pub fn end_flow(self) -> Option<HeaderValue> {
+        self.cookie(self.flow_name(), "", 0, "Lax")
+    }
+
+    fn cookie(self, name: &str, value: &str, seconds: i64, same_site: &str) -> Option<HeaderValue> {
         let secure = if self.insecure { "" } else { "; Secure" };
-        let text = format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+        let text =
+            format!("{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}");
         HeaderValue::try_from(text).ok()
     }
 }
@@ -192,6 +223,25 @@ mod tests {
         assert_eq!(insecure.session(&headers, &seal, now), None);
         let plain = insecure.end().unwrap();
         assert!(!plain.to_str().unwrap().contains("Secure"));
+    }
+
+    #[test]
+    fn a_flow_comes_back_from_another_site_within_its_time_and_is_no_session() {
+        let seal = Seal::new(&[7; 32]).unwrap();
+        let now: Timestamp = "2026-11-23T10:00:00Z".parse().unwrap();
+        let flow = Flow::begin(now);
+        let cookies = Cookies { insecure: false };
+        let cookie = cookies.begin_flow(&flow, &seal).unwrap();
+        let text = cookie.to_str().unwrap();
+        for flag in ["HttpOnly", "Secure", "SameSite=Lax", "Max-Age=600"] {
+            assert!(text.contains(flag), "{flag}");
+        }
+        let headers = sent(&cookie);
+        assert_eq!(cookies.flow(&headers, &seal, now), Some(flow));
+        let later = "2026-11-23T10:10:00Z".parse().unwrap();
+        assert_eq!(cookies.flow(&headers, &seal, later), None);
+        assert!(cookies.session(&headers, &seal, now).is_none());
+        assert!(cookies.flow(&HeaderMap::new(), &seal, now).is_none());
     }
 
     #[test]

@@ -31,11 +31,14 @@ struct SignIn {
     /// Why signing in is necessary.
     reason: Option<&'static str>,
     problem: Option<String>,
+    /// Name of the OpenID Connect provider, if there is one.
+    provider: Option<String>,
 }
 
 impl SignIn {
-    fn new(reason: Option<&'static str>, problem: Option<String>) -> Self {
+    fn new(app: &App, reason: Option<&'static str>, problem: Option<String>) -> Self {
         Self {
+            provider: app.provider.as_ref().map(|provider| provider.name().to_owned()),
             shell: Shell::bare("Sign in"),
             reason,
             problem,
@@ -44,7 +47,7 @@ impl SignIn {
 }
 
 /// The page with the form for a key.
-pub async fn show(uri: Uri) -> Response {
+pub async fn show(State(app): State<Arc<App>>, uri: Uri) -> Response {
     let query = Query::parse(uri.query().unwrap_or_default());
     let reason = if query.is("ended", "1") {
         Some("Your session has ended: it lasts twelve hours at most, and as long as its API key.")
@@ -57,7 +60,7 @@ pub async fn show(uri: Uri) -> Response {
     } else {
         None
     };
-    page(StatusCode::OK, &SignIn::new(reason, None))
+    page(StatusCode::OK, &SignIn::new(&app, reason, None))
 }
 
 /// Signs in with a key.
@@ -79,7 +82,7 @@ pub async fn with_key(State(app): State<Arc<App>>, request: Request) -> Result<R
             if error.kind == ErrorKind::Unauthorized {
                 app.attempts.failed(address, app.service.now());
             }
-            Ok(refused(&error))
+            Ok(refused(&app, &error))
         }
     }
 }
@@ -132,13 +135,23 @@ pub async fn with_link(State(app): State<Arc<App>>, request: Request) -> Result<
             if error.kind == ErrorKind::Unauthorized {
                 app.attempts.failed(address, app.service.now());
             }
-            Ok(refused(&error))
+            Ok(refused(&app, &error))
         }
     }
 }
 
 /// Signs out.
-pub async fn out(State(app): State<Arc<App>>) -> Response {
+pub async fn out(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    if let Ok(seal) = app.seal().await
+        && let Some(session) = app.cookies.session(&headers, seal, app.service.now())
+        && let Ok(credential) = app
+            .service
+            .credentials()
+            .resume(&session.identity(), app.service.now())
+        && let Err(error) = app.service.end_sign_in(&credential).await
+    {
+        tracing::warn!(%error, key = credential.key_name(), "cannot revoke the key of a session that has ended");
+    }
     let mut response = see_other("/console/sign-in?out=1");
     if let Some(cookie) = app.cookies.end() {
         response.headers_mut().append(header::SET_COOKIE, cookie);
@@ -148,10 +161,18 @@ pub async fn out(State(app): State<Arc<App>>) -> Response {
 
 /// Begins a session. The next page finds out whether the browser has kept the cookie.
 async fn begin(app: &App, credential: &Credential) -> Result<Response, Refusal> {
+    begin_with(app, credential, see_other("/console/welcome")).await
+}
+
+/// Begins a session with this answer, which leads to the next page.
+pub async fn begin_with(
+    app: &App,
+    credential: &Credential,
+    mut response: Response,
+) -> Result<Response, Refusal> {
     let now = app.service.now();
     let session = Session::begin(credential, now);
     let cookie = app.cookies.keep(&session, app.seal().await?, now);
-    let mut response = see_other("/console/welcome");
     response
         .headers_mut()
         .append(header::SET_COOKIE, cookie.ok_or_else(Refusal::fault)?);
@@ -163,21 +184,28 @@ async fn begin(app: &App, credential: &Credential) -> Result<Response, Refusal> 
     Ok(response)
 }
 
-fn refused(error: &Error) -> Response {
+/// The page for signing in, which says why an attempt has failed.
+pub fn refused(app: &App, error: &Error) -> Response {
     let status = match error.kind {
         ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+        ErrorKind::Conflict => StatusCode::CONFLICT,
         ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    let message = sentence(&error.message);
-    page(status, &SignIn::new(None, Some(message)))
+    problem(app, status, sentence(&error.message))
+}
+
+/// The page for signing in, with a problem.
+pub fn problem(app: &App, status: StatusCode, message: String) -> Response {
+    page(status, &SignIn::new(app, None, Some(message)))
 }
 
 /// Refuses an address that has failed too often.
-fn too_many(app: &App, address: std::net::IpAddr) -> Option<Response> {
+pub fn too_many(app: &App, address: std::net::IpAddr) -> Option<Response> {
     let seconds = app.attempts.wait(address, app.service.now())?;
-    let problem = format!("Too many attempts have failed. Try again in {seconds} s.");
-    let mut response = page(StatusCode::TOO_MANY_REQUESTS, &SignIn::new(None, Some(problem)));
+    let message = format!("Too many attempts have failed. Try again in {seconds} s.");
+    let mut response = problem(app, StatusCode::TOO_MANY_REQUESTS, message);
     let headers: &mut HeaderMap = response.headers_mut();
     headers.insert(header::RETRY_AFTER, seconds.into());
     Some(response)

@@ -1,12 +1,13 @@
 //! A request of somebody who has signed in, and the requests to `/v1` that answer it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{body::Body, extract::FromRequestParts, response::Response};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use super::{
     App,
@@ -19,6 +20,8 @@ use crate::service::credentials::Credential;
 
 /// Largest answer of `/v1` that is read: a page of 100 deliveries is below that.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
+/// How long the first page of a session waits for its ApiKey.
+const FIRST_WAIT: Duration = Duration::from_secs(2);
 
 /// A request of somebody who has signed in.
 pub struct Visit {
@@ -41,7 +44,8 @@ impl FromRequestParts<Arc<App>> for Visit {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Response> {
         let headers = &parts.headers;
         let is_refresh = headers.contains_key("hx-request");
-        let Some((credential, note)) = signed_in(app, headers).await? else {
+        let is_first = parts.uri.path() == "/console/welcome";
+        let Some((credential, note)) = signed_in(app, headers, is_first).await? else {
             return Err(to_sign_in(parts, app));
         };
         let query = Query::parse(parts.uri.query().unwrap_or_default());
@@ -62,7 +66,11 @@ impl FromRequestParts<Arc<App>> for Visit {
 }
 
 /// Whose session the request belongs to.
-async fn signed_in(app: &App, headers: &HeaderMap) -> Result<Option<(Credential, Option<Note>)>, Response> {
+async fn signed_in(
+    app: &App,
+    headers: &HeaderMap,
+    is_first: bool,
+) -> Result<Option<(Credential, Option<Note>)>, Response> {
     use axum::response::IntoResponse as _;
     if !app.cookies.has_session(headers) {
         return Ok(None);
@@ -72,10 +80,17 @@ async fn signed_in(app: &App, headers: &HeaderMap) -> Result<Option<(Credential,
     let Some(session) = app.cookies.session(headers, seal, now) else {
         return Ok(None);
     };
-    let found = app.service.credentials().resume(&session.identity(), now);
-    Ok(found
-        .ok()
-        .map(|credential| (credential, app.cookies.note(headers, seal))))
+    let find = || app.service.credentials().resume(&session.identity(), now).ok();
+    let mut found = find();
+    if is_first {
+        // Another replica may have begun the session, with an ApiKey that this one has not seen yet.
+        let deadline = Instant::now() + FIRST_WAIT;
+        while found.is_none() && Instant::now() < deadline {
+            tokio::time::sleep(FIRST_WAIT / 20).await;
+            found = find();
+        }
+    }
+    Ok(found.map(|credential| (credential, app.cookies.note(headers, seal))))
 }
 
 /// Sends the browser to the page for signing in, and back afterwards.

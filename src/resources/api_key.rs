@@ -123,6 +123,10 @@ pub fn digest(account_uid: &str, key: &str) -> [u8; 32] {
 /// Whoever uses the link takes the annotation away, so nobody can use it again.
 pub const LINK_ANNOTATION: &str = "stellage.dev/console-link";
 
+/// Label of an ApiKey that a sign-in to the console through OpenID Connect has made: nobody knows the key, so it is worth no more than
+/// the session.
+pub const SIGN_IN_LABEL: &str = "stellage.dev/sign-in";
+
 /// A one-time sign-in link, as the annotation has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleLink {
@@ -175,6 +179,12 @@ impl ApiKey {
     /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+
+    /// Whether a sign-in to the console through OpenID Connect has made it.
+    pub fn is_sign_in(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key(SIGN_IN_LABEL))
     }
 
     /// Whether the digest covers the key alone, so that the key should be replaced.

@@ -92,6 +92,11 @@ impl Credential {
         self.key.object.name()
     }
 
+    /// Whether a sign-in to the console has made the key.
+    pub fn is_sign_in(&self) -> bool {
+        self.key.object.is_sign_in()
+    }
+
     /// When the key expires.
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.key.expires_at
@@ -263,6 +268,29 @@ impl Credentials {
         (owner.uid == tenant.uid).then(|| tenant.clone())
     }
 
+    /// The Accounts with this e-mail address, in which ASCII letters count alike, whose namespaces belong to them. `Unavailable` until
+    /// keys and accounts have been listed once.
+    pub fn accounts_with_email(&self, email: &str) -> Result<Vec<Arc<Tenant>>, Error> {
+        let tables = self.tables.read();
+        if !(tables.keys_listed && tables.accounts_listed) {
+            return Err(Error::unavailable("the service is starting; try again"));
+        }
+        let owners = tables.by_namespace.values().filter_map(|tenants| tenants.first());
+        Ok(owners
+            .filter(|tenant| tenant.email.eq_ignore_ascii_case(email))
+            .cloned()
+            .collect())
+    }
+
+    /// The keys in a namespace that sign-ins to the console have made, newest first.
+    pub fn sign_ins(&self, namespace: &str) -> Vec<Arc<ApiKey>> {
+        let tables = self.tables.read();
+        let keys = tables.listed.get(namespace).into_iter().flatten();
+        keys.filter(|(_, key)| key.object.is_sign_in())
+            .map(|(_, key)| key.object.clone())
+            .collect()
+    }
+
     /// One page of the keys in a namespace, newest first, and how many there are in all. `page` counts from 1.
     pub fn page(&self, namespace: &str, page: u64, limit: usize) -> (Vec<Arc<ApiKey>>, usize) {
         let tables = self.tables.read();
@@ -276,11 +304,11 @@ impl Credentials {
         (shown.map(|key| key.object.clone()).collect(), keys.len())
     }
 
-    /// The number of keys in a namespace that have not expired at `now`.
+    /// The number of keys in a namespace that have not expired at `now`, without those of sign-ins to the console.
     pub fn count(&self, namespace: &str, now: Timestamp) -> usize {
         let tables = self.tables.read();
         let keys = tables.listed.get(namespace).into_iter().flatten();
-        keys.filter(|(_, key)| key.expires_at.is_none_or(|end| end > now))
+        keys.filter(|(_, key)| !key.object.is_sign_in() && key.expires_at.is_none_or(|end| end > now))
             .count()
     }
 

@@ -3,6 +3,7 @@
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication; [`console_links`]: one-time sign-in links;
+//!   [`console_sign_ins`]: sign-ins through OpenID Connect;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
@@ -15,6 +16,7 @@ pub mod account;
 pub mod alerts;
 pub mod backups;
 pub mod console_links;
+pub mod console_sign_ins;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;

@@ -2,6 +2,7 @@
 //!
 //! - `journeys`: everything that the API does, done by hand; without scripts; with the keyboard alone; a page that refreshes itself;
 //! - `attacks`: what another site, another account and a revoked key cannot do;
+//! - `sign_in`: with a provider of another site;
 //! - `screenshots`: the pictures in the documentation (`make screenshots`);
 //! - `webdriver`: the protocol between the tests and chromedriver.
 //!
@@ -11,6 +12,7 @@
 mod attacks;
 mod journeys;
 mod screenshots;
+mod sign_in;
 mod webdriver;
 
 use std::{

@@ -201,6 +201,7 @@ const OTHERWISE: &[(&str, &str)] = &[
     ),
     ("--metrics-listen", "listenAddress"),
     ("--namespace", "the namespace of the release"),
+    ("--oidc-client-secret-file", "oidc.existingSecret"),
     ("--own-addresses", "the downward API"),
     ("--ready-file", "for scripts; pods have probes"),
     ("--receiver-ca", "receivers.caSecret"),

@@ -23,8 +23,10 @@ fn everything() -> Value {
     });
     let mut api = pods.clone();
     api["autoscaling"] = json!({ "enabled": true });
-    api["settings"] =
-        json!({ "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000 });
+    api["settings"] = json!({
+        "trustedProxies": ["10.20.0.0/16", "10.21.0.0/16"], "maxConnections": 1_000_000, "consoleUrl": "https://cloud.example.com",
+        "oidcIssuer": "https://login.example.com:8443/realms/cloud", "oidcClientId": "console", "oidcName": "Example",
+    });
     let mut controller = pods;
     controller["settings"] = json!({ "retrySchedule": "1s,5m", "mailFrom": "Stellage <it@example.com>", "leaseDurationSeconds": 5 });
     json!({
@@ -35,6 +37,7 @@ fn everything() -> Value {
         "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
+        "oidc": { "existingSecret": "login" },
         "settings": { "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
         "api": api, "controller": controller,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
@@ -45,7 +48,7 @@ fn everything() -> Value {
         "dashboard": { "enabled": true, "annotations": { "grafana_folder": "Cloud" } },
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
-            "mailRanges": ["10.1.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
+            "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
         },
     })
 }
@@ -293,6 +296,16 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         ),
         ("STELLAGE_MAX_CONNECTIONS", Some("1000000"), None),
         ("STELLAGE_SHUTDOWN_DELAY_SECONDS", Some("5"), None),
+        (
+            "STELLAGE_OIDC_ISSUER",
+            Some("https://login.example.com:8443/realms/cloud"),
+            None,
+        ),
+        (
+            "STELLAGE_OIDC_CLIENT_SECRET_FILE",
+            Some("/etc/stellage/oidc/client-secret"),
+            None,
+        ),
         ("STELLAGE_RETRY_SCHEDULE", None, Some("1s,5m")),
         ("STELLAGE_MAIL_FROM", None, Some("Stellage <it@example.com>")),
         ("STELLAGE_SERVICE_ACCOUNT", None, Some("brain")),
@@ -313,6 +326,18 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         assert_eq!(api(variable).as_deref(), of_api, "{variable}");
         assert_eq!(controller(variable).as_deref(), of_controller, "{variable}");
     }
+    // The provider's port is open to the REST API alone.
+    let provider = json!({
+        "ports": [{ "protocol": "TCP", "port": 8443 }], "to": [{ "ipBlock": { "cidr": "10.3.0.0/16" } }],
+    });
+    let may_sign_in = |name: &str| {
+        let policy = all
+            .iter()
+            .find(|object| object["kind"] == "NetworkPolicy" && object["metadata"]["name"] == name);
+        let rules = policy.unwrap()["spec"]["egress"].as_array().unwrap();
+        rules.contains(&provider)
+    };
+    assert!(may_sign_in("stellage-api") && !may_sign_in("stellage-controller"));
     // The grace of 20 s, the delay of 5 s, and some more.
     assert_eq!((time_of_api, time_of_controller), (json!(35), json!(30)));
 }

@@ -1,11 +1,13 @@
 //! The control plane, the operator, and an own account for every test.
 //!
 //! - [`network`]: a network between an operator and the API server, which fails as asked;
+//! - [`oidc`]: an OpenID Connect provider on loopback;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documents show.
 
 pub mod network;
+pub mod oidc;
 pub mod receivers;
 pub mod smtp;
 pub mod walkthrough;

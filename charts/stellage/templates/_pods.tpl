@@ -35,6 +35,7 @@ A Deployment of `component` (api, controller or all), which runs `command` with 
 {{- if $catalogue }}{{ $volumes = append $volumes (dict "name" "catalogue" "configMap" $catalogue) }}{{ end }}
 {{- if $values.receivers.caSecret }}{{ $volumes = append $volumes (dict "name" "receiver-ca" "secret" $values.receivers.caSecret) }}{{ end }}
 {{- if and $controls $values.smtp.caSecret }}{{ $volumes = append $volumes (dict "name" "smtp-ca" "secret" $values.smtp.caSecret) }}{{ end }}
+{{- if and $servesApi $values.oidc.existingSecret }}{{ $volumes = append $volumes (dict "name" "oidc" "secret" $values.oidc.existingSecret) }}{{ end }}
 {{- if and $servesApi $values.tls.existingSecret }}{{ $volumes = append $volumes (dict "name" "tls" "secret" $values.tls.existingSecret) }}{{ end }}
 apiVersion: apps/v1
 kind: Deployment
@@ -114,6 +115,10 @@ spec:
               value: /etc/stellage/tls/tls.crt
             - name: STELLAGE_TLS_KEY
               value: /etc/stellage/tls/tls.key
+            {{- end }}
+            {{- if and $servesApi $values.oidc.existingSecret }}
+            - name: STELLAGE_OIDC_CLIENT_SECRET_FILE
+              value: /etc/stellage/oidc/{{ $values.oidc.existingSecretKey }}
             {{- end }}
             {{- if $controls }}
             - name: STELLAGE_USAGE_LISTEN

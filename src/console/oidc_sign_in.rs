@@ -1,0 +1,245 @@
+//! Signing in through an OpenID Connect provider.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse as _, Response},
+};
+use http::{StatusCode, header};
+
+use super::{
+    App,
+    oidc::{Failure, Flow, Person, Provider},
+    page::{Query, Shell, page, see_other},
+    refusal::Refusal,
+    sign_in::{begin_with, problem, refused, too_many},
+};
+use crate::service::{
+    credentials::{Credential, Tenant},
+    error::{Error, ErrorKind},
+};
+
+/// Longest error code of the provider that is shown.
+const MAX_ERROR: usize = 64;
+
+/// The answer of a sign-in that goes on by itself to the next page. It is a page and no redirect: a browser that is redirected here from
+/// the provider would not send the session's cookie, which is `SameSite=Strict`, if it were redirected further.
+#[derive(Template)]
+#[template(path = "console/signed_in.html")]
+struct SignedIn {
+    shell: Shell,
+}
+
+/// Sends the browser to the provider.
+pub async fn start(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+    let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
+    if let Some(refusal) = too_many(&app, app.client(&request)) {
+        return Ok(refusal);
+    }
+    let flow = Flow::begin(app.service.now());
+    let cookie = app.cookies.begin_flow(&flow, app.seal().await?);
+    match provider.authorization_url(&flow).await {
+        Ok(url) => {
+            let mut response = see_other(url.as_str());
+            response
+                .headers_mut()
+                .append(header::SET_COOKIE, cookie.ok_or_else(Refusal::fault)?);
+            Ok(response)
+        }
+        Err(failure) => {
+            tracing::warn!(%failure, "nobody can sign in to the console through OpenID Connect");
+            Ok(Problem::Failed(failure).page(&app, provider))
+        }
+    }
+}
+
+/// What the provider sends the browser back to.
+pub async fn callback(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+    let provider = app.provider.as_ref().ok_or_else(Refusal::no_such_page)?;
+    let address = app.client(&request);
+    if let Some(refusal) = too_many(&app, address) {
+        return Ok(refusal);
+    }
+    let seal = app.seal().await?;
+    let query = Query::parse(request.uri().query().unwrap_or_default());
+    let flow = app.cookies.flow(request.headers(), seal, app.service.now());
+    drop(request);
+    let mut response = match finish(&app, provider, &query, flow.as_ref()).await {
+        Ok(credential) => {
+            let shell = Shell::bare("Signed in");
+            begin_with(&app, &credential, page(StatusCode::OK, &SignedIn { shell })).await
+        }
+        Err(problem) => {
+            problem.log();
+            if problem.is_attempt() {
+                app.attempts.failed(address, app.service.now());
+            }
+            Ok(problem.page(&app, provider))
+        }
+    }
+    .unwrap_or_else(Refusal::into_response);
+    // The code works once, and so does this.
+    if let Some(cookie) = app.cookies.end_flow() {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    Ok(response)
+}
+
+async fn finish(
+    app: &App,
+    provider: &Provider,
+    query: &Query,
+    flow: Option<&Flow>,
+) -> Result<Credential, Problem> {
+    let flow = flow
+        .filter(|flow| query.is("state", &flow.state))
+        .ok_or(Problem::Stale)?;
+    provider.check_sender(query.get("iss")).await?;
+    if query.has_any(&["error"]) {
+        return Err(Problem::Denied(query.get("error").to_owned()));
+    }
+    let person = provider.redeem(query.get("code"), flow).await?;
+    let tenant = account_of(app, person)?;
+    Ok(app.service.begin_sign_in(&tenant).await?)
+}
+
+/// The one account with this person's e-mail address.
+fn account_of(app: &App, person: Person) -> Result<Arc<Tenant>, Problem> {
+    let email = person.email.ok_or(Problem::Unverified)?;
+    if !person.is_verified {
+        return Err(Problem::Unverified);
+    }
+    let mut accounts = app.service.credentials().accounts_with_email(&email)?;
+    match (accounts.pop(), accounts.is_empty()) {
+        (Some(account), true) => Ok(account),
+        (Some(_), false) => Err(Problem::SeveralAccounts(email)),
+        (None, _) => Err(Problem::NoAccount(email)),
+    }
+}
+
+/// Why a sign-in does not come to an end.
+enum Problem {
+    /// This browser has not begun it, or too long ago.
+    Stale,
+    /// The provider says so, with an error code.
+    Denied(String),
+    /// The provider is not there, or its answer is worth nothing.
+    Failed(Failure),
+    /// The provider knows no e-mail address, or has not verified it.
+    Unverified,
+    /// No account has the e-mail address.
+    NoAccount(String),
+    /// More than one account has it.
+    SeveralAccounts(String),
+    /// The session cannot be begun.
+    Service(Error),
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Service(error)
+    }
+}
+
+impl Problem {
+    /// Whether it counts as a failed attempt to sign in.
+    fn is_attempt(&self) -> bool {
+        match self {
+            Self::Denied(_) | Self::Failed(Failure::Unavailable(_)) | Self::Service(_) => false,
+            Self::Stale
+            | Self::Failed(Failure::Refused(_))
+            | Self::Unverified
+            | Self::NoAccount(_)
+            | Self::SeveralAccounts(_) => true,
+        }
+    }
+
+    fn log(&self) {
+        match self {
+            Self::Failed(failure) => {
+                tracing::warn!(%failure, "a sign-in to the console through OpenID Connect has failed");
+            }
+            Self::Denied(error) if error != "access_denied" => {
+                tracing::warn!(?error, "the OpenID Connect provider has refused a sign-in");
+            }
+            Self::Service(error) => {
+                tracing::warn!(%error, "a session cannot be begun after a sign-in through OpenID Connect");
+            }
+            Self::SeveralAccounts(_) => {
+                tracing::warn!("more than one account has the e-mail address of a sign-in");
+            }
+            _ => {}
+        }
+    }
+
+    fn page(&self, app: &App, provider: &Provider) -> Response {
+        let name = provider.name();
+        let (status, message) = match self {
+            Self::Stale => (
+                StatusCode::BAD_REQUEST,
+                "This sign-in was not begun in this browser, or more than ten minutes ago. Begin again."
+                    .to_owned(),
+            ),
+            Self::Denied(error) if error == "access_denied" => (
+                StatusCode::FORBIDDEN,
+                format!(
+                    "{name} has not let you in, or you have cancelled. Begin again, or sign in with an API key."
+                ),
+            ),
+            Self::Denied(error) => {
+                let is_code = error.len() <= MAX_ERROR
+                    && error
+                        .bytes()
+                        .all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+                let code = if is_code { error } else { "unknown" };
+                (
+                    StatusCode::BAD_GATEWAY,
+                    format!(
+                        "{name} has refused the sign-in with the error {code}. Tell whoever runs this cloud."
+                    ),
+                )
+            }
+            Self::Failed(Failure::Unavailable(_)) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{name} cannot be used at the moment. Try again later, or sign in with an API key."),
+            ),
+            Self::Failed(Failure::Refused(_)) => (
+                StatusCode::UNAUTHORIZED,
+                format!("The answer of {name} is not valid. Begin again."),
+            ),
+            Self::Unverified => (
+                StatusCode::FORBIDDEN,
+                format!("{name} has not verified your e-mail address. Verify it there, then begin again."),
+            ),
+            Self::NoAccount(email) => (
+                StatusCode::FORBIDDEN,
+                format!(
+                    "No account has the e-mail address {email}. Ask whoever runs this cloud to set it in yours, or sign in with an API key."
+                ),
+            ),
+            Self::SeveralAccounts(email) => (
+                StatusCode::FORBIDDEN,
+                format!(
+                    "More than one account has the e-mail address {email}, so this sign-in cannot tell which. Sign in with an API key of the account."
+                ),
+            ),
+            Self::Service(error) if error.kind == ErrorKind::Unauthorized => {
+                // The new key was revoked at once.
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "The session has ended already. Begin again.".to_owned(),
+                )
+            }
+            Self::Service(error) => return refused(app, error),
+        };
+        problem(app, status, message)
+    }
+}

@@ -1,0 +1,87 @@
+//! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that it can be seen and revoked as
+//! others, and ends with it.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use super::{
+    Service,
+    console_links::KEY_LASTS,
+    credentials::{Credential, KeyIdentity, Tenant},
+    error::Error,
+    index::Object as _,
+    keys::new_key,
+    precondition::Precondition,
+};
+use crate::{
+    resources::{ApiKey, KeyScope, api_key::SIGN_IN_LABEL, ids},
+    runtime::watch::revision,
+};
+
+/// Sign-ins of one account at the same time. They do not count towards its quota of keys; a further one ends the oldest.
+const MOST: usize = 10;
+
+impl Service {
+    /// Begins a sign-in to an account.
+    pub async fn begin_sign_in(&self, tenant: &Tenant) -> Result<Credential, Error> {
+        let namespace = &tenant.namespace;
+        tenant.check_not_terminating()?;
+        // Serialised, so that concurrent sign-ins do not exceed the limit.
+        let _lock = self.key_locks.lock(namespace).await?;
+        self.make_room(namespace).await?;
+        let now = self.now();
+        // Whole seconds, as the API shows times.
+        let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        let expires_at = now.saturating_add(KEY_LASTS).unwrap_or(now);
+        let (_, mut spec) = new_key(&tenant.uid, KeyScope::Write, Some(expires_at));
+        spec.last_characters = None;
+        let name = format!("signin-{}", &ids::random_suffix()[..8]);
+        let mut object = ApiKey::new(&name, spec);
+        let labels = BTreeMap::from([(SIGN_IN_LABEL.to_owned(), "openid-connect".to_owned())]);
+        object.metadata.labels = Some(labels);
+        let made = self.calls.create(namespace, &object).await?;
+        self.credentials.progress().wait_for(revision(&made)).await;
+        let identity = KeyIdentity {
+            account_uid: &tenant.uid,
+            namespace,
+            name: &name,
+            uid: made.uid(),
+        };
+        self.credentials.resume(&identity, self.now())
+    }
+
+    /// Ends a sign-in, if the key belongs to one: nobody can use it again.
+    pub async fn end_sign_in(&self, credential: &Credential) -> Result<(), Error> {
+        if !credential.is_sign_in() {
+            return Ok(());
+        }
+        let namespace = &credential.tenant.namespace;
+        self.revoke_key(namespace, Some(credential.key_name()), &Precondition::default())
+            .await
+    }
+
+    /// Deletes the keys of sign-ins that have expired, and the oldest beyond the limit.
+    async fn make_room(&self, namespace: &str) -> Result<(), Error> {
+        let now = self.now();
+        let mut kept = 0;
+        for key in self.credentials.sign_ins(namespace) {
+            if kept + 1 < MOST && !key.is_expired(now) {
+                kept += 1;
+                continue;
+            }
+            match self.calls.delete(&*key, false).await {
+                Ok(_) => {
+                    let is_gone = || self.credentials.get(namespace, key.name()).is_none();
+                    self.credentials
+                        .progress()
+                        .wait_for_removal(key.uid(), is_gone)
+                        .await;
+                }
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
