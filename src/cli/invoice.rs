@@ -21,7 +21,7 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{
+    resources::{origin, 
         Account, Invoice, InvoiceLine, InvoicePage,
         invoice_page::INVOICE_LABEL,
         money::{Cents, UnitPrice},
@@ -196,7 +196,7 @@ impl<'a> Books<'a> {
     async fn all(&self) -> Result<Vec<Invoice>, CliError> {
         let api = Api::<DeserializeGuard<Invoice>>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoices in namespace {}", self.namespace);
-        let uid = self.account.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&self.account.metadata);
         let mut params = ListParams::default().limit(INVOICES);
         let mut all = Vec::new();
         loop {

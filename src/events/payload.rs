@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{EventType, OutboxEntry};
-use crate::resources::{
+use crate::resources::{origin, 
     Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
     conditions::whole_seconds, ids, money::Cents,
 };
@@ -166,7 +166,7 @@ pub fn backup_event(
         }),
     };
     entry(
-        backup.metadata.uid.as_deref().unwrap_or_default(),
+        origin::uid(&backup.metadata),
         sequence,
         event_type,
         now,
@@ -235,7 +235,7 @@ pub fn alert_event(
         },
     };
     entry(
-        instance.metadata.uid.as_deref().unwrap_or_default(),
+        origin::uid(&instance.metadata),
         sequence,
         event_type,
         now,
@@ -380,7 +380,7 @@ pub fn instance_event(
         user: carries_user.then_some(user),
     };
     entry(
-        instance.metadata.uid.as_deref().unwrap_or_default(),
+        origin::uid(&instance.metadata),
         sequence,
         event_type,
         now,

@@ -19,7 +19,7 @@ use crate::{
     },
     monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
-    resources::{
+    resources::{origin, 
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
     },
     runtime::clock::milliseconds,
@@ -202,7 +202,7 @@ fn watch_alerts(
     let Some(findings) = findings else {
         return Vec::new();
     };
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&instance.metadata);
     let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
     for alert in &fired {
         status.event_sequence += 1;

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, size, times};
+use super::{origin, event::EventType, ids, size, times};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -123,8 +123,7 @@ pub fn event_order(metadata: &ObjectMeta) -> (Timestamp, i64) {
         Some((at.parse().ok()?, sequence.parse().ok()?))
     });
     order.unwrap_or_else(|| {
-        let created = metadata.creation_timestamp.as_ref();
-        (created.map_or(Timestamp::UNIX_EPOCH, |time| time.0), 0)
+        (origin::created_at(metadata).unwrap_or(Timestamp::UNIX_EPOCH), 0)
     })
 }
 

@@ -8,7 +8,7 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{
+use super::{origin, 
     alert::{Alert, MAX_ALERTS},
     conditions,
     event::{HasOutbox, OutboxEntry},
@@ -496,7 +496,7 @@ impl Instance {
     pub fn id(&self) -> String {
         ids::instance_id(
             self.metadata.name.as_deref().unwrap_or_default(),
-            self.metadata.uid.as_deref().unwrap_or_default(),
+            origin::uid(&self.metadata),
         )
     }
 
@@ -511,10 +511,7 @@ impl Instance {
 
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
-        self.metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+        origin::created_at(&self.metadata).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Whether the object is being deleted.

@@ -25,7 +25,7 @@ use super::{
     resync,
 };
 use crate::{
-    resources::{
+    resources::{origin, 
         ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
         conditions,
@@ -221,8 +221,7 @@ impl Work<'_> {
         account.status = Some(status.clone());
         let since = account.owner_since();
         let is_older = |metadata: &ObjectMeta| {
-            let created = metadata.creation_timestamp.as_ref();
-            created.is_some_and(|created| created.0 < since)
+            origin::created_at(metadata).is_some_and(|created| created < since)
         };
         let all = ListParams::default();
         let keys = ("API key", "API keys");

@@ -21,7 +21,7 @@ use crate::{
     events::OutboxVersion,
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
-    resources::{
+    resources::{origin, 
         Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER,
     },
     runtime::{
@@ -82,7 +82,7 @@ impl Asked {
 }
 
 fn uid(backup: &Backup) -> &str {
-    backup.metadata.uid.as_deref().unwrap_or_default()
+    origin::uid(&backup.metadata)
 }
 
 fn namespace(backup: &Backup) -> &str {

@@ -20,7 +20,7 @@ use crate::{
     events::{OutboxVersion, payload::User},
     lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
-    resources::{
+    resources::{origin, 
         Instance, InstanceStatus,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
@@ -118,7 +118,7 @@ fn is_accepted(instance: &Instance) -> bool {
 }
 
 fn uid(instance: &Instance) -> &str {
-    instance.metadata.uid.as_deref().unwrap_or_default()
+    origin::uid(&instance.metadata)
 }
 
 impl<P: Provider> Reconciler<P> {

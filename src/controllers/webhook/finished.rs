@@ -13,7 +13,7 @@ use kube::{
 use super::shared::Shared;
 use crate::{
     delivery::dispatch::key,
-    resources::{
+    resources::{origin, 
         Delivery,
         delivery::{self, FINISHED_LABEL},
     },
@@ -39,7 +39,7 @@ pub(super) struct Finished {
 
 impl Finished {
     pub(super) fn of(metadata: ObjectMeta) -> Option<Self> {
-        let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let created = origin::created_at(&metadata);
         let at = delivery::finished_at(&metadata).max(created);
         Some(Self {
             at: at.unwrap_or(Timestamp::MAX),
