@@ -130,17 +130,16 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
             stuck.annotations_mut().insert(FAULT.to_owned(), "provisioning".to_owned());
         })
         .await;
-    tenant.wait_for_state("stuck", InstanceState::Provisioning).await;
+    tenant.wait_for_state("stuck", InstanceState::Error).await;
     tenant.apply("leaving", |_| {}).await;
     tenant.wait_for_state("leaving", InstanceState::Running).await;
     set_fault(&tenant, "leaving", Some("unreachable")).await;
     tenant.instances().delete("leaving", &DeleteParams::default()).await.unwrap();
 
-    stellage(&plane, &["backup", "create", "web", "-n", "moved", "--wait"]).unwrap();
     tenant.wait_for_entries(3).await;
+    stellage(&plane, &["backup", "create", "web", "-n", "moved", "--wait"]).unwrap();
     tenant.close_now().await;
     tenant.wait_for_invoices(1).await;
-    tenant.wait_for_clear_outboxes().await;
 
     // created and started of four instances, but stuck has not started; and stopped of one.
     let pending = held(&tenant, "failing", 8, DeliveryPhase::Pending).await;
@@ -203,7 +202,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     let refused = import(&plane, &cut).unwrap_err();
     assert!(refused.contains("cut off"), "{refused}");
     // An installation that is not empty.
-    stellage(&plane, &["account", "create", "other", "--email", "o@example.com", "--timeout", "1"]).unwrap_err();
+    stellage(&plane, &["account", "create", "other", "--email", "o@example.com", "--timeout", "1s"]).unwrap_err();
     let refused = import(&plane, &file).unwrap_err();
     assert!(refused.contains("not empty, it has accounts"), "{refused}");
     kubectl(&plane, &["delete", "account", "other"], None).unwrap();
