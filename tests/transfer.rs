@@ -18,7 +18,7 @@ use kube::{
 };
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use stellage::resources::{DeliveryPhase, InstanceState, Webhook, conditions};
+use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
 
 use crate::{
     support::{
@@ -35,7 +35,14 @@ const FAULT: &str = "simulator.stellage.dev/fault";
 async fn shown(tenant: &Tenant) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     let mut paths: Vec<String> = [
-        "account", "instances", "webhooks", "events", "keys", "backups", "invoices", "alerts",
+        "account",
+        "instances",
+        "webhooks",
+        "events",
+        "keys",
+        "backups",
+        "invoices",
+        "alerts",
     ]
     .map(|what| format!("/v1/{what}"))
     .into();
@@ -61,8 +68,18 @@ async fn shown(tenant: &Tenant) -> BTreeMap<String, Value> {
 fn lasting(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let volatile = ["cpu_usage", "memory_usage", "disk_usage", "network_in", "network_out", "uptime", "metrics"];
-            let kept = fields.iter().filter(|(name, _)| !volatile.contains(&name.as_str()));
+            let volatile = [
+                "cpu_usage",
+                "memory_usage",
+                "disk_usage",
+                "network_in",
+                "network_out",
+                "uptime",
+                "metrics",
+            ];
+            let kept = fields
+                .iter()
+                .filter(|(name, _)| !volatile.contains(&name.as_str()));
             kept.map(|(name, value)| (name.clone(), lasting(value))).collect()
         }
         Value::Array(values) => values.iter().map(lasting).collect(),
@@ -72,17 +89,37 @@ fn lasting(value: &Value) -> Value {
 
 fn event_ids(received: &[Received], path: &str) -> Vec<String> {
     let of_path = received.iter().filter(|request| request.path == path);
-    of_path.map(|request| body(request)["id"].as_str().unwrap().to_owned()).collect()
+    of_path
+        .map(|request| body(request)["id"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 async fn set_fault(tenant: &Tenant, name: &str, fault: Option<&str>) {
     let patch = json!({ "metadata": { "annotations": { FAULT: fault } } });
     let patch = Patch::Merge(&patch);
-    tenant.instances().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    tenant
+        .instances()
+        .patch(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// Who has written which fields of an instance, its status apart.
+async fn written_by(tenant: &Tenant) -> Value {
+    let web = tenant.instances().get("web").await.unwrap();
+    let mut fields = web.metadata.managed_fields.unwrap();
+    fields.retain(|entry| entry.subresource.is_none());
+    json!(fields)
 }
 
 async fn start(plane: &ControlPlane) -> Operator {
-    let mut arguments = vec!["run", "--provisioning-seconds", "0.5", "--retry-schedule", "1h,1h,1h"];
+    let mut arguments = vec![
+        "run",
+        "--provisioning-seconds",
+        "0.5",
+        "--retry-schedule",
+        "1h,1h,1h",
+    ];
     let receivers = receiver_arguments(plane);
     arguments.extend(receivers.iter().map(String::as_str));
     Operator::start(plane, &arguments).await
@@ -90,10 +127,15 @@ async fn start(plane: &ControlPlane) -> Operator {
 
 async fn held(tenant: &Tenant, webhook: &str, count: usize, phase: DeliveryPhase) -> Vec<String> {
     let are = |all: &Vec<stellage::resources::Delivery>| {
-        all.iter().filter(|delivery| phase_of(delivery) == Some(phase)).count() == count
+        all.iter()
+            .filter(|delivery| phase_of(delivery) == Some(phase))
+            .count()
+            == count
     };
     let all = tenant.wait_for_deliveries(webhook, phase.as_str(), are).await;
-    let of_phase = all.into_iter().filter(|delivery| phase_of(delivery) == Some(phase));
+    let of_phase = all
+        .into_iter()
+        .filter(|delivery| phase_of(delivery) == Some(phase));
     of_phase.map(|delivery| delivery.spec.event_id).collect()
 }
 
@@ -104,6 +146,7 @@ struct Exported {
     held: Vec<String>,
     pending: Vec<String>,
     secret: Secret,
+    managers: Value,
 }
 
 /// Makes some of everything, stops the operator, and exports it.
@@ -122,19 +165,27 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
     let by_rest = made.json()["data"]["id"].as_str().unwrap().to_owned();
     tenant.wait_for_state(&by_rest, InstanceState::Running).await;
-    let stopped = tenant.call(Method::POST, &format!("/v1/instances/{by_rest}/stop"), None).await;
+    let stopped = tenant
+        .call(Method::POST, &format!("/v1/instances/{by_rest}/stop"), None)
+        .await;
     assert!(stopped.status.is_success(), "{stopped:?}");
     tenant.wait_for_state(&by_rest, InstanceState::Stopped).await;
     tenant
         .apply("stuck", |stuck| {
-            stuck.annotations_mut().insert(FAULT.to_owned(), "provisioning".to_owned());
+            stuck
+                .annotations_mut()
+                .insert(FAULT.to_owned(), "provisioning".to_owned());
         })
         .await;
     tenant.wait_for_state("stuck", InstanceState::Error).await;
     tenant.apply("leaving", |_| {}).await;
     tenant.wait_for_state("leaving", InstanceState::Running).await;
     set_fault(&tenant, "leaving", Some("unreachable")).await;
-    tenant.instances().delete("leaving", &DeleteParams::default()).await.unwrap();
+    tenant
+        .instances()
+        .delete("leaving", &DeleteParams::default())
+        .await
+        .unwrap();
 
     tenant.wait_for_entries(3).await;
     stellage(&plane, &["backup", "create", "web", "-n", "moved", "--wait"]).unwrap();
@@ -146,13 +197,20 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
     let held = held(&tenant, "gone", 7, DeliveryPhase::Held).await;
     let healthy = async || event_ids(&receiver.received(), "/healthy").len();
     eventually("all to be delivered", healthy, |count| *count == 8).await;
-    let logged = async || tenant.call(Method::GET, "/v1/events", None).await.json()["data"].as_array().unwrap().len();
+    let logged = async || {
+        tenant.call(Method::GET, "/v1/events", None).await.json()["data"]
+            .as_array()
+            .unwrap()
+            .len()
+    };
     eventually("all to be logged", logged, |count| *count == 10).await;
     // Counters are written some seconds later.
     let webhooks = async || tenant.call(Method::GET, "/v1/webhooks", None).await.json()["data"].clone();
     let are_counted = |all: &Value| {
         let all = all.as_array().unwrap().iter();
-        let counts: BTreeSet<_> = all.map(|it| (it["pending"].as_u64(), it["last_success_at"].is_null())).collect();
+        let counts: BTreeSet<_> = all
+            .map(|it| (it["pending"].as_u64(), it["last_success_at"].is_null()))
+            .collect();
         counts == [(Some(8), true), (Some(0), true), (Some(0), false)].into()
     };
     eventually("the counters", webhooks, are_counted).await;
@@ -161,7 +219,11 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
     assert!(running.contains("the operator runs"), "{running}");
     assert!(!file.exists());
     let at_once = file.with_extension("running");
-    stellage(&plane, &["export", "--while-running", "--output", at_once.to_str().unwrap()]).unwrap();
+    stellage(
+        &plane,
+        &["export", "--while-running", "--output", at_once.to_str().unwrap()],
+    )
+    .unwrap();
     operator.stop().await;
 
     stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
@@ -171,7 +233,15 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
     assert!(again.contains("exists"), "{again}");
     let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "moved");
     let secret = secrets.get("healthy").await.unwrap();
-    Exported { tenant, shown, held, pending, secret }
+    let managers = written_by(&tenant).await;
+    Exported {
+        tenant,
+        shown,
+        held,
+        pending,
+        secret,
+        managers,
+    }
 }
 
 fn import(plane: &ControlPlane, file: &Path) -> Result<String, String> {
@@ -180,8 +250,20 @@ fn import(plane: &ControlPlane, file: &Path) -> Result<String, String> {
 
 async fn holder(plane: &ControlPlane) -> String {
     let path = "jsonpath={.spec.holderIdentity}";
-    kubectl(plane, &["get", "lease", "-n", "stellage-system", "stellage-controller", "-o", path], None)
-        .unwrap_or_default()
+    kubectl(
+        plane,
+        &[
+            "get",
+            "lease",
+            "-n",
+            "stellage-system",
+            "stellage-controller",
+            "-o",
+            path,
+        ],
+        None,
+    )
+    .unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,7 +280,14 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     .await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stellage.export");
-    let Exported { tenant: before, shown: was, held, pending, secret } = export(&file, &receiver).await;
+    let Exported {
+        tenant: before,
+        shown: was,
+        held,
+        pending,
+        secret,
+        managers,
+    } = export(&file, &receiver).await;
     let delivered = receiver.count();
 
     let plane = own_plane().await;
@@ -210,7 +299,19 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     let refused = import(&plane, &cut).unwrap_err();
     assert!(refused.contains("cut off"), "{refused}");
     // An installation that is not empty.
-    stellage(&plane, &["account", "create", "other", "--email", "o@example.com", "--timeout", "1s"]).unwrap_err();
+    stellage(
+        &plane,
+        &[
+            "account",
+            "create",
+            "other",
+            "--email",
+            "o@example.com",
+            "--timeout",
+            "1s",
+        ],
+    )
+    .unwrap_err();
     let refused = import(&plane, &file).unwrap_err();
     assert!(refused.contains("not empty, it has accounts"), "{refused}");
     kubectl(&plane, &["delete", "account", "other"], None).unwrap();
@@ -223,8 +324,14 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     ] });
     kubectl(&plane, &["create", "-f", "-"], Some(&way.to_string())).unwrap();
     let interrupted = import(&plane, &file).unwrap_err();
-    assert!(interrupted.contains("another Secret moved/healthy"), "{interrupted}");
-    assert!(holder(&plane).await.starts_with("stellage-import-"), "no operator may lead now");
+    assert!(
+        interrupted.contains("another Secret moved/healthy"),
+        "{interrupted}"
+    );
+    assert!(
+        holder(&plane).await.starts_with("stellage-import-"),
+        "no operator may lead now"
+    );
     let refused = import(&plane, &file.with_extension("running")).unwrap_err();
     assert!(refused.contains("is not finished"), "{refused}");
     kubectl(&plane, &["delete", "secret", "-n", "moved", "healthy"], None).unwrap();
@@ -239,24 +346,30 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         url: operator.url.clone(),
         http: reqwest::Client::new(),
     };
-    eventually("it to lead", async || holder(&plane).await, |holder| !holder.is_empty()).await;
+    eventually(
+        "it to lead",
+        async || holder(&plane).await,
+        |holder| !holder.is_empty(),
+    )
+    .await;
     // Until the operator has its rights in the account's namespace, webhooks say that their secrets cannot be read.
-    let is_ready = |webhook: &Webhook| {
-        let status = webhook.status.as_ref().unwrap();
-        conditions::is_true(&status.conditions, "SecretReady")
-    };
-    for webhook in ["healthy", "gone", "failing"] {
-        tenant.wait_for_webhook(webhook, "its secret to be read", is_ready).await;
-    }
-    let now = shown(&tenant).await;
-    assert_eq!(was.keys().collect::<Vec<_>>(), now.keys().collect::<Vec<_>>());
-    for (path, was) in &was {
-        let (was, now) = (lasting(was), lasting(&now[path]));
-        assert!(was == now, "{path}\nbefore: {was:#}\nafter: {now:#}");
-    }
+    let was = lasting(&json!(was));
+    let look = async || lasting(&json!(shown(&tenant).await));
+    eventually(&format!("REST to show what it did: {was:#}"), look, |now| {
+        *now == was
+    })
+    .await;
+    assert_eq!(
+        written_by(&tenant).await,
+        managers,
+        "who has written which field, and when"
+    );
     let secrets: Api<Secret> = Api::namespaced(kube, "moved");
     let moved = secrets.get("healthy").await.unwrap();
-    assert_eq!((moved.data, moved.metadata.labels), (secret.data, secret.metadata.labels));
+    assert_eq!(
+        (moved.data, moved.metadata.labels),
+        (secret.data, secret.metadata.labels)
+    );
 
     // What was interrupted goes on.
     set_fault(&tenant, "stuck", None).await;
@@ -266,7 +379,11 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     eventually("the deletion to be completed", leaving, Option::is_none).await;
     let healthy = async || event_ids(&receiver.received(), "/healthy");
     let got = eventually("the new events", healthy, |ids| ids.len() >= 10).await;
-    assert_eq!(got.iter().collect::<BTreeSet<_>>().len(), 10, "none of them twice: {got:?}");
+    assert_eq!(
+        got.iter().collect::<BTreeSet<_>>().len(),
+        10,
+        "none of them twice: {got:?}"
+    );
     let received = receiver.received();
     let mut happened: Vec<(String, String)> = received
         .iter()
@@ -279,30 +396,55 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         .collect();
     happened.sort();
     let expected = [
-        ("by-rest", "created"), ("by-rest", "started"), ("by-rest", "stopped"),
-        ("leaving", "created"), ("leaving", "deleted"), ("leaving", "started"),
-        ("stuck", "created"), ("stuck", "started"),
-        ("web", "created"), ("web", "started"),
+        ("by-rest", "created"),
+        ("by-rest", "started"),
+        ("by-rest", "stopped"),
+        ("leaving", "created"),
+        ("leaving", "deleted"),
+        ("leaving", "started"),
+        ("stuck", "created"),
+        ("stuck", "started"),
+        ("web", "created"),
+        ("web", "started"),
     ];
     let expected = expected.map(|(name, what)| (name.to_owned(), format!("instance.{what}")));
     assert_eq!(happened, expected, "no server was made again");
     let others = |path| event_ids(&received[delivered..], path);
     assert_eq!(others("/gone"), Vec::<String>::new(), "it is still disabled");
     // Two new events at most: the others are due in an hour.
-    assert!(others("/failing").iter().all(|id| !pending.contains(id)), "{:?}", others("/failing"));
+    assert!(
+        others("/failing").iter().all(|id| !pending.contains(id)),
+        "{:?}",
+        others("/failing")
+    );
 
     // What was held and what was pending goes out under the ids that it had.
     is_well.store(true, Ordering::Relaxed);
     let gone: Webhook = tenant.webhooks().get("gone").await.unwrap();
     let active = json!({ "active": true });
-    let enabled = tenant.call(Method::PATCH, &format!("/v1/webhooks/{}", gone.id()), Some(&active)).await;
+    let enabled = tenant
+        .call(
+            Method::PATCH,
+            &format!("/v1/webhooks/{}", gone.id()),
+            Some(&active),
+        )
+        .await;
     assert_eq!(enabled.status, StatusCode::OK, "{enabled:?}");
     let failing: Webhook = tenant.webhooks().get("failing").await.unwrap();
-    let retried = tenant.call(Method::POST, &format!("/v1/webhooks/{}/deliveries/retry", failing.id()), None).await;
+    let retried = tenant
+        .call(
+            Method::POST,
+            &format!("/v1/webhooks/{}/deliveries/retry", failing.id()),
+            None,
+        )
+        .await;
     assert!(retried.status.is_success(), "{retried:?}");
     for (path, owed) in [("/gone", &held), ("/failing", &pending)] {
         let late = async || event_ids(&receiver.received()[delivered..], path);
-        eventually("what is owed", late, |late| owed.iter().all(|id| late.contains(id))).await;
+        eventually("what is owed", late, |late| {
+            owed.iter().all(|id| late.contains(id))
+        })
+        .await;
     }
     let bodies_of = |id: &str| -> BTreeSet<Vec<u8>> {
         let of_it = received.iter().filter(|request| body(request)["id"] == *id);
@@ -311,7 +453,13 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     for id in held.iter().chain(&pending) {
         assert_eq!(bodies_of(id).len(), 1, "the same bytes as before");
     }
-    let answer = tenant.call(Method::POST, "/v1/instances", Some(&json!({ "name": "new", "plan": "starter", "region": "fr-par-1", "image": "debian-13" }))).await;
+    let answer = tenant
+        .call(
+            Method::POST,
+            "/v1/instances",
+            Some(&json!({ "name": "new", "plan": "starter", "region": "fr-par-1", "image": "debian-13" })),
+        )
+        .await;
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     operator.stop().await;
 }

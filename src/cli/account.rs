@@ -19,9 +19,10 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{origin, 
+    resources::{
         Account, AccountSpec,
         conditions::{READY, STALLED, find},
+        origin,
     },
     runtime::client::next_page,
 };

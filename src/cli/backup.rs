@@ -17,11 +17,11 @@ use super::{
     wait::{self, Progress, Waiting},
 };
 use crate::{
-    resources::{origin, 
+    resources::{
         Backup, BackupPhase, BackupSpec, Instance,
         backup::FINALIZER,
         conditions::{self, READY},
-        ids, validation,
+        ids, origin, validation,
     },
     service::instances::RestorableBackup,
 };

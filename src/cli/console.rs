@@ -16,7 +16,7 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{origin, ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids},
+    resources::{ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids, origin},
     service::{
         console_links::{KEY_LASTS, new_link},
         keys::new_key,

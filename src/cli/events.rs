@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     events::EventType,
-    resources::{origin, EventLog, LoggedEvent},
+    resources::{EventLog, LoggedEvent, origin},
     runtime::{client::next_page, watch},
     service::events::{EventFilter, instance_of},
 };

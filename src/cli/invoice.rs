@@ -21,10 +21,11 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{origin, 
+    resources::{
         Account, Invoice, InvoiceLine, InvoicePage,
         invoice_page::INVOICE_LABEL,
         money::{Cents, UnitPrice},
+        origin,
     },
     runtime::client::next_page,
 };

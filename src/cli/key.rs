@@ -19,7 +19,7 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{origin, Account, ApiKey, KeyScope, ids},
+    resources::{Account, ApiKey, KeyScope, ids, origin},
     runtime::client::next_page,
     service::keys::new_key,
 };

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    resources::{origin, ApiKey},
+    resources::{ApiKey, origin},
     runtime::client::{CallError, bounded, next_page},
 };
 

@@ -6,7 +6,7 @@ use std::{collections::HashSet, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::resources::{origin, Instance};
+use crate::resources::{Instance, origin};
 
 /// The state that the Invoice controller shares with others. Cheap to clone.
 #[derive(Clone, Default)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::resources::{origin, HasOutbox, OutboxEntry};
+use crate::resources::{HasOutbox, OutboxEntry, origin};
 
 /// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
 /// it is removed in a write of its own.

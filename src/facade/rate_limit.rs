@@ -23,7 +23,7 @@ use kube::Resource;
 use parking_lot::RwLock;
 
 use crate::{
-    resources::{origin, Account, ApiKey},
+    resources::{Account, ApiKey, origin},
     runtime::watch::{Change, Listener},
     service::credentials::Credential,
 };

@@ -19,8 +19,9 @@ use crate::{
     },
     monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
-    resources::{origin, 
-        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
+    resources::{
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, origin,
+        tracking,
     },
     runtime::clock::milliseconds,
 };

@@ -4,9 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::decision::Gate;
 use crate::{
-    resources::{origin, 
+    resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange,
-        PowerState, instance::RefusedInstallation,
+        PowerState, instance::RefusedInstallation, origin,
     },
     runtime::clock::milliseconds,
 };

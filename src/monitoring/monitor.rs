@@ -19,7 +19,7 @@ use super::{
 use crate::{
     catalogue::Alerts,
     providers::Usage,
-    resources::{origin, Instance},
+    resources::{Instance, origin},
     runtime::watch::{Change, Listener},
 };
 

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     providers::Usage,
-    resources::{origin, Instance},
+    resources::{Instance, origin},
     runtime::{Clock, FairPermits, client::bounded, lease::LEASE_NAME},
 };
 

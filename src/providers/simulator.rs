@@ -18,7 +18,7 @@ use super::{
     ProviderError, Timings, Usage, UsageSource,
 };
 use crate::{
-    resources::{origin, Backup, Instance, Operation, OperationKind, PowerState},
+    resources::{Backup, Instance, Operation, OperationKind, PowerState, origin},
     runtime::watch::key,
 };
 

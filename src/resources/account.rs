@@ -6,10 +6,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{origin, 
+use super::{
     conditions,
     invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
-    times,
+    origin, times,
     webhook::{DEFAULT_WEBHOOK_QUOTA, mail_times},
 };
 
@@ -172,7 +172,7 @@ impl Account {
 
     /// Since when the namespace belongs to this account.
     pub fn owner_since(&self) -> Timestamp {
-                let waited = self.status.as_ref().and_then(|status| status.owner_since);
+        let waited = self.status.as_ref().and_then(|status| status.owner_since);
         waited
             .or_else(|| origin::created_at(&self.metadata))
             .unwrap_or(Timestamp::UNIX_EPOCH)

@@ -8,10 +8,10 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{origin, 
+use super::{
     Instance, conditions,
     event::{HasOutbox, OutboxEntry},
-    ids,
+    ids, origin,
     plan::Plan,
     times,
 };

@@ -8,12 +8,13 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{origin, 
+use super::{
     alert::{Alert, MAX_ALERTS},
     conditions,
     event::{HasOutbox, OutboxEntry},
     ids,
     metering::Metering,
+    origin,
     plan::Plan,
     times,
 };

@@ -52,11 +52,20 @@ mod tests {
         let created = json!({ "uid": "new", "creationTimestamp": "2026-11-23T10:00:00Z" });
         let mut metadata: ObjectMeta = serde_json::from_value(created).unwrap();
         let at = |text: &str| text.parse().ok();
-        assert_eq!((uid(&metadata), created_at(&metadata)), ("new", at("2026-11-23T10:00:00Z")));
+        assert_eq!(
+            (uid(&metadata), created_at(&metadata)),
+            ("new", at("2026-11-23T10:00:00Z"))
+        );
         let origin = annotation("old", "2026-11-21T10:00:00Z");
         metadata.annotations = Some([(ORIGIN_ANNOTATION.to_owned(), origin)].into());
-        assert_eq!((uid(&metadata), created_at(&metadata)), ("old", at("2026-11-21T10:00:00Z")));
+        assert_eq!(
+            (uid(&metadata), created_at(&metadata)),
+            ("old", at("2026-11-21T10:00:00Z"))
+        );
         metadata.annotations = Some([(ORIGIN_ANNOTATION.to_owned(), "nonsense".to_owned())].into());
-        assert_eq!((uid(&metadata), created_at(&metadata)), ("new", at("2026-11-23T10:00:00Z")));
+        assert_eq!(
+            (uid(&metadata), created_at(&metadata)),
+            ("new", at("2026-11-23T10:00:00Z"))
+        );
     }
 }

@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{origin, conditions, event::EventType, ids, times};
+use super::{conditions, event::EventType, ids, origin, times};
 
 /// Webhooks that an account may have if its spec sets no quota (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;

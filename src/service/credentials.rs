@@ -21,7 +21,7 @@ use super::{
     index::{Object as _, Progress},
 };
 use crate::{
-    resources::{origin, Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids},
+    resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin},
     runtime::watch::{Change, Listener, revision},
 };
 
@@ -116,10 +116,7 @@ type Age = (Timestamp, Box<str>);
 
 fn age(metadata: &ObjectMeta) -> Age {
     let created = origin::created_at(metadata);
-    (
-        created.unwrap_or(Timestamp::MAX),
-        origin::uid(metadata).into(),
-    )
+    (created.unwrap_or(Timestamp::MAX), origin::uid(metadata).into())
 }
 
 struct Key {
@@ -547,10 +544,7 @@ impl Tables {
 
 fn list_key(key: &ApiKey) -> ListKey {
     let created = origin::created_at(&key.metadata);
-    (
-        Reverse(created.unwrap_or(Timestamp::MIN)),
-        key.name().into(),
-    )
+    (Reverse(created.unwrap_or(Timestamp::MIN)), key.name().into())
 }
 
 fn name_of(metadata: &ObjectMeta) -> (Box<str>, Box<str>) {

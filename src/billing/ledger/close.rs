@@ -8,7 +8,7 @@ use super::{Books, Facts, GRACE, Step, entry, sync};
 use crate::{
     billing::{Total, total},
     events::payload::{InvoiceIssued, invoice_event},
-    resources::{origin, Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, money::Cents},
+    resources::{Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, money::Cents, origin},
     runtime::clock::milliseconds,
 };
 

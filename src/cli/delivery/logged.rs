@@ -6,7 +6,7 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use crate::{
     cli::{CliError, connect::Cluster, objects},
     events::EventType,
-    resources::{origin, Delivery, EventLog, PageIndex, Webhook},
+    resources::{Delivery, EventLog, PageIndex, Webhook, origin},
     runtime::client::next_page,
     service::deliveries::logged::{deliveries_to, delivery_in, event_of},
 };

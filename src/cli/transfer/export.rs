@@ -88,7 +88,10 @@ pub(in crate::cli) async fn run(args: ExportArgs) -> Result<(), CliError> {
             "an operator was started meanwhile, so the file is not what this installation has now\nStop it, and export again into another file.".to_owned(),
         ));
     }
-    let counts: Vec<String> = counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(kind, count)| format!("{count} {kind}"))
+        .collect();
     note(&format!("exported {}", counts.join(", ")));
     Ok(())
 }
@@ -137,7 +140,9 @@ impl Write for Out {
 async fn version(cluster: &Cluster) -> Result<String, CliError> {
     let accounts = kinds::api(&cluster.client, &ApiResource::erase::<Account>(&()), None);
     let page = ListParams::default().limit(1);
-    let list = cluster.call("list the Accounts", accounts.list_metadata(&page)).await?;
+    let list = cluster
+        .call("list the Accounts", accounts.list_metadata(&page))
+        .await?;
     Ok(list.metadata.resource_version.unwrap_or_default())
 }
 
@@ -156,9 +161,17 @@ struct Export<'a> {
 impl Export<'_> {
     async fn all(&mut self) -> Result<(), CliError> {
         let namespaces = self.foreign("Namespace", None, |_| true).await?;
-        self.namespaces = namespaces.into_iter().map(|found| (found.name_any(), found)).collect();
+        self.namespaces = namespaces
+            .into_iter()
+            .map(|found| (found.name_any(), found))
+            .collect();
         let is_account = |namespace: &&DynamicObject| namespace.labels().contains_key(ACCOUNT_LABEL);
-        let of_accounts: Vec<String> = self.namespaces.values().filter(is_account).map(DynamicObject::name_any).collect();
+        let of_accounts: Vec<String> = self
+            .namespaces
+            .values()
+            .filter(is_account)
+            .map(DynamicObject::name_any)
+            .collect();
         for namespace in &of_accounts {
             self.add_namespace(namespace)?;
         }
@@ -270,6 +283,13 @@ fn types(resource: &ApiResource) -> TypeMeta {
 
 /// Whether a Secret signs deliveries.
 fn is_signing(secret: &DynamicObject) -> bool {
-    let is_labelled = secret.labels().get(WEBHOOK_SECRET_LABEL).is_some_and(|value| value == "true");
-    is_labelled || secret.owner_references().iter().any(|owner| owner.kind == "Webhook")
+    let is_labelled = secret
+        .labels()
+        .get(WEBHOOK_SECRET_LABEL)
+        .is_some_and(|value| value == "true");
+    is_labelled
+        || secret
+            .owner_references()
+            .iter()
+            .any(|owner| owner.kind == "Webhook")
 }

@@ -101,7 +101,8 @@ impl<W: Write> Writer<W> {
 /// Reads the first line.
 pub(super) fn header(file: &mut impl BufRead) -> Result<Header, String> {
     let mut line = Vec::new();
-    file.read_until(b'\n', &mut line).map_err(|error| error.to_string())?;
+    file.read_until(b'\n', &mut line)
+        .map_err(|error| error.to_string())?;
     parse_header(&line)
 }
 
@@ -128,7 +129,11 @@ pub(super) fn check(file: &mut impl BufRead) -> Result<(Header, Counts), String>
     let mut lines: u64 = 0;
     loop {
         let mut line = Vec::new();
-        if file.read_until(b'\n', &mut line).map_err(|error| error.to_string())? == 0 {
+        if file
+            .read_until(b'\n', &mut line)
+            .map_err(|error| error.to_string())?
+            == 0
+        {
             break;
         }
         if header.is_none() {
@@ -155,7 +160,9 @@ pub(super) fn object(line: &[u8]) -> Result<Option<DynamicObject>, String> {
     if line.starts_with(br#"{"counts":"#) {
         return Ok(None);
     }
-    serde_json::from_slice(line).map(Some).map_err(|error| error.to_string())
+    serde_json::from_slice(line)
+        .map(Some)
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -168,7 +175,8 @@ mod tests {
         let header = Header::new("id".to_owned(), "stellage-system");
         let mut writer = Writer::new(Vec::new(), &header).unwrap();
         for name in ["a", "b"] {
-            let object = json!({ "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name } });
+            let object =
+                json!({ "apiVersion": "stellage.dev/v1", "kind": "Account", "metadata": { "name": name } });
             writer.add(&serde_json::from_value(object).unwrap()).unwrap();
         }
         writer.end().unwrap().0
@@ -187,7 +195,9 @@ mod tests {
         for damaged in [
             text.replace(r#""name":"a""#, r#""name":"c""#),
             text.replace("\"stellageExport\":1", "\"stellageExport\":2"),
-            text.lines().skip(1).fold(String::new(), |all, line| all + line + "\n"),
+            text.lines()
+                .skip(1)
+                .fold(String::new(), |all, line| all + line + "\n"),
         ] {
             assert_ne!(damaged, text);
             assert!(check(&mut damaged.as_bytes()).is_err(), "{damaged}");

@@ -158,10 +158,14 @@ async fn operator_user(cluster: &Cluster) -> Result<Option<String>, CliError> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client.clone());
     let read = policies.get_opt(STATUS_POLICY);
     let policy = cluster.call("read the admission policies", read).await?;
-    let rules = policy.and_then(|policy| policy.spec).and_then(|spec| spec.validations);
+    let rules = policy
+        .and_then(|policy| policy.spec)
+        .and_then(|spec| spec.validations);
     let quoted = rules.iter().flatten().find_map(|rule| {
         let users = rule.expression.split('\'');
-        users.into_iter().find(|text| text.starts_with("system:serviceaccount:"))
+        users
+            .into_iter()
+            .find(|text| text.starts_with("system:serviceaccount:"))
     });
     Ok(quoted.map(str::to_owned))
 }
@@ -222,7 +226,10 @@ impl Import<'_> {
     async fn batch(&mut self, objects: Vec<DynamicObject>) -> Result<(), CliError> {
         let this = &*self;
         let makes = objects.into_iter().map(|object| this.make(object));
-        let made: Vec<Made> = stream::iter(makes).buffer_unordered(PARALLEL).try_collect().await?;
+        let made: Vec<Made> = stream::iter(makes)
+            .buffer_unordered(PARALLEL)
+            .try_collect()
+            .await?;
         for Made { object, uid } in made {
             let metadata = &object.metadata;
             if kind_of(&object) == "Webhook"
@@ -241,7 +248,10 @@ impl Import<'_> {
     }
 
     async fn make(&self, object: DynamicObject) -> Result<Made, CliError> {
-        let kind = self.kinds.iter().find(|kind| kind.resource.kind == kind_of(&object));
+        let kind = self
+            .kinds
+            .iter()
+            .find(|kind| kind.resource.kind == kind_of(&object));
         let uid = match kind {
             Some(kind) => self.own(kind, &object).await?,
             None => self.foreign(&object).await?,
@@ -253,7 +263,11 @@ impl Import<'_> {
     fn namespace(&self, object: &DynamicObject) -> Option<String> {
         let namespace = object.namespace()?;
         let is_operators = namespace == self.header.operator_namespace;
-        Some(if is_operators { self.operator_namespace.to_owned() } else { namespace })
+        Some(if is_operators {
+            self.operator_namespace.to_owned()
+        } else {
+            namespace
+        })
     }
 
     /// Creates an object of this program's group, or goes on with one that an interrupted import has created.
@@ -276,8 +290,16 @@ impl Import<'_> {
         annotations.insert(ORIGIN_ANNOTATION.to_owned(), origin.clone());
         // It names a version of a Secret of the other cluster.
         annotations.remove(SECRET_CHANGED_ANNOTATION);
-        let status = if kind.has_status { take_status(&mut new.data) } else { None };
-        let who = if kind.is_record { self.operator } else { self.cluster };
+        let status = if kind.has_status {
+            take_status(&mut new.data)
+        } else {
+            None
+        };
+        let who = if kind.is_record {
+            self.operator
+        } else {
+            self.cluster
+        };
         let namespace = new.namespace();
         let name = new.name_any();
         let api = kinds::api(&who.client, &kind.resource, namespace.as_deref());
@@ -309,7 +331,11 @@ impl Import<'_> {
             self.operator.call(&doing, write).await?;
         }
         if kind.is_tracked {
-            let tracked = object.metadata.managed_fields.as_ref().filter(|fields| !fields.is_empty());
+            let tracked = object
+                .metadata
+                .managed_fields
+                .as_ref()
+                .filter(|fields| !fields.is_empty());
             // A list with an empty entry is how the API server is told to track nothing.
             let fields = tracked.map_or_else(|| json!([{}]), |fields| json!(fields));
             let patch = Patch::Merge(json!({ "metadata": { "managedFields": fields } }));
@@ -326,7 +352,9 @@ impl Import<'_> {
     async fn foreign(&self, object: &DynamicObject) -> Result<Option<String>, CliError> {
         let kind = kind_of(object);
         let Some(resource) = kinds::foreign(kind) else {
-            return Err(CliError::Transfer(format!("the file has objects of the unknown kind {kind}")));
+            return Err(CliError::Transfer(format!(
+                "the file has objects of the unknown kind {kind}"
+            )));
         };
         let Some(owners) = self.owners(object) else {
             return Ok(None);
@@ -345,7 +373,9 @@ impl Import<'_> {
         let doing = format!("create {kind} {}", place(&new));
         let found = self.cluster.call(&doing, api.get_opt(&name)).await?;
         let Some(found) = found else {
-            self.cluster.call(&doing, api.create(&PostParams::default(), &new)).await?;
+            self.cluster
+                .call(&doing, api.create(&PostParams::default(), &new))
+                .await?;
             return Ok(None);
         };
         if kind == "Namespace" {
@@ -399,8 +429,13 @@ impl Import<'_> {
     /// Deletes what was being deleted: the operator goes on with that.
     async fn delete(&self) -> Result<(), CliError> {
         for object in &self.deleted {
-            let own = self.kinds.iter().find(|kind| kind.resource.kind == kind_of(object));
-            let resource = own.map(|kind| kind.resource.clone()).or_else(|| kinds::foreign(kind_of(object)));
+            let own = self
+                .kinds
+                .iter()
+                .find(|kind| kind.resource.kind == kind_of(object));
+            let resource = own
+                .map(|kind| kind.resource.clone())
+                .or_else(|| kinds::foreign(kind_of(object)));
             let Some(resource) = resource else { continue };
             let namespace = self.namespace(object);
             let api = kinds::api(&self.operator.client, &resource, namespace.as_deref());

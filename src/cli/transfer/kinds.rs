@@ -13,8 +13,11 @@ use crate::resources::{
 /// Secrets and ConfigMaps in the operator's namespace that all replicas share: the keys that seal sessions and usage, the numbers
 /// of invoices, former prices, and what is spent of the rate limits.
 pub(super) const SHARED_SECRETS: [&str; 2] = ["stellage-console", "stellage-usage-key"];
-pub(super) const SHARED_MAPS: [&str; 3] =
-    ["stellage-invoice-numbers", "stellage-prices", "stellage-rate-limits"];
+pub(super) const SHARED_MAPS: [&str; 3] = [
+    "stellage-invoice-numbers",
+    "stellage-prices",
+    "stellage-rate-limits",
+];
 
 /// A kind of this program's group.
 pub(super) struct Kind {

@@ -25,10 +25,10 @@ use super::{
     resync,
 };
 use crate::{
-    resources::{origin, 
+    resources::{
         ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
-        conditions,
+        conditions, origin,
         webhook::WEBHOOK_SECRET_LABEL,
     },
     runtime::client::{bounded, next_page},
@@ -220,9 +220,8 @@ impl Work<'_> {
         let mut account = account.clone();
         account.status = Some(status.clone());
         let since = account.owner_since();
-        let is_older = |metadata: &ObjectMeta| {
-            origin::created_at(metadata).is_some_and(|created| created < since)
-        };
+        let is_older =
+            |metadata: &ObjectMeta| origin::created_at(metadata).is_some_and(|created| created < since);
         let all = ListParams::default();
         let keys = ("API key", "API keys");
         let keys = self

@@ -13,8 +13,8 @@ use k8s_openapi::{
 
 use crate::{
     backups::retention,
-    resources::{origin, 
-        ACCOUNT_LABEL, Account, MANAGED_BY,
+    resources::{
+        ACCOUNT_LABEL, Account, MANAGED_BY, origin,
         quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
         tracking,
     },

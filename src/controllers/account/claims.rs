@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use super::children::{self, DefaultQuotas, Limits};
-use crate::{resources::{origin, Account}, runtime::watch::Change};
+use crate::{
+    resources::{Account, origin},
+    runtime::watch::Change,
+};
 
 /// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,9 +62,10 @@ impl Claims {
             }
             Change::Applied(account) => {
                 let name = account.metadata.name.clone().unwrap_or_default();
-                let known = self.by_account.get(&name).is_some_and(|(_, claimant)| {
-                    claimant.uid == origin::uid(&account.metadata)
-                });
+                let known = self
+                    .by_account
+                    .get(&name)
+                    .is_some_and(|(_, claimant)| claimant.uid == origin::uid(&account.metadata));
                 let mut affected = if known {
                     BTreeSet::new()
                 } else {

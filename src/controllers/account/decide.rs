@@ -4,11 +4,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 
 use super::{children, claims::Claimant};
-use crate::resources::{origin, 
+use crate::resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
     account::{LEFTOVERS, MAIL_UNAVAILABLE, NAMESPACE_READY},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
-    ids,
+    ids, origin,
 };
 
 /// Reason of an Account whose namespace belongs to another one.
@@ -395,9 +395,7 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
         conditions::set(&mut conditions, desired, generation, now);
     }
     AccountStatus {
-        id: Some(ids::account_id(
-            origin::uid(&account.metadata),
-        )),
+        id: Some(ids::account_id(origin::uid(&account.metadata))),
         namespace: owned.is_some().then(|| wanted.to_owned()),
         owner_since: owner_since(account, owned.is_some(), reason == NAMESPACE_TAKEN, now),
         // The webhook controller's.

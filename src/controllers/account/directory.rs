@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use super::claims::Claimant;
 use crate::{
     events::payload::User,
-    resources::{origin, Account, ids},
+    resources::{Account, ids, origin},
     runtime::watch::{Change, Listener},
 };
 

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use self::claims::Claims;
 use super::ledger::Ledger;
 use crate::{
-    resources::{origin, ACCOUNT_LABEL, Account},
+    resources::{ACCOUNT_LABEL, Account, origin},
     runtime::{
         Backoffs, Clock, Metrics,
         client::CallError,

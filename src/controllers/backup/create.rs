@@ -5,7 +5,9 @@ use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};
 
 use crate::{
     backups::schedule::scheduled_name,
-    resources::{origin, Backup, BackupSpec, Instance, backup::FINALIZER, quota, tracking::CONTROLLER_MANAGER},
+    resources::{
+        Backup, BackupSpec, Instance, backup::FINALIZER, origin, quota, tracking::CONTROLLER_MANAGER,
+    },
     runtime::client::{CallError, bounded},
 };
 

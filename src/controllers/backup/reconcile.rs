@@ -21,8 +21,8 @@ use crate::{
     events::OutboxVersion,
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
-    resources::{origin, 
-        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER,
+    resources::{
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, tracking::CONTROLLER_MANAGER,
     },
     runtime::{
         ReconcileQueue,

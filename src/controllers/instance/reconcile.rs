@@ -20,10 +20,11 @@ use crate::{
     events::{OutboxVersion, payload::User},
     lifecycle::{Audience, Decision, Gate, Next, Notes, Question, Seen, decide, project_behind, question},
     providers::{Addresses, Observation, Provider, ProviderError},
-    resources::{origin, 
+    resources::{
         Instance, InstanceStatus,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
+        origin,
         tracking::CONTROLLER_MANAGER,
         validation,
     },

@@ -10,10 +10,11 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    resources::{origin, 
+    resources::{
         Account, Invoice, InvoicePage,
         invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
         invoice_page::OPEN_LABEL,
+        origin,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::client::{CallError, bounded, next_page},

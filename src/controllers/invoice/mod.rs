@@ -27,7 +27,7 @@ use crate::{
     billing::Period,
     catalogue::SharedCatalogue,
     events::Outbox,
-    resources::{origin, Account, Backup, Instance, Invoice, metering::MeteredHour},
+    resources::{Account, Backup, Instance, Invoice, metering::MeteredHour, origin},
     runtime::{
         ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
         events::Events,

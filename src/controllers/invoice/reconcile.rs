@@ -25,8 +25,8 @@ use crate::{
         ledger::{Books, Facts, Holder, Metered, Step, Subject, next},
     },
     events::{OutboxVersion, outbox},
-    resources::{origin, 
-        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL,
+    resources::{
+        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL, origin,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{

@@ -19,7 +19,7 @@ use crate::{
         Measurements,
         wire::{ANSWER_HEADER, Key, Query, REQUEST_HEADER, Subject},
     },
-    resources::{origin, Instance},
+    resources::{Instance, origin},
     runtime::{
         Clock,
         http::{Arriving, Limits, Options, connections},

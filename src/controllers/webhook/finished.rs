@@ -13,9 +13,10 @@ use kube::{
 use super::shared::Shared;
 use crate::{
     delivery::dispatch::key,
-    resources::{origin, 
+    resources::{
         Delivery,
         delivery::{self, FINISHED_LABEL},
+        origin,
     },
     runtime::client::{CallError, bounded, next_page},
 };

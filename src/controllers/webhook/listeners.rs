@@ -9,7 +9,7 @@ use super::{
 use crate::{
     delivery::dispatch::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
     events::OutboxVersion,
-    resources::{origin, Delivery, HasOutbox, Webhook},
+    resources::{Delivery, HasOutbox, Webhook, origin},
     runtime::watch::{Change, Listener, revision},
 };
 

@@ -19,7 +19,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    resources::{origin, Delivery, EventLog, PageIndex},
+    resources::{Delivery, EventLog, PageIndex, origin},
     runtime::client::{CallError, bounded, next_page},
 };
 

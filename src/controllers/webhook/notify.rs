@@ -20,8 +20,8 @@ use crate::{
         AffectedWebhook, BackloggedWebhook, DisabledWebhook, Fingerprint, MAX_LISTED, MailError, Problem,
         Problems, Reason,
     },
-    resources::{origin, 
-        Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
+    resources::{
+        Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, origin, webhook::BACKLOG,
     },
     runtime::{client::bounded, metrics::OutcomeLabels},
 };

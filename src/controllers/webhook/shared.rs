@@ -25,7 +25,7 @@ use crate::{
         dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
-    resources::{origin, Delivery, Webhook, WebhookStatus},
+    resources::{Delivery, Webhook, WebhookStatus, origin},
     runtime::{
         TimedMutex,
         clock::milliseconds,

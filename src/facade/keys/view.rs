@@ -10,7 +10,7 @@ use utoipa::{
 
 use crate::{
     facade::view::Seconds,
-    resources::{origin, ApiKey, KeyScope},
+    resources::{ApiKey, KeyScope, origin},
     service::index::Object as _,
 };
 

@@ -195,7 +195,9 @@ impl Service {
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
-                let count = page.index.delivered_to(webhook.origin_uid(), selection.event_type);
+                let count = page
+                    .index
+                    .delivered_to(webhook.origin_uid(), selection.event_type);
                 let segment = Segment {
                     from: page.index.from,
                     to: page.index.to,

@@ -8,7 +8,7 @@ use kube::{Api, api::ListParams};
 
 use super::window::{Merge, Place, Segment};
 use crate::{
-    resources::{origin, EventLog, PageIndex},
+    resources::{EventLog, PageIndex, origin},
     runtime::{
         client::{bounded, next_page},
         fair_permits::Permit,
