@@ -248,7 +248,7 @@ fn import(plane: &ControlPlane, file: &Path) -> Result<String, String> {
     stellage(plane, &["import", file.to_str().unwrap()])
 }
 
-async fn holder(plane: &ControlPlane) -> String {
+fn holder(plane: &ControlPlane) -> String {
     let path = "jsonpath={.spec.holderIdentity}";
     kubectl(
         plane,
@@ -316,7 +316,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     assert!(refused.contains("not empty, it has accounts"), "{refused}");
     kubectl(&plane, &["delete", "account", "other"], None).unwrap();
     stellage(&plane, &["import", "--dry-run", file.to_str().unwrap()]).unwrap();
-    assert_eq!(holder(&plane).await, "");
+    assert_eq!(holder(&plane), "");
     // One that is interrupted: something stands in its way.
     let way = json!({ "apiVersion": "v1", "kind": "List", "items": [
         { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "moved", "labels": { "stellage.dev/account": "moved" } } },
@@ -329,14 +329,14 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         "{interrupted}"
     );
     assert!(
-        holder(&plane).await.starts_with("stellage-import-"),
+        holder(&plane).starts_with("stellage-import-"),
         "no operator may lead now"
     );
     let refused = import(&plane, &file.with_extension("running")).unwrap_err();
     assert!(refused.contains("is not finished"), "{refused}");
     kubectl(&plane, &["delete", "secret", "-n", "moved", "healthy"], None).unwrap();
     import(&plane, &file).unwrap();
-    assert_eq!(holder(&plane).await, "");
+    assert_eq!(holder(&plane), "");
 
     let mut operator = start(&plane).await;
     let tenant = Tenant {
@@ -346,12 +346,7 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
         url: operator.url.clone(),
         http: reqwest::Client::new(),
     };
-    eventually(
-        "it to lead",
-        async || holder(&plane).await,
-        |holder| !holder.is_empty(),
-    )
-    .await;
+    eventually("it to lead", async || holder(&plane), |holder| !holder.is_empty()).await;
     // Until the operator has its rights in the account's namespace, webhooks say that their secrets cannot be read.
     let was = lasting(&json!(was));
     let look = async || lasting(&json!(shown(&tenant).await));

@@ -281,7 +281,7 @@ impl Import<'_> {
             // Its owner is gone, so Kubernetes would delete it.
             return Ok(None);
         };
-        new.metadata.owner_references = owners;
+        new.metadata.owner_references = Some(owners);
         let origin = origin::annotation(
             origin::uid(&object.metadata),
             origin::created_at(&object.metadata).unwrap_or_default(),
@@ -364,7 +364,7 @@ impl Import<'_> {
             metadata: self.metadata(object),
             data: object.data.clone(),
         };
-        new.metadata.owner_references = owners;
+        new.metadata.owner_references = Some(owners);
         if kind == "Namespace" {
             new.data = json!({});
         }
@@ -416,14 +416,12 @@ impl Import<'_> {
     }
 
     /// The owners of an object, with the UIDs that they have here; `None` if one of them is not here.
-    fn owners(&self, object: &DynamicObject) -> Option<Option<Vec<OwnerReference>>> {
-        let Some(mut owners) = object.metadata.owner_references.clone() else {
-            return Some(None);
-        };
+    fn owners(&self, object: &DynamicObject) -> Option<Vec<OwnerReference>> {
+        let mut owners = object.owner_references().to_vec();
         for owner in &mut owners {
             owner.uid.clone_from(self.owners.get(&owner.uid)?);
         }
-        Some(Some(owners))
+        Some(owners)
     }
 
     /// Deletes what was being deleted: the operator goes on with that.

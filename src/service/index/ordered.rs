@@ -120,7 +120,7 @@ fn sort_key<T: Indexed>(item: &T) -> SortKey<T::Id> {
     let (object, id) = (item.object(), item.id());
     let created = origin::created_at(object.meta());
     (
-        Reverse(created.map_or(0, |time| time.as_second())),
+        Reverse(created.map_or(0, jiff::Timestamp::as_second)),
         id,
         id.name() != object.name(),
     )
