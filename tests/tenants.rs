@@ -270,6 +270,54 @@ pub async fn tenant_of(tenant: &Tenant, user: &str) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn only_administrators_say_what_an_object_was_before_it_was_imported() {
+    let tenant = Tenant::new("origin").await;
+    let client = tenant_of(&tenant, "ada@example.com").await;
+    let instances: Api<Instance> = Api::namespaced(client, &tenant.namespace);
+    let annotated =
+        |origin: &str| json!({ "metadata": { "annotations": { "stellage.dev/origin": origin } } });
+    let theirs = annotated("5d3c9d6e-0000-4000-8000-000000000001 2026-11-21T10:00:00Z");
+    let mut forged = Instance::new("forged", support::spec());
+    forged.metadata.annotations = serde_json::from_value(theirs["metadata"]["annotations"].clone()).unwrap();
+    let refused = instances
+        .create(&PostParams::default(), &forged)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("written by administrators alone"), "{refused}");
+    let params = PatchParams::default();
+    instances
+        .create(&PostParams::default(), &Instance::new("web", support::spec()))
+        .await
+        .unwrap();
+    let refused = instances
+        .patch("web", &params, &Patch::Merge(&theirs))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("written by administrators alone"), "{refused}");
+    let own = tenant.instances().get("web").await.unwrap();
+    let own = annotated(&format!("{} 2026-11-21T10:00:00Z", own.metadata.uid.unwrap()));
+    tenant
+        .instances()
+        .patch("web", &params, &Patch::Merge(&own))
+        .await
+        .unwrap();
+    let none = json!({ "metadata": { "annotations": { "stellage.dev/origin": null } } });
+    let refused = instances
+        .patch("web", &params, &Patch::Merge(&none))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("written by administrators alone"), "{refused}");
+    let other = json!({ "metadata": { "annotations": { "theirs": "1" } } });
+    instances
+        .patch("web", &params, &Patch::Merge(&other))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() {
     let tenant = Tenant::new("operator-only").await;
     let receiver = support::receivers::Receiver::start(|_| support::receivers::Answer::ok()).await;

@@ -22,6 +22,7 @@ use crate::{
     resources::{
         Account, AccountSpec,
         conditions::{READY, STALLED, find},
+        origin,
     },
     runtime::client::next_page,
 };
@@ -143,7 +144,7 @@ fn view(account: &Account) -> View<'_> {
         ready: ready.is_some_and(|ready| ready.status == "True"),
         reason: ready.map(|ready| ready.reason.as_str()),
         message: ready.map(|ready| ready.message.as_str()),
-        created_at: account.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        created_at: origin::created_at(&account.metadata),
     }
 }
 

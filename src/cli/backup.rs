@@ -21,7 +21,7 @@ use crate::{
         Backup, BackupPhase, BackupSpec, Instance,
         backup::FINALIZER,
         conditions::{self, READY},
-        ids, validation,
+        ids, origin, validation,
     },
     service::instances::RestorableBackup,
 };
@@ -148,7 +148,7 @@ async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let instance: Instance = objects::find(cluster, namespace, &args.instance).await?;
     let spec = BackupSpec {
         instance: instance.name_any(),
-        instance_uid: instance.uid(),
+        instance_uid: Some(origin::uid(&instance.metadata).to_owned()),
         name: args.display_name,
         scheduled_for: None,
         retry: false,

@@ -23,7 +23,20 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Connects to the cluster of the current kubeconfig, or to the one that this runs in.
     pub(super) async fn current() -> Result<Self, CliError> {
-        let config = Config::infer().await.map_err(|error| {
+        Self::connect(|_| {}).await
+    }
+
+    /// As [`current`](Self::current), in the name of another user, with all rights. Needs the right to impersonate.
+    pub(super) async fn current_as(user: &str) -> Result<Self, CliError> {
+        Self::connect(|config| {
+            config.auth_info.impersonate = Some(user.to_owned());
+            config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
+        })
+        .await
+    }
+
+    async fn connect(change: impl FnOnce(&mut Config)) -> Result<Self, CliError> {
+        let mut config = Config::infer().await.map_err(|error| {
             // The source names the kubeconfig file; the error itself is about running inside a cluster.
             CliError::Kubeconfig(
                 error
@@ -31,6 +44,7 @@ impl Cluster {
                     .map_or_else(|| error.to_string(), ToString::to_string),
             )
         })?;
+        change(&mut config);
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
         let time = ServerTime::default();

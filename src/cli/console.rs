@@ -16,7 +16,7 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids},
+    resources::{ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids, origin},
     service::{
         console_links::{KEY_LASTS, new_link},
         keys::new_key,
@@ -78,7 +78,7 @@ pub(super) async fn run(command: ConsoleCommand) -> Result<(), CliError> {
 async fn link(cluster: &Cluster, args: LinkArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
-    let uid = account.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&account.metadata);
     let now = Timestamp::now();
     // Whole seconds, as the API shows times.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);

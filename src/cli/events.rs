@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     events::EventType,
-    resources::{EventLog, LoggedEvent},
+    resources::{EventLog, LoggedEvent, origin},
     runtime::{client::next_page, watch},
     service::events::{EventFilter, instance_of},
 };
@@ -73,7 +73,7 @@ pub(super) async fn run(args: EventsArgs) -> Result<(), CliError> {
     let namespace = account::namespace_of_events(&account, &args.account)?;
     let api = Api::<DeserializeGuard<EventLog>>::namespaced(cluster.client.clone(), namespace);
     let mut log = Log {
-        account: account.uid().unwrap_or_default(),
+        account: origin::uid(&account.metadata).to_owned(),
         filter: EventFilter {
             event_type: args.event_type,
             instance: None,

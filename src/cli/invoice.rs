@@ -25,6 +25,7 @@ use crate::{
         Account, Invoice, InvoiceLine, InvoicePage,
         invoice_page::INVOICE_LABEL,
         money::{Cents, UnitPrice},
+        origin,
     },
     runtime::client::next_page,
 };
@@ -196,7 +197,7 @@ impl<'a> Books<'a> {
     async fn all(&self) -> Result<Vec<Invoice>, CliError> {
         let api = Api::<DeserializeGuard<Invoice>>::namespaced(self.cluster.client.clone(), &self.namespace);
         let doing = format!("list invoices in namespace {}", self.namespace);
-        let uid = self.account.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&self.account.metadata);
         let mut params = ListParams::default().limit(INVOICES);
         let mut all = Vec::new();
         loop {

@@ -19,7 +19,7 @@ use super::{
     program::program,
 };
 use crate::{
-    resources::{Account, ApiKey, KeyScope, ids},
+    resources::{Account, ApiKey, KeyScope, ids, origin},
     runtime::client::next_page,
     service::keys::new_key,
 };
@@ -132,7 +132,7 @@ struct Listed {
 
 impl Listed {
     fn of(key: ApiKey, owner: Option<&Account>, now: Timestamp) -> Self {
-        let created_at = key.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let created_at = origin::created_at(&key.metadata);
         Self {
             account: owner.and_then(|owner| owner.metadata.name.clone()),
             expired: key.is_expired(now),
@@ -195,7 +195,7 @@ pub(super) async fn run(command: KeyCommand) -> Result<(), CliError> {
 async fn create(cluster: &Cluster, args: CreateArgs) -> Result<(), CliError> {
     let account = account::get(cluster, &args.account).await?;
     let account = account::wait_until_ready(cluster, account, PATIENCE).await?;
-    let uid = account.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&account.metadata);
     let (key, spec) = new_key(uid, args.scope, args.expires);
     let name = args
         .name

@@ -24,6 +24,7 @@ mod objects;
 mod output;
 mod program;
 mod secret;
+mod transfer;
 mod wait;
 mod webhook;
 
@@ -78,6 +79,18 @@ pub enum Command {
     Events(events::EventsArgs),
     /// Check an installation, and say what to do; exits with 1 if something is broken
     Doctor(doctor::DoctorArgs),
+    /// Write all accounts and what they have into a file, to move or restore an installation
+    ///
+    /// Instances, backups, webhooks with their secrets, deliveries, logs, keys, invoices, and what the operator's replicas share.
+    /// Stop the operator first: kubectl scale deployment --all --replicas=0 -n stellage-system. The file has the signing secrets of
+    /// all webhooks, so it is made readable for you alone: keep it so.
+    Export(transfer::ExportArgs),
+    /// Create all that is in a file of `export` in an empty installation
+    ///
+    /// The operator there goes on where the other one stopped: with the same ids, keys, addresses and pending deliveries. CRDs,
+    /// policies and rights must be installed, no operator may run, and there must be no accounts yet. Until the import is
+    /// finished, no operator can become the leader; if it is interrupted, run it again. You need all rights in the cluster.
+    Import(transfer::ImportArgs),
     /// Print the CRDs, for `kubectl apply --server-side -f -`
     Crds(crds::CrdsArgs),
 }
@@ -96,6 +109,8 @@ pub async fn run(command: Command) -> Result<(), CliError> {
         Command::Listen(args) => listen::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
+        Command::Export(args) => transfer::export(args).await,
+        Command::Import(args) => transfer::import(args).await,
         Command::Crds(args) => crds::run(&args),
     }
 }
@@ -300,6 +315,9 @@ pub enum CliError {
         /// All checks.
         of: usize,
     },
+    /// An installation cannot be exported or imported as it is now.
+    #[error("{0}")]
+    Transfer(String),
     /// The output cannot be serialized.
     #[error("cannot serialize the output: {0}")]
     Render(String),

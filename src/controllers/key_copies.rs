@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    resources::ApiKey,
+    resources::{ApiKey, origin},
     runtime::client::{CallError, bounded, next_page},
 };
 
@@ -88,10 +88,10 @@ pub async fn mark(client: &Client) -> Result<(), CallError> {
 
 /// Those of which another namespace has an older key with the same digest.
 fn copies(keys: &[ApiKey]) -> Vec<&ApiKey> {
-    let age = |key: &ApiKey| {
-        let created = key.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        (created.unwrap_or(Timestamp::MAX), key.metadata.uid.clone())
-    };
+    fn age(key: &ApiKey) -> (Timestamp, &str) {
+        let created = origin::created_at(&key.metadata);
+        (created.unwrap_or(Timestamp::MAX), origin::uid(&key.metadata))
+    }
     let mut oldest: HashMap<&str, &ApiKey> = HashMap::new();
     for key in keys {
         let oldest = oldest.entry(&key.spec.sha256).or_insert(key);

@@ -6,7 +6,7 @@ use std::{collections::HashSet, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::resources::Instance;
+use crate::resources::{Instance, origin};
 
 /// The state that the Invoice controller shares with others. Cheap to clone.
 #[derive(Clone, Default)]
@@ -31,7 +31,7 @@ impl Ledger {
             .status
             .as_ref()
             .is_some_and(|status| status.metering.is_some());
-        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&instance.metadata);
         if !is_metered || self.shared.ended.lock().contains(uid) {
             return true;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::resources::{HasOutbox, OutboxEntry};
+use crate::resources::{HasOutbox, OutboxEntry, origin};
 
 /// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
 /// it is removed in a write of its own.
@@ -66,7 +66,7 @@ impl<'a> OutboxVersion<'a> {
             kind: K::KIND,
             namespace: metadata.namespace.as_deref().unwrap_or_default(),
             name: metadata.name.as_deref().unwrap_or_default(),
-            uid: metadata.uid.as_deref().unwrap_or_default(),
+            uid: origin::uid(metadata),
             revision: revision.and_then(|version| version.parse().ok()).unwrap_or(0),
             is_deleting: metadata.deletion_timestamp.is_some(),
             entries: object.outbox(),

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{EventType, OutboxEntry};
 use crate::resources::{
     Alert, Backup, BackupPhase, BackupStatus, Instance, InstanceState, InstanceStatus, Plan,
-    conditions::whole_seconds, ids, money::Cents,
+    conditions::whole_seconds, ids, money::Cents, origin,
 };
 
 /// The account holder, as events show them.
@@ -165,13 +165,7 @@ pub fn backup_event(
             message: &error.message,
         }),
     };
-    entry(
-        backup.metadata.uid.as_deref().unwrap_or_default(),
-        sequence,
-        event_type,
-        now,
-        data,
-    )
+    entry(origin::uid(&backup.metadata), sequence, event_type, now, data)
 }
 
 /// An alert, as events show it (decisions, section 7).
@@ -234,13 +228,7 @@ pub fn alert_event(
             unit: MetricObject::UNIT,
         },
     };
-    entry(
-        instance.metadata.uid.as_deref().unwrap_or_default(),
-        sequence,
-        event_type,
-        now,
-        data,
-    )
+    entry(origin::uid(&instance.metadata), sequence, event_type, now, data)
 }
 
 /// An invoice that is issued, for its event.
@@ -379,13 +367,7 @@ pub fn instance_event(
         instance: InstanceObject::of(instance, status),
         user: carries_user.then_some(user),
     };
-    entry(
-        instance.metadata.uid.as_deref().unwrap_or_default(),
-        sequence,
-        event_type,
-        now,
-        data,
-    )
+    entry(origin::uid(&instance.metadata), sequence, event_type, now, data)
 }
 
 /// The outbox entry of an event: the one with this sequence number of the object with this UID.

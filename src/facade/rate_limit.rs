@@ -23,7 +23,7 @@ use kube::Resource;
 use parking_lot::RwLock;
 
 use crate::{
-    resources::{Account, ApiKey},
+    resources::{Account, ApiKey, origin},
     runtime::watch::{Change, Listener},
     service::credentials::Credential,
 };
@@ -140,14 +140,14 @@ impl<C: Clock + Clone> Buckets<C> {
     fn changed<K: Resource>(&self, change: &Change<K>) {
         match change {
             Change::Replaced(objects) => {
-                let uids = objects.iter().filter_map(|object| object.meta().uid.as_deref());
+                let uids = objects.iter().map(|object| origin::uid(object.meta()));
                 let existing: HashSet<&str> = uids.collect();
                 let mut by_uid = self.by_uid.write();
                 by_uid.buckets.retain(|uid, _| existing.contains(&**uid));
                 by_uid.restored.retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(object) => {
-                let uid = object.meta().uid.as_deref().unwrap_or_default();
+                let uid = origin::uid(object.meta());
                 let mut by_uid = self.by_uid.write();
                 by_uid.buckets.remove(uid);
                 by_uid.restored.remove(uid);

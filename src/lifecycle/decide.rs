@@ -20,7 +20,8 @@ use crate::{
     monitoring,
     providers::{Addresses, Observation, OffCause, Power, Progress, ProviderError},
     resources::{
-        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, tracking,
+        Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PowerState, origin,
+        tracking,
     },
     runtime::clock::milliseconds,
 };
@@ -202,7 +203,7 @@ fn watch_alerts(
     let Some(findings) = findings else {
         return Vec::new();
     };
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&instance.metadata);
     let fired = monitoring::alerts::advance(&mut status.alerts, findings, uid, status.event_sequence, now);
     for alert in &fired {
         status.event_sequence += 1;

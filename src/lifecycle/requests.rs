@@ -6,7 +6,7 @@ use super::decision::Gate;
 use crate::{
     resources::{
         Instance, InstanceSpec, InstanceState, InstanceStatus, Operation, OperationKind, PlanChange,
-        PowerState, instance::RefusedInstallation,
+        PowerState, instance::RefusedInstallation, origin,
     },
     runtime::clock::milliseconds,
 };
@@ -74,10 +74,10 @@ pub fn accept(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) 
     echo_all(spec, status);
     begin(status, spec, OperationKind::Create, spec.power_state, now);
     if let Some(operation) = &mut status.operation
-        && let Some(created) = &instance.metadata.creation_timestamp
+        && let Some(created) = origin::created_at(&instance.metadata)
     {
         operation.counted_from = Some(operation.started_at);
-        operation.started_at = created.0;
+        operation.started_at = created;
     }
     status.plan = Some(spec.plan);
     status.image = Some(spec.image.clone());

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     catalogue::Alerts,
     providers::Usage,
-    resources::Instance,
+    resources::{Instance, origin},
     runtime::watch::{Change, Listener},
 };
 
@@ -112,7 +112,7 @@ fn namespace(instance: &Instance) -> &str {
 }
 
 fn uid(instance: &Instance) -> &str {
-    instance.metadata.uid.as_deref().unwrap_or_default()
+    origin::uid(&instance.metadata)
 }
 
 /// Whether an instance has a server that is monitored.

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     providers::Usage,
-    resources::Instance,
+    resources::{Instance, origin},
     runtime::{Clock, FairPermits, client::bounded, lease::LEASE_NAME},
 };
 
@@ -206,6 +206,6 @@ fn subject(instance: &Instance) -> Subject {
     Subject {
         namespace: text(&metadata.namespace),
         name: text(&metadata.name),
-        uid: text(&metadata.uid),
+        uid: origin::uid(metadata).to_owned(),
     }
 }

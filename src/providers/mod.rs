@@ -147,7 +147,8 @@ pub struct BackupObservation {
     pub recheck_after: Option<Duration>,
 }
 
-/// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the Instance's UID, and
+/// Runs servers. Calls are idempotent: the same call after a crash finds the same server, named by the UID that the Instance was first
+/// created with ([`origin`](crate::resources::origin)), and
 /// continues the same operation, named by its kind and `startedAt`. A creation whose end was never stored may come again with
 /// another plan or image: then the server that it made is changed to these, or replaced. Once a server has been deleted, no late
 /// call makes another for the same UID.

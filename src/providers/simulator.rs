@@ -18,7 +18,7 @@ use super::{
     ProviderError, Timings, Usage, UsageSource,
 };
 use crate::{
-    resources::{Backup, Instance, Operation, OperationKind, PowerState},
+    resources::{Backup, Instance, Operation, OperationKind, PowerState, origin},
     runtime::watch::key,
 };
 
@@ -143,7 +143,7 @@ impl Simulator {
 
     /// Marks the address in an Instance's status as taken.
     pub fn adopt(&self, instance: &Instance) {
-        let Some(uid) = &instance.metadata.uid else { return };
+        let uid = origin::uid(&instance.metadata);
         let known = instance
             .status
             .as_ref()
@@ -156,9 +156,9 @@ impl Simulator {
             return;
         };
         let leases = &mut *self.leases.lock();
-        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.clone());
+        let holder = leases.by_offset.entry(offset).or_insert_with(|| uid.to_owned());
         if holder == uid {
-            leases.by_uid.insert(uid.clone(), offset);
+            leases.by_uid.insert(uid.to_owned(), offset);
         }
     }
 
@@ -319,7 +319,7 @@ impl Provider for Simulator {
 
     fn reserve(&self, instance: &Instance) -> Addresses {
         let status = instance.status.as_ref();
-        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&instance.metadata);
         let known = status.and_then(|s| s.ip_address.clone());
         if known.is_some() && !self.leases.lock().by_uid.contains_key(uid) {
             // Written by another replica, or while the object did not match its schema.
@@ -398,7 +398,7 @@ impl UsageSource for SimulatedUsage {
 /// Percentages that vary around a base of each server's own, and counters that grow from the last start. Unknown while the
 /// server is off, except for disk usage.
 fn simulate_usage(instance: &Instance, now: Timestamp) -> Usage {
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&instance.metadata);
     let Some(status) = &instance.status else {
         return Usage::default();
     };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     conditions,
     invoice::{MAX_ADDRESS_LINE, MAX_ADDRESS_LINES},
-    times,
+    origin, times,
     webhook::{DEFAULT_WEBHOOK_QUOTA, mail_times},
 };
 
@@ -172,10 +172,9 @@ impl Account {
 
     /// Since when the namespace belongs to this account.
     pub fn owner_since(&self) -> Timestamp {
-        let created = self.metadata.creation_timestamp.as_ref();
         let waited = self.status.as_ref().and_then(|status| status.owner_since);
         waited
-            .or_else(|| created.map(|time| time.0))
+            .or_else(|| origin::created_at(&self.metadata))
             .unwrap_or(Timestamp::UNIX_EPOCH)
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Instance, conditions,
     event::{HasOutbox, OutboxEntry},
-    ids,
+    ids, origin,
     plan::Plan,
     times,
 };
@@ -148,7 +148,7 @@ impl BackupSource {
         let disk = status.and_then(|status| status.disk_size_gb);
         Self {
             id: instance.id(),
-            uid: instance.metadata.uid.clone().unwrap_or_default(),
+            uid: origin::uid(&instance.metadata).to_owned(),
             name: instance.display_name().to_owned(),
             region: instance.spec.region.clone(),
             plan,
@@ -244,7 +244,7 @@ impl Backup {
     pub fn id(&self) -> String {
         ids::backup_id(
             self.metadata.name.as_deref().unwrap_or_default(),
-            self.metadata.uid.as_deref().unwrap_or_default(),
+            origin::uid(&self.metadata),
         )
     }
 
@@ -259,10 +259,7 @@ impl Backup {
 
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
-        self.metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+        origin::created_at(&self.metadata).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Whether the object is being deleted.
@@ -318,9 +315,9 @@ impl Backup {
 
     /// Whether it is a backup of this instance.
     pub fn is_of(&self, instance: &Instance) -> bool {
-        let uid = instance.metadata.uid.as_deref();
+        let uid = origin::uid(&instance.metadata);
         Some(self.spec.instance.as_str()) == instance.metadata.name.as_deref()
-            && self.source_uid().is_none_or(|source| Some(source) == uid)
+            && self.source_uid().is_none_or(|source| source == uid)
     }
 }
 

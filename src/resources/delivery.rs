@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, size, times};
+use super::{event::EventType, ids, origin, size, times};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -122,10 +122,7 @@ pub fn event_order(metadata: &ObjectMeta) -> (Timestamp, i64) {
         let (at, sequence) = text.split_once(' ')?;
         Some((at.parse().ok()?, sequence.parse().ok()?))
     });
-    order.unwrap_or_else(|| {
-        let created = metadata.creation_timestamp.as_ref();
-        (created.map_or(Timestamp::UNIX_EPOCH, |time| time.0), 0)
-    })
+    order.unwrap_or_else(|| (origin::created_at(metadata).unwrap_or(Timestamp::UNIX_EPOCH), 0))
 }
 
 /// Writes down what [`event_order`] reads.

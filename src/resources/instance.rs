@@ -14,6 +14,7 @@ use super::{
     event::{HasOutbox, OutboxEntry},
     ids,
     metering::Metering,
+    origin,
     plan::Plan,
     times,
 };
@@ -496,7 +497,7 @@ impl Instance {
     pub fn id(&self) -> String {
         ids::instance_id(
             self.metadata.name.as_deref().unwrap_or_default(),
-            self.metadata.uid.as_deref().unwrap_or_default(),
+            origin::uid(&self.metadata),
         )
     }
 
@@ -511,10 +512,7 @@ impl Instance {
 
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
-        self.metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+        origin::created_at(&self.metadata).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Whether the object is being deleted.

@@ -5,6 +5,7 @@
 //! - [`event`]: event types and outbox entries; [`alert`]: alerts in the status of an instance;
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
+//! - [`origin`]: what an imported object was before;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
@@ -31,6 +32,7 @@ pub mod invoice;
 pub mod invoice_page;
 pub mod metering;
 pub mod money;
+pub mod origin;
 pub mod plan;
 pub mod quota;
 pub mod size;

@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema, Resource as _};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{conditions, event::EventType, ids, times};
+use super::{conditions, event::EventType, ids, origin, times};
 
 /// Webhooks that an account may have if its spec sets no quota (decisions, section 1).
 pub const DEFAULT_WEBHOOK_QUOTA: u32 = 20;
@@ -357,7 +357,7 @@ impl Webhook {
     pub fn id(&self) -> String {
         ids::webhook_id(
             self.metadata.name.as_deref().unwrap_or_default(),
-            self.metadata.uid.as_deref().unwrap_or_default(),
+            origin::uid(&self.metadata),
         )
     }
 
@@ -401,10 +401,7 @@ impl Webhook {
 
     /// When the object was created.
     pub fn created_at(&self) -> Timestamp {
-        self.metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+        origin::created_at(&self.metadata).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Whether the object is being deleted.

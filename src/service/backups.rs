@@ -160,7 +160,7 @@ impl Service {
     fn instance_of(&self, backup: &Backup) -> Option<Arc<IndexedInstance>> {
         let id = InstanceId::parse(&backup.instance_id()?)?;
         let found = self.instances.index().get(backup.namespace(), id)?;
-        let is_source = |uid| uid == found.instance.uid();
+        let is_source = |uid| uid == found.instance.origin_uid();
         backup.source_uid().is_none_or(is_source).then_some(found)
     }
 
@@ -201,7 +201,7 @@ impl Service {
         let build = |object_name: &str, hash: Option<String>| {
             let spec = BackupSpec {
                 instance: instance.name().to_owned(),
-                instance_uid: Some(instance.uid().to_owned()),
+                instance_uid: Some(instance.origin_uid().to_owned()),
                 name: name.map(str::to_owned),
                 scheduled_for: None,
                 retry: false,

@@ -70,7 +70,7 @@ impl Service {
                         account_uid: &tenant.uid,
                         namespace: &tenant.namespace,
                         name: key,
-                        uid: used.uid(),
+                        uid: used.origin_uid(),
                     };
                     return self.credentials.resume(&identity, self.now());
                 }

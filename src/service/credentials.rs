@@ -21,7 +21,7 @@ use super::{
     index::{Object as _, Progress},
 };
 use crate::{
-    resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids},
+    resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin},
     runtime::watch::{Change, Listener, revision},
 };
 
@@ -120,11 +120,8 @@ pub struct KeyIdentity<'a> {
 type Age = (Timestamp, Box<str>);
 
 fn age(metadata: &ObjectMeta) -> Age {
-    let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
-    (
-        created.unwrap_or(Timestamp::MAX),
-        metadata.uid.as_deref().unwrap_or_default().into(),
-    )
+    let created = origin::created_at(metadata);
+    (created.unwrap_or(Timestamp::MAX), origin::uid(metadata).into())
 }
 
 struct Key {
@@ -538,9 +535,9 @@ impl Tables {
         };
         let tenant = Arc::new(Tenant {
             account: account.metadata.name.as_deref().unwrap_or_default().into(),
-            uid: account.metadata.uid.as_deref().unwrap_or_default().into(),
+            uid: origin::uid(&account.metadata).into(),
             namespace: namespace.into(),
-            id: ids::account_id(account.metadata.uid.as_deref().unwrap_or_default()).into(),
+            id: ids::account_id(origin::uid(&account.metadata)).into(),
             email: account.spec.email.as_str().into(),
             created_at: age(&account.metadata).0,
             instance_quota: account.instance_quota(instance_quota),
@@ -574,11 +571,8 @@ impl Tables {
 }
 
 fn list_key(key: &ApiKey) -> ListKey {
-    let created = key.metadata.creation_timestamp.as_ref();
-    (
-        Reverse(created.map_or(Timestamp::MIN, |time| time.0)),
-        key.name().into(),
-    )
+    let created = origin::created_at(&key.metadata);
+    (Reverse(created.unwrap_or(Timestamp::MIN)), key.name().into())
 }
 
 fn name_of(metadata: &ObjectMeta) -> (Box<str>, Box<str>) {

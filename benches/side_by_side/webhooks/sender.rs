@@ -341,6 +341,7 @@ fn dispatcher_alone() -> Result<f64> {
             namespace: "bench".into(),
             name: format!("hook-{n}").into(),
             uid: format!("00000000-0000-0000-0000-{n:012}").into(),
+            object_uid: format!("00000000-0000-0000-0000-{n:012}").into(),
             revision: 1,
             generation: 1,
             created_at: Timestamp::now(),

@@ -8,7 +8,7 @@ use super::{Books, Facts, GRACE, Step, entry, sync};
 use crate::{
     billing::{Total, total},
     events::payload::{InvoiceIssued, invoice_event},
-    resources::{Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, money::Cents},
+    resources::{Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, money::Cents, origin},
     runtime::clock::milliseconds,
 };
 
@@ -184,7 +184,7 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
     status.nothing_until = None;
     status.event_sequence = 1;
     let event = InvoiceIssued {
-        uid: invoice.metadata.uid.as_deref().unwrap_or_default(),
+        uid: origin::uid(&invoice.metadata),
         id: &invoice.id(),
         number,
         period: (issued.spec.period.from, at),

@@ -6,7 +6,7 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use crate::{
     cli::{CliError, connect::Cluster, objects},
     events::EventType,
-    resources::{Delivery, EventLog, PageIndex, Webhook},
+    resources::{Delivery, EventLog, PageIndex, Webhook, origin},
     runtime::client::next_page,
     service::deliveries::logged::{deliveries_to, delivery_in, event_of},
 };
@@ -23,9 +23,9 @@ pub(super) async fn list(
     webhook: &Webhook,
     event_type: Option<EventType>,
 ) -> Result<Vec<Delivery>, CliError> {
-    let uid = webhook.uid().unwrap_or_default();
+    let uid = origin::uid(&webhook.metadata);
     let mut pages = list_pages(cluster, namespace).await?;
-    pages.retain(|(_, index)| index.delivered_to(&uid, event_type) > 0);
+    pages.retain(|(_, index)| index.delivered_to(uid, event_type) > 0);
     let reads = pages
         .into_iter()
         .map(async |(name, _)| read(cluster, namespace, &name).await);
@@ -33,7 +33,7 @@ pub(super) async fn list(
     let mut deliveries = Vec::new();
     while let Some(page) = reads.try_next().await? {
         let page = page.iter();
-        deliveries.extend(page.flat_map(|page| deliveries_to(&uid, page, event_type)));
+        deliveries.extend(page.flat_map(|page| deliveries_to(uid, page, event_type)));
     }
     Ok(deliveries)
 }
@@ -50,10 +50,10 @@ pub(super) async fn find(
     }
     for (page, index) in list_pages(cluster, namespace).await? {
         for webhook in &webhooks {
-            let uid = webhook.uid().unwrap_or_default();
-            if let Some(event) = event_of(&index, &uid, name)
+            let uid = origin::uid(&webhook.metadata);
+            if let Some(event) = event_of(&index, uid, name)
                 && let Some(page) = read(cluster, namespace, &page).await?
-                && let Some(delivery) = delivery_in(&page, &event, &uid)
+                && let Some(delivery) = delivery_in(&page, &event, uid)
             {
                 return Ok(Some((delivery, webhook.clone())));
             }

@@ -28,7 +28,7 @@ use crate::{
     resources::{
         ACCOUNT_LABEL, Account, AccountStatus, ApiKey, Backup, EventLog, Instance, Webhook,
         account::{FINALIZER, LEFTOVERS},
-        conditions,
+        conditions, origin,
         webhook::WEBHOOK_SECRET_LABEL,
     },
     runtime::client::{bounded, next_page},
@@ -220,10 +220,8 @@ impl Work<'_> {
         let mut account = account.clone();
         account.status = Some(status.clone());
         let since = account.owner_since();
-        let is_older = |metadata: &ObjectMeta| {
-            let created = metadata.creation_timestamp.as_ref();
-            created.is_some_and(|created| created.0 < since)
-        };
+        let is_older =
+            |metadata: &ObjectMeta| origin::created_at(metadata).is_some_and(|created| created < since);
         let all = ListParams::default();
         let keys = ("API key", "API keys");
         let keys = self

@@ -14,7 +14,7 @@ use k8s_openapi::{
 use crate::{
     backups::retention,
     resources::{
-        ACCOUNT_LABEL, Account, MANAGED_BY,
+        ACCOUNT_LABEL, Account, MANAGED_BY, origin,
         quota::{ALL, BACKUPS, DELIVERIES, INSTANCES, KEYS, WEBHOOKS},
         tracking,
     },
@@ -117,7 +117,7 @@ fn metadata(account: &Account, name: &str) -> ObjectMeta {
 /// The namespace to create for an Account. Label and annotation are part of the same request, so that it is never without
 /// them.
 pub(super) fn namespace(account: &Account) -> Namespace {
-    let uid = account.metadata.uid.clone().unwrap_or_default();
+    let uid = origin::uid(&account.metadata).to_owned();
     Namespace {
         metadata: ObjectMeta {
             namespace: None,

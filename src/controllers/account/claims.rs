@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use super::children::{self, DefaultQuotas, Limits};
-use crate::{resources::Account, runtime::watch::Change};
+use crate::{
+    resources::{Account, origin},
+    runtime::watch::Change,
+};
 
 /// One Account's claim to a namespace. Ordered by age, oldest first, then by UID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,12 +21,8 @@ pub(super) struct Claimant {
 impl Claimant {
     pub(super) fn of(account: &Account) -> Self {
         Self {
-            created: account
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(Timestamp::UNIX_EPOCH, |time| time.0),
-            uid: account.metadata.uid.clone().unwrap_or_default(),
+            created: origin::created_at(&account.metadata).unwrap_or(Timestamp::UNIX_EPOCH),
+            uid: origin::uid(&account.metadata).to_owned(),
             name: account.metadata.name.clone().unwrap_or_default(),
         }
     }
@@ -63,9 +62,10 @@ impl Claims {
             }
             Change::Applied(account) => {
                 let name = account.metadata.name.clone().unwrap_or_default();
-                let known = self.by_account.get(&name).is_some_and(|(_, claimant)| {
-                    Some(claimant.uid.as_str()) == account.metadata.uid.as_deref()
-                });
+                let known = self
+                    .by_account
+                    .get(&name)
+                    .is_some_and(|(_, claimant)| claimant.uid == origin::uid(&account.metadata));
                 let mut affected = if known {
                     BTreeSet::new()
                 } else {

@@ -8,7 +8,7 @@ use crate::resources::{
     ACCOUNT_LABEL, Account, AccountStatus,
     account::{LEFTOVERS, MAIL_UNAVAILABLE, NAMESPACE_READY},
     conditions::{self, Desired, READY, RECONCILING, STALLED},
-    ids,
+    ids, origin,
 };
 
 /// Reason of an Account whose namespace belongs to another one.
@@ -117,7 +117,7 @@ pub(super) fn claim(
         Some(name) if name == me => Claim::Own {
             adopted: namespace.made_for.is_none(),
         },
-        None if namespace.made_for.is_some() && namespace.made_for == account.metadata.uid => Claim::Relabel,
+        None if namespace.made_for.as_deref() == Some(origin::uid(&account.metadata)) => Claim::Relabel,
         other => Claim::Refused(Refusal {
             reason: "NamespaceNotOwned",
             message: not_owned(wanted, me, other),
@@ -168,7 +168,7 @@ pub(super) fn removal(
     };
     let mine = match namespace.account.as_deref() {
         Some(label) => Some(label) == me,
-        None => namespace.made_for.is_some() && namespace.made_for == account.metadata.uid,
+        None => namespace.made_for.as_deref() == Some(origin::uid(&account.metadata)),
     };
     if !mine || reserved(account.wanted_namespace(), operator_namespace).is_some() {
         return Removal::Release;
@@ -395,9 +395,7 @@ pub(super) fn status(account: &Account, outcome: &Outcome, now: Timestamp) -> Ac
         conditions::set(&mut conditions, desired, generation, now);
     }
     AccountStatus {
-        id: Some(ids::account_id(
-            account.metadata.uid.as_deref().unwrap_or_default(),
-        )),
+        id: Some(ids::account_id(origin::uid(&account.metadata))),
         namespace: owned.is_some().then(|| wanted.to_owned()),
         owner_since: owner_since(account, owned.is_some(), reason == NAMESPACE_TAKEN, now),
         // The webhook controller's.

@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use super::claims::Claimant;
 use crate::{
     events::payload::User,
-    resources::{Account, ids},
+    resources::{Account, ids, origin},
     runtime::watch::{Change, Listener},
 };
 
@@ -37,7 +37,7 @@ impl AccountDirectory {
     pub fn holder_of(&self, namespace: &str) -> Option<User> {
         let account = self.account_of(namespace)?;
         Some(User {
-            id: ids::account_id(account.metadata.uid.as_deref().unwrap_or_default()),
+            id: ids::account_id(origin::uid(&account.metadata)),
             email: account.spec.email.clone(),
         })
     }

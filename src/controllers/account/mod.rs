@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use self::claims::Claims;
 use super::ledger::Ledger;
 use crate::{
-    resources::{ACCOUNT_LABEL, Account},
+    resources::{ACCOUNT_LABEL, Account, origin},
     runtime::{
         Backoffs, Clock, Metrics,
         client::CallError,
@@ -289,7 +289,7 @@ impl Shared {
 }
 
 fn uid(account: &Account) -> String {
-    account.metadata.uid.clone().unwrap_or_default()
+    origin::uid(&account.metadata).to_owned()
 }
 
 async fn reconcile(account: Arc<Account>, shared: Arc<Shared>) -> Result<Action, AccountError> {

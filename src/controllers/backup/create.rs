@@ -5,7 +5,9 @@ use kube::{Api, Client, ResourceExt as _, api::PostParams, core::Status};
 
 use crate::{
     backups::schedule::scheduled_name,
-    resources::{Backup, BackupSpec, Instance, backup::FINALIZER, quota, tracking::CONTROLLER_MANAGER},
+    resources::{
+        Backup, BackupSpec, Instance, backup::FINALIZER, origin, quota, tracking::CONTROLLER_MANAGER,
+    },
     runtime::client::{CallError, bounded},
 };
 
@@ -16,7 +18,7 @@ pub async fn create_scheduled(
     scheduled_for: Timestamp,
     is_retry: bool,
 ) -> Result<(), CallError> {
-    let uid = instance.metadata.uid.clone().unwrap_or_default();
+    let uid = origin::uid(&instance.metadata).to_owned();
     let spec = BackupSpec {
         instance: instance.name_any(),
         instance_uid: Some(uid.clone()),

@@ -22,7 +22,7 @@ use crate::{
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
-        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, tracking::CONTROLLER_MANAGER,
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, tracking::CONTROLLER_MANAGER,
     },
     runtime::{
         ReconcileQueue,
@@ -82,7 +82,7 @@ impl Asked {
 }
 
 fn uid(backup: &Backup) -> &str {
-    backup.metadata.uid.as_deref().unwrap_or_default()
+    origin::uid(&backup.metadata)
 }
 
 fn namespace(backup: &Backup) -> &str {

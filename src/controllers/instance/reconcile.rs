@@ -24,6 +24,7 @@ use crate::{
         Instance, InstanceStatus,
         conditions::{self, whole_seconds},
         instance::FINALIZER,
+        origin,
         tracking::CONTROLLER_MANAGER,
         validation,
     },
@@ -118,7 +119,7 @@ fn is_accepted(instance: &Instance) -> bool {
 }
 
 fn uid(instance: &Instance) -> &str {
-    instance.metadata.uid.as_deref().unwrap_or_default()
+    origin::uid(&instance.metadata)
 }
 
 impl<P: Provider> Reconciler<P> {

@@ -14,6 +14,7 @@ use crate::{
         Account, Invoice, InvoicePage,
         invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
         invoice_page::OPEN_LABEL,
+        origin,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::client::{CallError, bounded, next_page},
@@ -24,7 +25,7 @@ const PAGE: u32 = 50;
 
 /// Moves all invoices of an account. Whatever has been moved before a process died is not there a second time: names are unique.
 pub(super) async fn keep(client: &Client, to: &str, from: &str, account: &Account) -> Result<(), CallError> {
-    let uid = account.metadata.uid.as_deref().unwrap_or_default();
+    let uid = origin::uid(&account.metadata);
     let former = account.name_any();
     // Pages first: an invoice whose pages are not there yet would seem to have none.
     each(

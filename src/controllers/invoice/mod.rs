@@ -27,7 +27,7 @@ use crate::{
     billing::Period,
     catalogue::SharedCatalogue,
     events::Outbox,
-    resources::{Account, Backup, Instance, Invoice, metering::MeteredHour},
+    resources::{Account, Backup, Instance, Invoice, metering::MeteredHour, origin},
     runtime::{
         ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
         events::Events,
@@ -147,7 +147,7 @@ impl InvoiceController {
                     .request(account.owned_namespace().unwrap_or_default());
             }
             Change::Deleted(account) => {
-                let uid = account.metadata.uid.as_deref().unwrap_or_default();
+                let uid = origin::uid(&account.metadata);
                 shared.deps.ledger.forget_account(uid);
             }
             Change::Replaced(_) | Change::Unreadable(_) => {}
@@ -218,7 +218,7 @@ impl Shared {
     /// Remembers an instance that was deleted by force.
     fn instance_gone(&self, change: &Change<Instance>) {
         let Change::Deleted(instance) = change else { return };
-        let uid = instance.metadata.uid.clone().unwrap_or_default();
+        let uid = origin::uid(&instance.metadata).to_owned();
         self.seen.lock().remove(&uid);
         let is_metered = instance
             .status
@@ -250,7 +250,7 @@ impl Shared {
                     last: metering.changes.last().copied(),
                     is_deleting: instance.is_deleting(),
                 };
-                let uid = instance.metadata.uid.clone().unwrap_or_default();
+                let uid = origin::uid(&instance.metadata).to_owned();
                 if self.seen.lock().insert(uid, seen) != Some(seen) {
                     self.request(instance);
                 }

@@ -26,7 +26,7 @@ use crate::{
     },
     events::{OutboxVersion, outbox},
     resources::{
-        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL,
+        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL, origin,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{
@@ -79,7 +79,7 @@ impl Reconcile<Account> for Reconciler {
     async fn reconcile(&self, place: &ObjectRef<Account>, _: Class) -> Option<Duration> {
         let account = self.accounts.get(place)?;
         let namespace = account.owned_namespace()?.to_owned();
-        let uid = account.metadata.uid.clone().unwrap_or_default();
+        let uid = origin::uid(&account.metadata).to_owned();
         let begun = Instant::now();
         let outcome = Box::pin(self.look(&account, &namespace, &uid)).await;
         let label = outcome.as_ref().map_or_else(CallError::label, |_| "ok");
@@ -147,7 +147,7 @@ impl Reconciler {
             let accounts = self.accounts.state();
             let known: HashSet<&str> = accounts
                 .iter()
-                .filter_map(|account| account.metadata.uid.as_deref())
+                .map(|account| origin::uid(&account.metadata))
                 .collect();
             let mut orphans: HashMap<(String, String), String> = HashMap::new();
             for invoice in self.invoices.state() {
@@ -507,7 +507,7 @@ fn facts<'a>(
 ) -> Facts<'a> {
     Facts {
         holder: Holder {
-            uid: account.metadata.uid.as_deref().unwrap_or_default(),
+            uid: origin::uid(&account.metadata),
             name: account.metadata.name.as_deref().unwrap_or_default(),
             email: &account.spec.email,
             address: &account.spec.billing_address,
@@ -535,7 +535,7 @@ fn subjects<'a>(
             metered: Metered::Instance(instance.status.as_ref()?.metering.as_ref()?),
             ended,
         };
-        Some((instance.metadata.uid.as_deref()?, subject))
+        Some((origin::uid(&instance.metadata), subject))
     };
     let existing = instances
         .iter()
@@ -552,7 +552,7 @@ fn subjects<'a>(
             metered: Metered::Backup { id, since, megabytes },
             ended: backup.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         };
-        Some((backup.metadata.uid.as_deref()?, subject))
+        Some((origin::uid(&backup.metadata), subject))
     });
     existing.chain(forced).chain(of_backup).collect()
 }

@@ -19,7 +19,7 @@ use crate::{
         Measurements,
         wire::{ANSWER_HEADER, Key, Query, REQUEST_HEADER, Subject},
     },
-    resources::Instance,
+    resources::{Instance, origin},
     runtime::{
         Clock,
         http::{Arriving, Limits, Options, connections},
@@ -118,7 +118,7 @@ impl<M: Measurements> Port<M> {
     fn find(&self, subject: &Subject) -> Option<Arc<Instance>> {
         let place = ObjectRef::new(&subject.name).within(&subject.namespace);
         let found = self.instances.get(&place)?;
-        (found.metadata.uid.as_deref() == Some(&subject.uid)).then_some(found)
+        (origin::uid(&found.metadata) == subject.uid).then_some(found)
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     resources::{
         Delivery,
         delivery::{self, FINISHED_LABEL},
+        origin,
     },
     runtime::client::{CallError, bounded, next_page},
 };
@@ -39,7 +40,7 @@ pub(super) struct Finished {
 
 impl Finished {
     pub(super) fn of(metadata: ObjectMeta) -> Option<Self> {
-        let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let created = origin::created_at(&metadata);
         let at = delivery::finished_at(&metadata).max(created);
         Some(Self {
             at: at.unwrap_or(Timestamp::MAX),

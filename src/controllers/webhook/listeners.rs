@@ -9,7 +9,7 @@ use super::{
 use crate::{
     delivery::dispatch::{JobKey, WebhookKey, job_key_of, sort_for_adoption},
     events::OutboxVersion,
-    resources::{Delivery, HasOutbox, Webhook},
+    resources::{Delivery, HasOutbox, Webhook, origin},
     runtime::watch::{Change, Listener, revision},
 };
 
@@ -157,7 +157,7 @@ fn object_changed<K: HasOutbox>(shared: &Shared, change: &Change<K>) {
         Change::Replaced(all) => objects_listed(shared, all),
         Change::Applied(object) => outbox_shown(shared, &OutboxVersion::of(&**object)),
         Change::Deleted(object) => {
-            let uid = object.meta().uid.as_deref().unwrap_or_default();
+            let uid = origin::uid(object.meta());
             let mut state = shared.state.lock();
             state.dispatcher.object_gone(uid);
             state.ending.remove(uid);
@@ -186,7 +186,7 @@ fn objects_listed<K: HasOutbox>(shared: &Shared, all: &[Arc<K>]) {
     for object in all {
         outbox_shown(shared, &OutboxVersion::of(&**object));
     }
-    let uids = all.iter().filter_map(|object| object.meta().uid.as_deref());
+    let uids = all.iter().map(|object| origin::uid(object.meta()));
     let listed: HashSet<&str> = uids.collect();
     let newest = all.iter().map(|object| revision(&**object)).max().unwrap_or(0);
     shared.for_each_key(

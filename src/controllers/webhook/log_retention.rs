@@ -19,7 +19,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    resources::{Delivery, EventLog, PageIndex},
+    resources::{Delivery, EventLog, PageIndex, origin},
     runtime::client::{CallError, bounded, next_page},
 };
 
@@ -271,8 +271,7 @@ fn of_page<'a>(kept: &'a mut HashMap<String, Kept>, page: &ObjectMeta) -> &'a mu
 
 /// Whether a delivery was finished before a page was created.
 fn is_older(delivery: &Finished, page: &ObjectMeta) -> bool {
-    let created = page.creation_timestamp.as_ref();
-    created.is_some_and(|created| delivery.at < created.0)
+    origin::created_at(page).is_some_and(|created| delivery.at < created)
 }
 
 /// The deliveries for which the limit of bytes leaves no room. They must come newest first, and be older than all that has been
@@ -302,7 +301,7 @@ fn is_surplus(page: &ObjectMeta, kept: &mut HashMap<String, Kept>, limit: Size, 
         bytes: index.bytes,
     });
     // Both times are the API server's: the clock of this leader or an earlier one may be wrong.
-    let created = page.creation_timestamp.as_ref().map(|time| time.0);
+    let created = origin::created_at(page);
     let is_old = created.is_some_and(|at| at < since);
     let kept = of_page(kept, page);
     let is_surplus = kept.is_beyond(size, limit) || is_old;

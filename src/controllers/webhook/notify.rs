@@ -21,7 +21,7 @@ use crate::{
         Problems, Reason,
     },
     resources::{
-        Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, webhook::BACKLOG,
+        Account, BacklogPeriod, DisableReason, Disabled, Webhook, conditions, ids, origin, webhook::BACKLOG,
     },
     runtime::{client::bounded, metrics::OutcomeLabels},
 };
@@ -46,7 +46,7 @@ pub(super) async fn send(shared: &Shared, namespace: &str) {
     let mut pause = FIRST_PAUSE;
     let mut collected = None;
     while let Some(account) = shared.deps.directory.account_of(namespace) {
-        let uid = account.metadata.uid.clone().unwrap_or_default();
+        let uid = origin::uid(&account.metadata).to_owned();
         if collected.is_none()
             && let Err(later) = check_limit(shared, namespace, &uid)
         {
@@ -113,7 +113,7 @@ fn check_limit(shared: &Shared, namespace: &str, account: &str) -> Result<(), Ti
     if !shared.state.lock().mail_limiter.knows(account) {
         let mut earlier = sent_earlier(shared, namespace, account);
         let owner = shared.deps.directory.account_of(namespace);
-        let owner = owner.filter(|owner| owner.metadata.uid.as_deref() == Some(account));
+        let owner = owner.filter(|owner| origin::uid(&owner.metadata) == account);
         if let Some(status) = owner.as_ref().and_then(|owner| owner.status.as_ref()) {
             earlier.extend(status.notified_at.iter().copied());
         }
@@ -275,7 +275,7 @@ fn problems(namespace: &str, account: &Account, webhooks: &[(Arc<Webhook>, Told)
     let (latest, ..) = *all.last()?;
     let mut fingerprint = Fingerprint::default();
     for (at, cause, webhook) in &all {
-        let uid = webhook.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&webhook.metadata);
         fingerprint.add(uid, cause.kind(), *at);
     }
     let is_disabled = |cause: &Cause<'_>| matches!(cause, Cause::Disabled(_));
@@ -284,7 +284,7 @@ fn problems(namespace: &str, account: &Account, webhooks: &[(Arc<Webhook>, Told)
     Some(Problems {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),
-        account_uid: account.metadata.uid.clone().unwrap_or_default(),
+        account_uid: origin::uid(&account.metadata).to_owned(),
         namespace: namespace.to_owned(),
         listed: listed
             .map(|(_, cause, webhook)| cause.problem(account, webhook))
@@ -323,7 +323,7 @@ fn affected_webhook(account: &Account, webhook: &Webhook) -> AffectedWebhook {
     AffectedWebhook {
         account_email: account.spec.email.clone(),
         account_name: account.metadata.name.clone().unwrap_or_default(),
-        uid: webhook.metadata.uid.clone().unwrap_or_default(),
+        uid: origin::uid(&webhook.metadata).to_owned(),
         id: webhook.id(),
         name: webhook.metadata.name.clone().unwrap_or_default(),
         namespace: webhook.metadata.namespace.clone().unwrap_or_default(),

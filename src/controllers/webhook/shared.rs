@@ -25,7 +25,7 @@ use crate::{
         dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
-    resources::{Delivery, Webhook, WebhookStatus},
+    resources::{Delivery, Webhook, WebhookStatus, origin},
     runtime::{
         TimedMutex,
         clock::milliseconds,
@@ -349,7 +349,8 @@ impl Shared {
         WebhookFacts {
             namespace: metadata.namespace.as_deref().unwrap_or_default().into(),
             name: metadata.name.as_deref().unwrap_or_default().into(),
-            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            uid: origin::uid(metadata).into(),
+            object_uid: metadata.uid.as_deref().unwrap_or_default().into(),
             revision: revision(webhook),
             generation: metadata.generation.unwrap_or_default(),
             created_at: webhook.created_at(),
@@ -364,7 +365,8 @@ impl Shared {
     /// UID of the Account that a webhook's namespace belongs to.
     pub(super) fn account_uid(&self, webhook: &Webhook) -> Option<String> {
         let namespace = webhook.metadata.namespace.as_deref().unwrap_or_default();
-        self.deps.directory.account_of(namespace)?.metadata.uid.clone()
+        let owner = self.deps.directory.account_of(namespace)?;
+        Some(origin::uid(&owner.metadata).to_owned())
     }
 
     /// Whether the webhook belongs to a former account of the namespace.
@@ -411,7 +413,7 @@ impl Shared {
         let namespace = cached.webhook.metadata.namespace.as_deref();
         state.mails.remove(namespace.unwrap_or_default(), key);
         state.unread.remove(key);
-        let uid = cached.webhook.metadata.uid.as_deref().unwrap_or_default();
+        let uid = origin::uid(&cached.webhook.metadata);
         let after = revision(&*cached.webhook);
         state.dispatcher.webhook_gone(key, uid, after);
         self.secrets.forget(key);
@@ -420,7 +422,7 @@ impl Shared {
 
     pub(super) fn owner_changed(&self, namespace: &str) {
         let owner = self.deps.directory.account_of(namespace);
-        let uid = owner.and_then(|owner| owner.metadata.uid.clone());
+        let uid = owner.map(|owner| origin::uid(&owner.metadata).to_owned());
         let mut state = self.state.lock();
         state.owners.changed(namespace, uid, self.now().wall);
         let keys = state.dispatcher.webhooks_in(namespace);

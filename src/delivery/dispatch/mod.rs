@@ -71,7 +71,7 @@ use self::{
 use super::schedule::RetrySchedule;
 use crate::{
     events::EventType,
-    resources::{Attempt, DisableReason, Webhook},
+    resources::{Attempt, DisableReason, Webhook, origin},
     runtime::FairQueue,
 };
 
@@ -220,8 +220,7 @@ pub struct Disablement {
 impl Disablement {
     /// Whether it applies to this webhook with its current spec.
     pub fn is_of(&self, webhook: &Webhook) -> bool {
-        webhook.metadata.uid.as_deref() == Some(&self.uid)
-            && webhook.metadata.generation == Some(self.generation)
+        origin::uid(&webhook.metadata) == &*self.uid && webhook.metadata.generation == Some(self.generation)
     }
 }
 

@@ -103,7 +103,7 @@ fn webhook_key_of(record: &Delivery) -> WebhookKey {
 /// hand, and belongs to any webhook of that name.
 fn is_for(record: &Delivery, facts: &WebhookFacts) -> bool {
     let mut owners = record.metadata.owner_references.iter().flatten().peekable();
-    owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.uid)
+    owners.peek().is_none() || owners.any(|owner| *owner.uid == *facts.object_uid)
 }
 
 /// The key of a Delivery's job.

@@ -39,8 +39,10 @@ pub struct WebhookFacts {
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// Its UID.
+    /// The UID that it was first created with, which names it in records.
     pub uid: Arc<str>,
+    /// The UID that it has now, for owner references.
+    pub object_uid: Arc<str>,
     /// Revision of the Webhook that these facts are from.
     pub revision: u64,
     /// The generation of its spec.

@@ -224,7 +224,7 @@ fn delivery_of(
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             namespace: Some(facts.namespace.to_string()),
-            owner_references: Some(vec![Webhook::owner_reference(&facts.name, &facts.uid)]),
+            owner_references: Some(vec![Webhook::owner_reference(&facts.name, &facts.object_uid)]),
             ..ObjectMeta::default()
         },
         spec: DeliverySpec {

@@ -10,7 +10,7 @@ use utoipa::{
 
 use crate::{
     facade::view::Seconds,
-    resources::{ApiKey, KeyScope},
+    resources::{ApiKey, KeyScope, origin},
     service::index::Object as _,
 };
 
@@ -97,8 +97,7 @@ impl<'a> NewKey<'a> {
 }
 
 fn created_at(key: &ApiKey) -> Seconds {
-    let created = key.metadata.creation_timestamp.as_ref();
-    Seconds(created.map_or(Timestamp::UNIX_EPOCH, |time| time.0))
+    Seconds(origin::created_at(&key.metadata).unwrap_or(Timestamp::UNIX_EPOCH))
 }
 
 fn key_id() -> RefOr<Schema> {

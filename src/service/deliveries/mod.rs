@@ -195,7 +195,9 @@ impl Service {
         let mut logged = Vec::new();
         if selection.has_logged() {
             let see = |page: ListedPage| {
-                let count = page.index.delivered_to(webhook.uid(), selection.event_type);
+                let count = page
+                    .index
+                    .delivered_to(webhook.origin_uid(), selection.event_type);
                 let segment = Segment {
                     from: page.index.from,
                     to: page.index.to,
@@ -236,7 +238,7 @@ impl Service {
             }
         }
         let items = |page: EventLog| {
-            let deliveries = logged::deliveries_to(webhook.uid(), &page, selection.event_type);
+            let deliveries = logged::deliveries_to(webhook.origin_uid(), &page, selection.event_type);
             deliveries
                 .filter(|delivery| !replaced.has(&page, delivery.name()))
                 .map(|delivery| {
@@ -353,10 +355,10 @@ impl Service {
         }
         let finding = async {
             let pages = self.pages(tenant).await?;
-            let found = pages.find(|index| logged::event_of(index, webhook.uid(), &name));
+            let found = pages.find(|index| logged::event_of(index, webhook.origin_uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
-            logged::delivery_in(&page, &event, webhook.uid()).ok_or_else(unknown)
+            logged::delivery_in(&page, &event, webhook.origin_uid()).ok_or_else(unknown)
         };
         let delivery = tokio::time::timeout(DEADLINE, finding)
             .await
@@ -482,7 +484,7 @@ impl Replaced {
         };
         names
             .iter()
-            .filter(|name| logged::event_of(&page.index, webhook.uid(), name).is_some())
+            .filter(|name| logged::event_of(&page.index, webhook.origin_uid(), name).is_some())
             .count()
     }
 

@@ -8,7 +8,7 @@ use kube::{Api, api::ListParams};
 
 use super::window::{Merge, Place, Segment};
 use crate::{
-    resources::{EventLog, PageIndex},
+    resources::{EventLog, PageIndex, origin},
     runtime::{
         client::{bounded, next_page},
         fair_permits::Permit,
@@ -87,8 +87,8 @@ impl<'a> Pages<'a> {
             };
             for object in list.items {
                 // By the API server's clock, as the operator deletes them.
-                let created = object.metadata.creation_timestamp.as_ref();
-                if created.is_some_and(|created| created.0 < self.since) {
+                let created = origin::created_at(&object.metadata);
+                if created.is_some_and(|created| created < self.since) {
                     continue;
                 }
                 let index = PageIndex::read(&object.metadata);

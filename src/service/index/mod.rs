@@ -16,6 +16,7 @@ use kube::Resource;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::id::PublicId;
+use crate::resources::origin;
 use crate::runtime::watch::{self, Change, Listener};
 
 /// A namespaced object of the API server.
@@ -37,6 +38,11 @@ pub trait Object:
     /// The namespace of the object.
     fn namespace(&self) -> &str {
         self.meta().namespace.as_deref().unwrap_or_default()
+    }
+
+    /// The UID that the object was first created with.
+    fn origin_uid(&self) -> &str {
+        origin::uid(self.meta())
     }
 
     /// The UID of the object.

@@ -10,6 +10,7 @@ use kube::Resource as _;
 use parking_lot::RwLock;
 
 use super::{Index, Indexed, Object as _, Progress};
+use crate::resources::origin;
 use crate::service::id::PublicId as _;
 
 /// Sorts newest first, then by id. The last part separates an id that is an object's name from the same id derived from a UID.
@@ -117,9 +118,9 @@ impl<T: Indexed> Namespace<T> {
 
 fn sort_key<T: Indexed>(item: &T) -> SortKey<T::Id> {
     let (object, id) = (item.object(), item.id());
-    let created = object.meta().creation_timestamp.as_ref();
+    let created = origin::created_at(object.meta());
     (
-        Reverse(created.map_or(0, |time| time.0.as_second())),
+        Reverse(created.map_or(0, jiff::Timestamp::as_second)),
         id,
         id.name() != object.name(),
     )

@@ -61,7 +61,7 @@ pub fn example(
     now: Timestamp,
 ) -> Delivery {
     let mut delivery = Delivery::new(
-        &ids::delivery_name(webhook.uid(), event_id),
+        &ids::delivery_name(webhook.origin_uid(), event_id),
         DeliverySpec {
             webhook: webhook.name().to_owned(),
             event_id: event_id.to_owned(),

@@ -240,7 +240,7 @@ impl Service {
         let suffix = request.map_or_else(ids::random_suffix, |request| request.name_suffix(&tenant.uid));
         let event_id = format!("evt_test_{suffix}");
         let item = self.webhooks.find(namespace, id).await?;
-        let name = ids::delivery_name(item.webhook.uid(), &event_id);
+        let name = ids::delivery_name(item.webhook.origin_uid(), &event_id);
         if let Some(request) = request
             && let Some(delivery) = self.calls.get(namespace, &name).await?
         {

@@ -231,6 +231,7 @@ impl World {
             namespace: namespace.into(),
             name: name.into(),
             uid: format!("uid-{namespace}-{name}-{revision}").into(),
+            object_uid: format!("uid-{namespace}-{name}-{revision}").into(),
             revision,
             generation: 1,
             created_at: self.wall,

@@ -1,0 +1,89 @@
+//! What is exported, in the order in which it is imported: owners come before what they own.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use kube::{
+    Api, Client, Resource,
+    core::{ApiResource, DynamicObject},
+};
+
+use crate::resources::{
+    Account, ApiKey, Backup, Delivery, EventLog, Instance, Invoice, InvoicePage, Webhook,
+};
+
+/// Secrets and ConfigMaps in the operator's namespace that all replicas share: the keys that seal sessions and usage, the numbers
+/// of invoices, former prices, and what is spent of the rate limits.
+pub(super) const SHARED_SECRETS: [&str; 2] = ["stellage-console", "stellage-usage-key"];
+pub(super) const SHARED_MAPS: [&str; 3] = [
+    "stellage-invoice-numbers",
+    "stellage-prices",
+    "stellage-rate-limits",
+];
+
+/// A kind of this program's group.
+pub(super) struct Kind {
+    pub(super) resource: ApiResource,
+    /// Whether its status is written on its own.
+    pub(super) has_status: bool,
+    /// Whether people write its objects, so that it matters who wrote which field, and when.
+    pub(super) is_tracked: bool,
+    /// Whether only the operator may create its objects.
+    pub(super) is_record: bool,
+    /// Objects on a page of a list: their bodies may be long.
+    pub(super) page: u32,
+}
+
+/// The kinds of this program's group.
+pub(super) fn own() -> [Kind; 9] {
+    [
+        written::<Account>(true),
+        written::<Webhook>(true),
+        written::<Instance>(true),
+        Kind {
+            // Those of the schedule.
+            is_record: true,
+            ..written::<Backup>(true)
+        },
+        written::<ApiKey>(false),
+        record::<Delivery>(),
+        record::<EventLog>(),
+        record::<Invoice>(),
+        record::<InvoicePage>(),
+    ]
+}
+
+fn written<K: Resource<DynamicType = ()>>(has_status: bool) -> Kind {
+    Kind {
+        resource: ApiResource::erase::<K>(&()),
+        has_status,
+        is_tracked: true,
+        is_record: false,
+        page: 500,
+    }
+}
+
+fn record<K: Resource<DynamicType = ()>>() -> Kind {
+    Kind {
+        is_tracked: false,
+        is_record: true,
+        page: 50,
+        ..written::<K>(false)
+    }
+}
+
+/// Kubernetes' own kinds that are in a file.
+pub(super) fn foreign(kind: &str) -> Option<ApiResource> {
+    match kind {
+        "Namespace" => Some(ApiResource::erase::<Namespace>(&())),
+        "Secret" => Some(ApiResource::erase::<Secret>(&())),
+        "ConfigMap" => Some(ApiResource::erase::<ConfigMap>(&())),
+        _ => None,
+    }
+}
+
+/// The API of one object's kind.
+pub(super) fn api(client: &Client, resource: &ApiResource, namespace: Option<&str>) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+        None => Api::all_with(client.clone(), resource),
+    }
+}

@@ -1,0 +1,460 @@
+//! A whole installation goes through a file into an empty control plane, where the operator goes on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use control_plane::{ControlPlane, Identity};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
+
+use crate::{
+    support::{
+        Operator, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        receivers::{Answer, Received, Receiver},
+        stellage,
+    },
+    webhooks::{ALL, body, phase_of},
+};
+
+const FAULT: &str = "simulator.stellage.dev/fault";
+
+/// What REST shows of an account. Usage and ETags apart, which are of a moment and of an object.
+async fn shown(tenant: &Tenant) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    let mut paths: Vec<String> = [
+        "account",
+        "instances",
+        "webhooks",
+        "events",
+        "keys",
+        "backups",
+        "invoices",
+        "alerts",
+    ]
+    .map(|what| format!("/v1/{what}"))
+    .into();
+    while let Some(path) = paths.pop() {
+        let answer = tenant.call(Method::GET, &path, None).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {answer:?}");
+        let data = answer.json()["data"].clone();
+        if path == "/v1/webhooks" || path == "/v1/invoices" || path == "/v1/instances" {
+            for item in data.as_array().unwrap() {
+                let id = item["id"].as_str().unwrap();
+                paths.push(format!("{path}/{id}"));
+                if path == "/v1/webhooks" {
+                    paths.push(format!("{path}/{id}/deliveries"));
+                }
+            }
+        }
+        all.insert(path, data);
+    }
+    all
+}
+
+/// Without what changes by itself from one moment to the next.
+fn lasting(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let volatile = [
+                "cpu_usage",
+                "memory_usage",
+                "disk_usage",
+                "network_in",
+                "network_out",
+                "uptime",
+                "metrics",
+            ];
+            let kept = fields
+                .iter()
+                .filter(|(name, _)| !volatile.contains(&name.as_str()));
+            kept.map(|(name, value)| (name.clone(), lasting(value))).collect()
+        }
+        Value::Array(values) => values.iter().map(lasting).collect(),
+        other => other.clone(),
+    }
+}
+
+fn event_ids(received: &[Received], path: &str) -> Vec<String> {
+    let of_path = received.iter().filter(|request| request.path == path);
+    of_path
+        .map(|request| body(request)["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+async fn set_fault(tenant: &Tenant, name: &str, fault: Option<&str>) {
+    let patch = json!({ "metadata": { "annotations": { FAULT: fault } } });
+    let patch = Patch::Merge(&patch);
+    tenant
+        .instances()
+        .patch(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// Who has written which fields of an instance, its status apart.
+async fn written_by(tenant: &Tenant) -> Value {
+    let web = tenant.instances().get("web").await.unwrap();
+    let mut fields = web.metadata.managed_fields.unwrap();
+    fields.retain(|entry| entry.subresource.is_none());
+    json!(fields)
+}
+
+async fn start(plane: &ControlPlane) -> Operator {
+    let mut arguments = vec![
+        "run",
+        "--provisioning-seconds",
+        "0.5",
+        "--retry-schedule",
+        "1h,1h,1h",
+    ];
+    let receivers = receiver_arguments(plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    Operator::start(plane, &arguments).await
+}
+
+async fn held(tenant: &Tenant, webhook: &str, count: usize, phase: DeliveryPhase) -> Vec<String> {
+    let are = |all: &Vec<stellage::resources::Delivery>| {
+        all.iter()
+            .filter(|delivery| phase_of(delivery) == Some(phase))
+            .count()
+            == count
+    };
+    let all = tenant.wait_for_deliveries(webhook, phase.as_str(), are).await;
+    let of_phase = all
+        .into_iter()
+        .filter(|delivery| phase_of(delivery) == Some(phase));
+    of_phase.map(|delivery| delivery.spec.event_id).collect()
+}
+
+/// An installation that was exported: its account, what REST showed last, and what its receiver has got.
+struct Exported {
+    tenant: Tenant,
+    shown: BTreeMap<String, Value>,
+    held: Vec<String>,
+    pending: Vec<String>,
+    secret: Secret,
+    managers: Value,
+}
+
+/// Makes some of everything, stops the operator, and exports it.
+async fn export(file: &Path, receiver: &Receiver) -> Exported {
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let tenant = Tenant::on(&plane, &operator, "moved").await;
+    tenant.webhook("healthy", &receiver.url("/healthy"), &ALL).await;
+    tenant.webhook("gone", &receiver.url("/gone"), &ALL).await;
+    tenant.webhook("failing", &receiver.url("/failing"), &ALL).await;
+
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let made = json!({ "name": "by-rest", "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
+    let made = tenant.call(Method::POST, "/v1/instances", Some(&made)).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+    let by_rest = made.json()["data"]["id"].as_str().unwrap().to_owned();
+    tenant.wait_for_state(&by_rest, InstanceState::Running).await;
+    let stopped = tenant
+        .call(Method::POST, &format!("/v1/instances/{by_rest}/stop"), None)
+        .await;
+    assert!(stopped.status.is_success(), "{stopped:?}");
+    tenant.wait_for_state(&by_rest, InstanceState::Stopped).await;
+    tenant
+        .apply("stuck", |stuck| {
+            stuck
+                .annotations_mut()
+                .insert(FAULT.to_owned(), "provisioning".to_owned());
+        })
+        .await;
+    tenant.wait_for_state("stuck", InstanceState::Error).await;
+    tenant.apply("leaving", |_| {}).await;
+    tenant.wait_for_state("leaving", InstanceState::Running).await;
+    set_fault(&tenant, "leaving", Some("unreachable")).await;
+    tenant
+        .instances()
+        .delete("leaving", &DeleteParams::default())
+        .await
+        .unwrap();
+
+    tenant.wait_for_entries(3).await;
+    stellage(&plane, &["backup", "create", "web", "-n", "moved", "--wait"]).unwrap();
+    tenant.close_now().await;
+    tenant.wait_for_invoices(1).await;
+
+    // created and started of four instances, but stuck has not started; and stopped of one.
+    let pending = held(&tenant, "failing", 8, DeliveryPhase::Pending).await;
+    let held = held(&tenant, "gone", 7, DeliveryPhase::Held).await;
+    let healthy = async || event_ids(&receiver.received(), "/healthy").len();
+    eventually("all to be delivered", healthy, |count| *count == 8).await;
+    let logged = async || {
+        tenant.call(Method::GET, "/v1/events", None).await.json()["data"]
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    eventually("all to be logged", logged, |count| *count == 10).await;
+    // Counters are written some seconds later.
+    let webhooks = async || tenant.call(Method::GET, "/v1/webhooks", None).await.json()["data"].clone();
+    let are_counted = |all: &Value| {
+        let all = all.as_array().unwrap().iter();
+        let counts: BTreeSet<_> = all
+            .map(|it| (it["pending"].as_u64(), it["last_success_at"].is_null()))
+            .collect();
+        counts == [(Some(8), true), (Some(0), true), (Some(0), false)].into()
+    };
+    eventually("the counters", webhooks, are_counted).await;
+    let shown = shown(&tenant).await;
+    let running = stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap_err();
+    assert!(running.contains("the operator runs"), "{running}");
+    assert!(!file.exists());
+    let at_once = file.with_extension("running");
+    stellage(
+        &plane,
+        &["export", "--while-running", "--output", at_once.to_str().unwrap()],
+    )
+    .unwrap();
+    operator.stop().await;
+
+    stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap();
+    let mode = std::fs::metadata(file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it has the secrets of webhooks");
+    let again = stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap_err();
+    assert!(again.contains("exists"), "{again}");
+    let secrets: Api<Secret> = Api::namespaced(tenant.kube.clone(), "moved");
+    let secret = secrets.get("healthy").await.unwrap();
+    let managers = written_by(&tenant).await;
+    Exported {
+        tenant,
+        shown,
+        held,
+        pending,
+        secret,
+        managers,
+    }
+}
+
+fn import(plane: &ControlPlane, file: &Path) -> Result<String, String> {
+    stellage(plane, &["import", file.to_str().unwrap()])
+}
+
+fn holder(plane: &ControlPlane) -> String {
+    let path = "jsonpath={.spec.holderIdentity}";
+    kubectl(
+        plane,
+        &[
+            "get",
+            "lease",
+            "-n",
+            "stellage-system",
+            "stellage-controller",
+            "-o",
+            path,
+        ],
+        None,
+    )
+    .unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_is_done_twice() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let receiver = Receiver::start({
+        let is_well = is_well.clone();
+        move |request| match request.path.as_str() {
+            "/gone" if !is_well.load(Ordering::Relaxed) => Answer::status(410),
+            "/failing" if !is_well.load(Ordering::Relaxed) => Answer::status(503),
+            _ => Answer::ok(),
+        }
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("stellage.export");
+    let Exported {
+        tenant: before,
+        shown: was,
+        held,
+        pending,
+        secret,
+        managers,
+    } = export(&file, &receiver).await;
+    let delivered = receiver.count();
+
+    let plane = own_plane().await;
+    let kube = plane.client(Identity::Admin).await.unwrap();
+    // A file that was cut off.
+    let cut = folder.path().join("cut");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let refused = import(&plane, &cut).unwrap_err();
+    assert!(refused.contains("cut off"), "{refused}");
+    // An installation that is not empty.
+    stellage(
+        &plane,
+        &[
+            "account",
+            "create",
+            "other",
+            "--email",
+            "o@example.com",
+            "--timeout",
+            "1s",
+        ],
+    )
+    .unwrap_err();
+    let refused = import(&plane, &file).unwrap_err();
+    assert!(refused.contains("not empty, it has accounts"), "{refused}");
+    kubectl(&plane, &["delete", "account", "other"], None).unwrap();
+    stellage(&plane, &["import", "--dry-run", file.to_str().unwrap()]).unwrap();
+    assert_eq!(holder(&plane), "");
+    // One that is interrupted: something stands in its way.
+    let way = json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "moved", "labels": { "stellage.dev/account": "moved" } } },
+        { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "healthy", "namespace": "moved" }, "stringData": { "secret": "another" } },
+    ] });
+    kubectl(&plane, &["create", "-f", "-"], Some(&way.to_string())).unwrap();
+    let interrupted = import(&plane, &file).unwrap_err();
+    assert!(
+        interrupted.contains("another Secret moved/healthy"),
+        "{interrupted}"
+    );
+    assert!(
+        holder(&plane).starts_with("stellage-import-"),
+        "no operator may lead now"
+    );
+    let refused = import(&plane, &file.with_extension("running")).unwrap_err();
+    assert!(refused.contains("is not finished"), "{refused}");
+    kubectl(&plane, &["delete", "secret", "-n", "moved", "healthy"], None).unwrap();
+    import(&plane, &file).unwrap();
+    assert_eq!(holder(&plane), "");
+
+    let mut operator = start(&plane).await;
+    let tenant = Tenant {
+        namespace: "moved".to_owned(),
+        key: before.key.clone(),
+        kube: kube.clone(),
+        url: operator.url.clone(),
+        http: reqwest::Client::new(),
+    };
+    eventually("it to lead", async || holder(&plane), |holder| !holder.is_empty()).await;
+    // Until the operator has its rights in the account's namespace, webhooks say that their secrets cannot be read.
+    let was = lasting(&json!(was));
+    let look = async || lasting(&json!(shown(&tenant).await));
+    eventually(&format!("REST to show what it did: {was:#}"), look, |now| {
+        *now == was
+    })
+    .await;
+    assert_eq!(
+        written_by(&tenant).await,
+        managers,
+        "who has written which field, and when"
+    );
+    let secrets: Api<Secret> = Api::namespaced(kube, "moved");
+    let moved = secrets.get("healthy").await.unwrap();
+    assert_eq!(
+        (moved.data, moved.metadata.labels),
+        (secret.data, secret.metadata.labels)
+    );
+
+    // What was interrupted goes on.
+    set_fault(&tenant, "stuck", None).await;
+    tenant.wait_for_state("stuck", InstanceState::Running).await;
+    set_fault(&tenant, "leaving", None).await;
+    let leaving = async || tenant.instances().get_opt("leaving").await.unwrap();
+    eventually("the deletion to be completed", leaving, Option::is_none).await;
+    let healthy = async || event_ids(&receiver.received(), "/healthy");
+    let got = eventually("the new events", healthy, |ids| ids.len() >= 10).await;
+    assert_eq!(
+        got.iter().collect::<BTreeSet<_>>().len(),
+        10,
+        "none of them twice: {got:?}"
+    );
+    let received = receiver.received();
+    let mut happened: Vec<(String, String)> = received
+        .iter()
+        .filter(|request| request.path == "/healthy")
+        .map(|request| {
+            let event = body(request);
+            let instance = event["data"]["instance"]["name"].as_str().unwrap().to_owned();
+            (instance, event["type"].as_str().unwrap().to_owned())
+        })
+        .collect();
+    happened.sort();
+    let expected = [
+        ("by-rest", "created"),
+        ("by-rest", "started"),
+        ("by-rest", "stopped"),
+        ("leaving", "created"),
+        ("leaving", "deleted"),
+        ("leaving", "started"),
+        ("stuck", "created"),
+        ("stuck", "started"),
+        ("web", "created"),
+        ("web", "started"),
+    ];
+    let expected = expected.map(|(name, what)| (name.to_owned(), format!("instance.{what}")));
+    assert_eq!(happened, expected, "no server was made again");
+    let others = |path| event_ids(&received[delivered..], path);
+    assert_eq!(others("/gone"), Vec::<String>::new(), "it is still disabled");
+    // Two new events at most: the others are due in an hour.
+    assert!(
+        others("/failing").iter().all(|id| !pending.contains(id)),
+        "{:?}",
+        others("/failing")
+    );
+
+    // What was held and what was pending goes out under the ids that it had.
+    is_well.store(true, Ordering::Relaxed);
+    let gone: Webhook = tenant.webhooks().get("gone").await.unwrap();
+    let active = json!({ "active": true });
+    let enabled = tenant
+        .call(
+            Method::PATCH,
+            &format!("/v1/webhooks/{}", gone.id()),
+            Some(&active),
+        )
+        .await;
+    assert_eq!(enabled.status, StatusCode::OK, "{enabled:?}");
+    let failing: Webhook = tenant.webhooks().get("failing").await.unwrap();
+    let retried = tenant
+        .call(
+            Method::POST,
+            &format!("/v1/webhooks/{}/deliveries/retry", failing.id()),
+            None,
+        )
+        .await;
+    assert!(retried.status.is_success(), "{retried:?}");
+    for (path, owed) in [("/gone", &held), ("/failing", &pending)] {
+        let late = async || event_ids(&receiver.received()[delivered..], path);
+        eventually("what is owed", late, |late| {
+            owed.iter().all(|id| late.contains(id))
+        })
+        .await;
+    }
+    let bodies_of = |id: &str| -> BTreeSet<Vec<u8>> {
+        let of_it = received.iter().filter(|request| body(request)["id"] == *id);
+        of_it.map(|request| request.body.to_vec()).collect()
+    };
+    for id in held.iter().chain(&pending) {
+        assert_eq!(bodies_of(id).len(), 1, "the same bytes as before");
+    }
+    let answer = tenant
+        .call(
+            Method::POST,
+            "/v1/instances",
+            Some(&json!({ "name": "new", "plan": "starter", "region": "fr-par-1", "image": "debian-13" })),
+        )
+        .await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    operator.stop().await;
+}
