@@ -411,12 +411,12 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
     // The oldest has ended, the newest has not.
     first.get("/console/instances").await.is(303);
     last.unwrap().get("/console/instances").await.is(200);
-    // They do not count: of 50 keys, the account has two.
+    // Of 50 keys, the account has these and two.
     let quota = async || {
         let account = tenant.call(Method::GET, "/v1/account", None).await.json();
         account["data"]["quotas"]["api_keys"]["used"].clone()
     };
-    assert_eq!(quota().await, 2);
+    assert_eq!(quota().await, 12);
     let made = async || tenant.call(Method::POST, "/v1/keys", Some(&json!({}))).await;
     let refused = eventually("the quota to be used up", made, |made| {
         made.status != StatusCode::CREATED
@@ -424,7 +424,9 @@ async fn sign_ins_never_use_up_the_quota_of_keys() {
     .await;
     assert_eq!(refused.json()["error"]["code"], "resource_limit_exceeded");
     assert_eq!(quota().await, 50);
+    // Another takes the place of the oldest.
     signing.sign_in().await;
+    assert_eq!(quota().await, 50);
     // One that has expired makes room before any other.
     let keys: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
     let before = sign_ins(&tenant).await;

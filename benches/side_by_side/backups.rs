@@ -20,8 +20,8 @@ use crate::{
 
 const FIRST: &str = "first";
 const PATIENCE: Duration = Duration::from_mins(1);
-/// More than there are.
-const LIMITS: [&str; 2] = ["--backups-per-instance=1000000", "--backups-per-account=1000000"];
+/// The largest that may be set.
+const LIMITS: [&str; 2] = ["--backups-per-instance=10000", "--backups-per-account=1000000"];
 
 struct Measured {
     ready: Duration,

@@ -1,7 +1,10 @@
 //! Sign-ins to the console through OpenID Connect. Each has an ApiKey whose key nobody knows, so that it can be seen and revoked as
 //! others, and ends with it.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 
@@ -9,18 +12,21 @@ use super::{
     Service,
     console_links::KEY_LASTS,
     credentials::{Credential, KeyIdentity, Tenant},
-    error::Error,
+    error::{Error, quota_used_up},
     index::Object as _,
     keys::new_key,
     precondition::Precondition,
+    store::pause,
 };
 use crate::{
-    resources::{ApiKey, KeyScope, api_key::SIGN_IN_LABEL, ids},
+    resources::{ApiKey, KeyScope, api_key::SIGN_IN_LABEL, ids, quota},
     runtime::watch::revision,
 };
 
-/// Sign-ins of one account at the same time. They do not count towards its quota of keys; a further one ends the oldest.
+/// Sign-ins of one account at the same time, as far as its quota of keys has room for them; a further one ends the oldest.
 const MOST: usize = 10;
+/// How long the quota of Kubernetes may take to notice that a key has gone.
+const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Service {
     /// Begins a sign-in to an account.
@@ -40,7 +46,19 @@ impl Service {
         let mut object = ApiKey::new(&name, spec);
         let labels = BTreeMap::from([(SIGN_IN_LABEL.to_owned(), "openid-connect".to_owned())]);
         object.metadata.labels = Some(labels);
-        let made = self.calls.create(namespace, &object).await?;
+        let begun = Instant::now();
+        let mut attempt = 0;
+        let made = loop {
+            attempt += 1;
+            match self.calls.create(namespace, &object).await {
+                Err(error)
+                    if error.status().is_some_and(quota::is_exceeded) && begun.elapsed() < NOTICED_WITHIN =>
+                {
+                    pause(attempt).await;
+                }
+                made => break made?,
+            }
+        };
         self.credentials.progress().wait_for(revision(&made)).await;
         let identity = KeyIdentity {
             account_uid: &tenant.uid,
@@ -64,9 +82,16 @@ impl Service {
     /// Deletes the keys of sign-ins that have expired, and the oldest beyond the limit.
     async fn make_room(&self, namespace: &str) -> Result<(), Error> {
         let now = self.now();
+        let sign_ins = self.credentials.sign_ins(namespace);
+        let valid = sign_ins.iter().filter(|key| !key.is_expired(now)).count();
+        let others = self.credentials.count(namespace, now).saturating_sub(valid);
+        let room = MOST.min(self.key_quota.saturating_sub(others));
+        if room == 0 {
+            return Err(quota_used_up("API keys"));
+        }
         let mut kept = 0;
-        for key in self.credentials.sign_ins(namespace) {
-            if kept + 1 < MOST && !key.is_expired(now) {
+        for key in sign_ins {
+            if kept + 1 < room && !key.is_expired(now) {
                 kept += 1;
                 continue;
             }

@@ -301,11 +301,11 @@ impl Credentials {
         (shown.map(|key| key.object.clone()).collect(), keys.len())
     }
 
-    /// The number of keys in a namespace that have not expired at `now`, without those of sign-ins to the console.
+    /// The number of keys in a namespace that have not expired at `now`.
     pub fn count(&self, namespace: &str, now: Timestamp) -> usize {
         let tables = self.tables.read();
         let keys = tables.listed.get(namespace).into_iter().flatten();
-        keys.filter(|(_, key)| !key.object.is_sign_in() && key.expires_at.is_none_or(|end| end > now))
+        keys.filter(|(_, key)| key.expires_at.is_none_or(|end| end > now))
             .count()
     }
 
