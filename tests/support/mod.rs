@@ -546,7 +546,7 @@ static SHARED: OnceCell<Cluster> = OnceCell::const_new();
 
 /// How many tests use the shared cluster at a time: more would only slow each other down.
 static SHARERS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MAX_SHARERS as usize));
-const MAX_SHARERS: u32 = 4;
+const MAX_SHARERS: u32 = 3;
 
 thread_local! {
     /// Every test has a thread of its own, and ends with it.
@@ -630,11 +630,11 @@ pub async fn bare_plane(options: control_plane::Options) -> OwnPlane {
     }
 }
 
-/// Waits until another control plane may be started: one for each core, beside the shared one.
+/// Waits until another control plane may be started: one more than there are cores, since their tests mostly wait, beside the shared one.
 pub async fn plane_permit() -> SemaphorePermit<'static> {
     static PLANES: LazyLock<Semaphore> = LazyLock::new(|| {
         let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
-        Semaphore::new(cores)
+        Semaphore::new(cores + 1)
     });
     PLANES.acquire().await.unwrap()
 }
