@@ -138,7 +138,7 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
 
 /// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
 /// progress to `health`, all answers their time to `time`, and both are among the `metrics`. A connection that has been idle for
-/// [`SILENCE`] is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
+/// ten seconds is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
 pub fn connect(config: Config, health: Health, metrics: Metrics, time: ServerTime) -> kube::Result<Client> {
     Connections::Pooled.client(
         config,

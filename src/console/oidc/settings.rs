@@ -8,7 +8,7 @@ use url::{Host, Url};
 /// The OpenID Connect provider that people can sign in to the console with.
 #[derive(Args, Clone, Debug)]
 pub struct OidcSettings {
-    /// Where browsers reach the console, such as https://cloud.example.com
+    /// Where browsers reach the console, such as `https://cloud.example.com`
     #[arg(long, env = "STELLAGE_CONSOLE_URL", value_name = "URL", value_parser = console_url)]
     pub console_url: Option<Url>,
 
