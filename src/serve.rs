@@ -33,7 +33,8 @@ use crate::{
         delivery::FINISHED_LABEL, invoice::SETTLED_LABEL,
     },
     runtime::{
-        Clock, Health, Metrics, ServerTime, SystemClock, client,
+        Clock, Health, Metrics, ServerTime, SystemClock,
+        client::{self, Observers},
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
@@ -123,24 +124,16 @@ pub async fn serve(
     let metrics_url = url(&ops_listener, false);
     let mut tasks: Tasks = Vec::new();
     // Watches run until the end, so that requests and reconciles that are finishing still see their own writes.
-    let pinged = || {
-        client::connect_with_pings(
-            config.clone(),
-            health.clone(),
-            metrics.clone(),
-            server_time.clone(),
-        )
+    let observers = Observers {
+        health: health.clone(),
+        metrics: metrics.clone(),
+        time: server_time.clone(),
     };
     // Not the connection of the watches, in which large lists may be in its way.
-    let for_lease = pinged()?;
+    let for_lease = client::connect_with_pings(config.clone(), observers.clone())?;
     let watches = Watches {
-        streams: pinged()?,
-        client: client::connect(
-            config.clone(),
-            health.clone(),
-            metrics.clone(),
-            server_time.clone(),
-        )?,
+        streams: client::connect_with_pings(config.clone(), observers.clone())?,
+        client: client::connect(config, observers)?,
         health: health.clone(),
         metrics: metrics.clone(),
         shutdown: CancellationToken::new(),

@@ -7,7 +7,7 @@ use kube::{Client, Config, core::Status};
 use super::CliError;
 use crate::runtime::{
     Health, Metrics, ServerTime,
-    client::{self, CallError, bounded},
+    client::{self, CallError, Observers, bounded},
 };
 
 /// A cluster, and the client for it.
@@ -48,8 +48,13 @@ impl Cluster {
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
         let time = ServerTime::default();
-        let client = client::connect(config, Health::default(), Metrics::new(), time.clone())
-            .map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
+        let observers = Observers {
+            health: Health::default(),
+            metrics: Metrics::new(),
+            time: time.clone(),
+        };
+        let client =
+            client::connect(config, observers).map_err(|error| CliError::Kubeconfig(innermost(&error)))?;
         Ok(Self {
             client,
             namespace,

@@ -8,7 +8,7 @@ use k8s_openapi::{NamespaceResourceScope, api::core::v1::Namespace};
 use kube::{
     Api, Resource, ResourceExt as _,
     api::ListParams,
-    core::{DeserializeGuard, ObjectList, TypeMeta},
+    core::{DeserializeGuard, ObjectList, TypeMeta, error_boundary::InvalidObject},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -229,6 +229,30 @@ fn list_command<K: Named>(namespace: &str) -> String {
     format!("{} {} list{webhook} -n {namespace}", program(), K::WORD)
 }
 
+/// All objects that `api` lists of a selection, page by page. `unreadable` gets those that do not match their schema.
+pub(super) async fn read_all<K: Resource + Clone + Debug + DeserializeOwned>(
+    cluster: &Cluster,
+    doing: &str,
+    api: &Api<DeserializeGuard<K>>,
+    selection: &ListParams,
+    mut unreadable: impl FnMut(InvalidObject),
+) -> Result<Vec<K>, Failure> {
+    let mut page = selection.clone().limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let list = cluster.call(doing, api.list(&page)).await?;
+        for object in list.items {
+            match object.0 {
+                Ok(object) => objects.push(object),
+                Err(error) => unreadable(error),
+            }
+        }
+        if !next_page(&mut page, &list.metadata) {
+            return Ok(objects);
+        }
+    }
+}
+
 /// The objects that `selection` selects, in one namespace or in all, sorted by namespace and name. Objects that do not match
 /// their schema are reported on stderr.
 pub(super) async fn list<K: Named>(
@@ -245,25 +269,15 @@ pub(super) async fn list<K: Named>(
         Some(namespace) => format!("list {} in namespace {namespace}", K::WORDS),
         None => format!("list {} in all namespaces", K::WORDS),
     };
-    let mut page = selection.clone().limit(PAGE);
-    let mut objects = Vec::new();
-    loop {
-        let list = cluster.call(&doing, api.list(&page)).await?;
-        for object in list.items {
-            match object.0 {
-                Ok(object) => objects.push(object),
-                Err(error) => output::note(&format!(
-                    "cannot read {} {}: {}",
-                    K::WORD,
-                    error.metadata.name.unwrap_or_default(),
-                    error.error
-                )),
-            }
-        }
-        if !next_page(&mut page, &list.metadata) {
-            break;
-        }
-    }
+    let unreadable = |error: InvalidObject| {
+        output::note(&format!(
+            "cannot read {} {}: {}",
+            K::WORD,
+            error.metadata.name.unwrap_or_default(),
+            error.error
+        ));
+    };
+    let mut objects = read_all(cluster, &doing, &api, selection, unreadable).await?;
     if let Some(namespace) = namespace
         && objects.is_empty()
     {

@@ -136,37 +136,17 @@ pub fn this_version(metadata: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. Its watches report their
-/// progress to `health`, all answers their time to `time`, and both are among the `metrics`. A connection that has been idle for
-/// ten seconds is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
-pub fn connect(config: Config, health: Health, metrics: Metrics, time: ServerTime) -> kube::Result<Client> {
-    Connections::Pooled.client(
-        config,
-        Observers {
-            health,
-            metrics,
-            time,
-        },
-    )
+/// A client for `config` whose requests fail if the response head takes longer than [`HEAD_TIMEOUT`]. A connection that has been idle
+/// for ten seconds is not used again: of those that a lost network leaves behind, each would cost a request its whole timeout.
+pub fn connect(config: Config, observers: Observers) -> kube::Result<Client> {
+    Connections::Pooled.client(config, observers)
 }
 
 /// As [`connect`], for what has to notice soon that the peer is gone: a watch, to which that looks as if nothing happened, and the
 /// Lease. It has one HTTP/2 connection, on which the API server has to answer pings. One that speaks only HTTP/1.1 has to answer
 /// probes of the kernel, which a load balancer may answer in its place.
-pub fn connect_with_pings(
-    config: Config,
-    health: Health,
-    metrics: Metrics,
-    time: ServerTime,
-) -> kube::Result<Client> {
-    Connections::Pinged.client(
-        config,
-        Observers {
-            health,
-            metrics,
-            time,
-        },
-    )
+pub fn connect_with_pings(config: Config, observers: Observers) -> kube::Result<Client> {
+    Connections::Pinged.client(config, observers)
 }
 
 /// The connections of a client.
@@ -230,10 +210,13 @@ impl Connections {
 
 /// Who is told about answers.
 #[derive(Clone)]
-struct Observers {
-    health: Health,
-    metrics: Metrics,
-    time: ServerTime,
+pub struct Observers {
+    /// Hears of the progress of watches.
+    pub health: Health,
+    /// Counts and times all answers.
+    pub metrics: Metrics,
+    /// Learns the API server's time.
+    pub time: ServerTime,
 }
 
 #[derive(Clone)]

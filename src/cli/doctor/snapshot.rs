@@ -23,15 +23,13 @@ use serde::de::DeserializeOwned;
 
 use super::rights::{self, Right};
 use crate::{
-    cli::{CliError, connect::Cluster},
+    cli::{CliError, connect::Cluster, objects},
     resources::{Account, GROUP, Instance, Webhook},
-    runtime::{client::next_page, lease::LEASE_NAME},
+    runtime::lease::LEASE_NAME,
 };
 
 /// Label of everything that the chart or deploy/rbac.yaml creates.
 const OURS: &str = "app.kubernetes.io/name=stellage";
-/// Objects per page.
-const PAGE: u32 = 500;
 /// Reviews of rights at the same time.
 const REVIEWS: usize = 16;
 
@@ -115,23 +113,12 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(cluster.client.clone());
-    let mut page = ListParams::default().limit(PAGE);
-    let mut objects = Objects {
-        all: Vec::new(),
-        unreadable: Vec::new(),
-    };
-    loop {
-        let list = cluster.call(doing, api.list(&page)).await.map_err(words)?;
-        for object in list.items {
-            match object.0 {
-                Ok(object) => objects.all.push(object),
-                Err(error) => objects.unreadable.push(error),
-            }
-        }
-        if !next_page(&mut page, &list.metadata) {
-            return Ok(objects);
-        }
-    }
+    let mut unreadable = Vec::new();
+    let keep = |error| unreadable.push(error);
+    let all = objects::read_all(cluster, doing, &api, &ListParams::default(), keep)
+        .await
+        .map_err(words)?;
+    Ok(Objects { all, unreadable })
 }
 
 /// The names of objects of a kind with the operator's label.
