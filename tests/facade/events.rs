@@ -275,6 +275,7 @@ async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: D
             sequence: event.sequence,
             subject: event.subject.clone(),
             body: event.body.clone(),
+            traceparent: None,
             test: false,
         },
     );
