@@ -81,6 +81,7 @@ pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> Logg
         sequence: tenths,
         subject: "subject".to_owned(),
         body: body.replacen("{\"id\":", "{ \"id\" :  ", 1),
+        traceparent: None,
         deliveries: delivered.collect(),
     }
 }
