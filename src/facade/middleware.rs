@@ -321,17 +321,21 @@ impl App {
 
 /// The span of a request, if it is traced. It has neither the path, in which a client may have put anything, nor the query.
 fn traced(headers: &HeaderMap, method: &'static str, route: &Route) -> Option<traces::Span> {
-    let known = (route.needs_key || !route.methods.is_empty()).then_some(route.label);
-    let span = traces::of_request(headers, || match known {
-        Some(label) => format!("{method} {label}"),
-        None => method.to_owned(),
+    let method = if method == "other" { "HTTP" } else { method };
+    let is_known = !route.methods.is_empty();
+    let span = traces::of_request(headers, || {
+        if is_known {
+            format!("{method} {}", route.label)
+        } else {
+            method.to_owned()
+        }
     })?;
     span.set(
         "http.request.method",
-        if method == "other" { "_OTHER" } else { method },
+        if method == "HTTP" { "_OTHER" } else { method },
     );
-    if let Some(label) = known {
-        span.set("http.route", label);
+    if is_known {
+        span.set("http.route", route.label);
     }
     Some(span)
 }

@@ -6,7 +6,7 @@
 
 use crate::{
     events::outbox,
-    resources::{Instance, InstanceStatus, traceparent::annotated},
+    resources::{Instance, InstanceStatus, Operation, traceparent::annotated},
     runtime::traces::{self, Span, SpanKind},
 };
 
@@ -51,7 +51,7 @@ fn carry_from(requested: Option<&str>, now: Option<&str>, instance: &Instance, s
         status.traceparent = Some(requested.to_owned());
         let was = before
             .and_then(|before| before.operation.as_ref())
-            .map(|operation| operation.id());
+            .map(Operation::id);
         if let Some(begun) = status
             .operation
             .as_mut()

@@ -1,7 +1,7 @@
 //! Traces, sent over OTLP: the spans of a request, of the reconciles and provider calls that it causes, and of the deliveries of its events
 //! are one trace.
 //!
-//! Spans begin where the work is, rather than in a layer over `tracing`: there are five places, the trace goes through objects of the
+//! Spans begin where the work is, rather than in a layer over `tracing`: there are few places, the trace goes through objects of the
 //! API server, and log lines stay what they are. Without an endpoint each of these places looks at a static, and does nothing.
 //!
 //! - `parent`: the `traceparent` of a caller, of an annotation, of an event;
@@ -135,22 +135,24 @@ impl Sending {
 /// A span of a request, which its caller may have begun, unless the ratio leaves it out.
 pub fn of_request(headers: &HeaderMap, name: impl FnOnce() -> String) -> Option<Span> {
     let tracer = TRACER.get()?;
-    let caller = tracer.follow(headers)?;
-    Some(tracer.begin(name(), SpanKind::Server, caller))
+    let parent = tracer.follow(headers)?;
+    Some(tracer.begin(name(), SpanKind::Server, &parent))
 }
 
 /// A span that goes on with the trace of a stored `traceparent`; `None` if that is not valid, or not sampled.
 pub fn continued(traceparent: &str, name: &'static str, kind: SpanKind) -> Option<Span> {
     let tracer = TRACER.get()?;
     let parent = parent::sampled(traceparent)?;
-    Some(tracer.begin(name, kind, Some(parent)))
+    Some(tracer.begin(name, kind, &within_span(parent)))
 }
 
 /// A span within the one that runs now.
 pub fn child(name: &'static str, kind: SpanKind) -> Option<Span> {
     let tracer = TRACER.get()?;
-    let parent = Context::current().span().span_context().clone();
-    parent.is_valid().then(|| tracer.begin(name, kind, Some(parent)))
+    let parent = Context::current();
+    parent
+        .has_active_span()
+        .then(|| tracer.begin(name, kind, &parent))
 }
 
 /// The `traceparent` of the span that runs now, to be stored with what it causes.
@@ -229,23 +231,23 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// The span of the caller to go on with, if it has one; `None` if the request is not traced. A caller can keep its requests out, but
-    /// not in: that is decided here, and not by the id of its trace, which it chooses.
-    fn follow(&self, headers: &HeaderMap) -> Option<Option<SpanContext>> {
+    /// What a request goes on with: the span of its caller, or nothing; `None` if it is not traced. A caller can keep its requests out,
+    /// but not in: that is decided here, and not by the id of its trace, which it chooses.
+    fn follow(&self, headers: &HeaderMap) -> Option<Context> {
         let caller = parent::of_caller(headers);
         let is_wanted = caller.as_ref().is_none_or(SpanContext::is_sampled);
-        (is_wanted && rand::random::<f64>() < self.ratio).then_some(caller)
+        (is_wanted && rand::random::<f64>() < self.ratio)
+            .then(|| caller.map_or_else(Context::new, within_span))
     }
 
-    fn begin(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind, parent: Option<SpanContext>) -> Span {
-        let context = Context::new();
-        let context = match parent {
-            Some(parent) => context.with_remote_span_context(parent),
-            None => context,
-        };
+    fn begin(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind, parent: &Context) -> Span {
         let span = self.sdk.span_builder(name).with_kind(kind);
-        Span(Context::new().with_span(span.start_with_context(&self.sdk, &context)))
+        Span(Context::new().with_span(span.start_with_context(&self.sdk, parent)))
     }
+}
+
+fn within_span(span: SpanContext) -> Context {
+    Context::new().with_remote_span_context(span)
 }
 
 /// The endpoint that the standard variable names.
@@ -304,13 +306,17 @@ mod tests {
         )])
     }
 
+    fn has_parent(context: &Context) -> bool {
+        context.span().span_context().is_valid()
+    }
+
     #[test]
     fn a_caller_can_keep_a_request_out_of_the_traces_but_not_in() {
         let sampled = from(&format!("{CALLER}-01"));
         let unsampled = from(&format!("{CALLER}-00"));
-        assert!(tracer(1.0).follow(&sampled).unwrap().is_some());
+        assert!(has_parent(&tracer(1.0).follow(&sampled).unwrap()));
         assert!(tracer(1.0).follow(&unsampled).is_none());
-        assert!(tracer(1.0).follow(&from("nonsense")).unwrap().is_none());
+        assert!(!has_parent(&tracer(1.0).follow(&from("nonsense")).unwrap()));
         for _ in 0..100 {
             assert!(tracer(0.0).follow(&sampled).is_none());
         }
@@ -321,9 +327,8 @@ mod tests {
 
     #[test]
     fn a_span_is_in_the_trace_of_its_parent_and_is_the_parent_of_what_it_causes() {
-        let tracer = tracer(1.0);
-        let parent = parent::sampled(&format!("{CALLER}-01"));
-        let span = tracer.begin("a", SpanKind::Server, parent);
+        let parent = parent::sampled(&format!("{CALLER}-01")).unwrap();
+        let span = tracer(1.0).begin("a", SpanKind::Server, &within_span(parent));
         let text = span.traceparent();
         assert!(
             text.starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-") && text.ends_with("-01"),
