@@ -47,8 +47,8 @@ static TRACER: OnceLock<Tracer> = OnceLock::new();
 /// Settings of traces.
 #[derive(Args, Clone, Debug)]
 pub struct TraceSettings {
-    /// URL of a receiver of OTLP over HTTP to which to send traces, such as http://collector:4318; default: that of
-    /// OTEL_EXPORTER_OTLP_ENDPOINT; without either there are no traces
+    /// URL of a receiver of OTLP over HTTP, such as `http://collector:4318`, to which traces are sent; default: that of
+    /// OTEL_EXPORTER_OTLP_ENDPOINT, else there are no traces
     #[arg(long, env = "STELLAGE_OTLP_ENDPOINT", value_name = "URL", value_parser = endpoint)]
     pub otlp_endpoint: Option<Url>,
 
@@ -78,7 +78,7 @@ pub enum TraceError {
 #[derive(Debug)]
 pub struct Sending(SdkTracerProvider);
 
-/// Starts to send traces as `service`, if the settings or [`ENDPOINT_VARIABLE`] say where to. Call it once, in a runtime.
+/// Starts to send traces as `service`, if the settings or the standard variable say where to. Call it once, in a runtime.
 ///
 /// Spans wait in a queue, and are dropped when it is full: nothing waits for the receiver.
 pub fn start(
