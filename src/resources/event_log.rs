@@ -33,6 +33,14 @@ const INDEX_ANNOTATION: &str = "stellage.dev/index";
 /// page tells of it.
 pub const LOGGED_IN_ANNOTATION: &str = "stellage.dev/logged-in";
 
+/// The page that a Delivery was, or is to be, made from.
+pub fn page_of(metadata: &ObjectMeta) -> Option<&str> {
+    let annotations = metadata.annotations.as_ref()?;
+    let page = annotations.get(LOGGED_IN_ANNOTATION)?;
+    // Account holders may write annotations, and some callers keep these.
+    (page.len() < 64 && written_at(page).is_some()).then_some(page)
+}
+
 /// What pages' names begin with.
 const PREFIX: &str = "evlog-";
 /// What a page's time in milliseconds is subtracted from: its 13 digits last until the year 2286.
@@ -212,6 +220,12 @@ fn sum(counts: &BTreeMap<EventType, u32>, event_type: Option<EventType>) -> usiz
 }
 
 impl EventLog {
+    /// The delivery of one of its events to the Webhook with this UID, if it is there: see [`LoggedEvent::delivery_to`].
+    pub fn delivery_of(&self, event_id: &str, webhook_uid: &str) -> Option<Delivery> {
+        let event = self.spec.events.iter().find(|event| event.id == event_id)?;
+        event.delivery_to(webhook_uid, self)
+    }
+
     /// A page of these events, written at `at`; `None` without events. They must not be more than [`MAX_EVENTS`].
     pub fn page(namespace: &str, account: &str, at: Timestamp, mut events: Vec<LoggedEvent>) -> Option<Self> {
         events.sort_by(|a, b| a.order().cmp(&b.order()));

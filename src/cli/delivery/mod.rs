@@ -219,15 +219,10 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         Ok(Some(patch))
     };
     let delivery = match change(cluster, namespace, &args.name, "send", decide).await {
-        Err(unknown @ CliError::NoObject { .. }) => {
-            return Err(match in_log(cluster, namespace, &args.name).await? {
-                Some((delivery, webhook)) => CliError::OnlyLogged {
-                    id: delivery.id(),
-                    webhook: webhook.id(),
-                },
-                None => unknown,
-            });
-        }
+        Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
+            Some((delivery, webhook)) => logged::send_again(cluster, delivery, &webhook).await?,
+            None => return Err(unknown),
+        },
         changed => changed?,
     };
     let webhook: Webhook = objects::find(cluster, namespace, &delivery.spec.webhook).await?;

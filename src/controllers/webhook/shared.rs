@@ -22,7 +22,9 @@ use super::{
 use crate::{
     delivery::{
         ReceiverUrl,
-        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
+        dispatch::{
+            Disablement, Dispatcher, Gate, JobKey, Now, Origin, WebhookFacts, WebhookKey, key, keys_after,
+        },
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
     resources::{Delivery, Webhook, WebhookStatus, origin},
@@ -83,6 +85,8 @@ pub(super) struct State {
     pub(super) log_tally: LogTally,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
+    /// Requests to send a delivery in the event log again.
+    pub(super) requests: Vec<JobKey>,
     /// Webhooks whose secrets have never been read.
     pub(super) unread: BTreeSet<WebhookKey>,
     /// Objects with unclaimed outbox entries, and since when.
@@ -221,6 +225,7 @@ impl Shared {
                     mail_limiter: MailLimiter::new(deps.mail_limits),
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
+                    requests: Vec::new(),
                     unread: BTreeSet::new(),
                     unclaimed: VecDeque::new(),
                     sources: Sources::default(),
