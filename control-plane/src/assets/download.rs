@@ -335,14 +335,14 @@ mod tests {
 
     #[test]
     fn a_program_whose_checksum_is_another_is_not_kept() {
-        let (_, path) = published()
+        let mut files = published();
+        let path = files
             .keys()
             .find(|path| path.ends_with("/kube-apiserver"))
-            .map(|path| ((), path.clone()))
-            .unwrap();
+            .unwrap()
+            .clone();
         let cache = tempfile::tempdir().unwrap();
         let target = cache.path().join("programs");
-        let mut files = published();
         files.insert(path.clone(), b"forged".to_vec());
         let (outcome, _) = download(files, &target);
         let failure = outcome.unwrap_err().to_string();
