@@ -396,7 +396,15 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         ),
         (
             json!({ "ownerReferences": [owner], "annotations": many }),
-            "at most 16",
+            "at most 16 annotations",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "labels": many }),
+            "at most 16 labels",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "finalizers": ["example.com/kept"] }),
+            "finalizers of a Delivery",
         ),
         (
             json!({ "ownerReferences": [owner], "annotations": { "mine": "x".repeat(2049) } }),

@@ -1,5 +1,6 @@
-//! Keeps rate limits across restarts: what is notably spent is stored in a ConfigMap of the operator's namespace, at the end and
-//! at most once a minute. All replicas share it; each stores the more spent of its own state and what is there.
+//! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap of the operator's namespace: every ten seconds
+//! each replica reads what the others have spent, and adds what it has notably spent itself since it last did. Between two reads
+//! they count apart.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,14 +21,14 @@ use crate::runtime::{
 const NAME: &str = "stellage-rate-limits";
 /// Its only entry.
 const ENTRY: &str = "full-at";
-/// Buckets that are spent by less than half are not stored.
-const NOTABLE: Duration = Duration::from_secs(1800);
+/// Buckets that are spent by less than a twelfth are not stored.
+const NOTABLE: Duration = Duration::from_secs(300);
 /// Keys that are stored, and accounts. Each takes 50 bytes, so both take less than 256 KiB.
 const MOST: usize = 2000;
 /// Characters of a UID.
 const UID: usize = 64;
-/// How often to look for changes.
-const EVERY: Duration = Duration::from_secs(60);
+/// How often to read what others have spent.
+const EVERY: Duration = Duration::from_secs(10);
 /// A bucket is stored again once it takes so many seconds longer to be full than was stored.
 const CHANGE: i64 = 300;
 /// How long the start and the end of the process may take because of this.
@@ -70,26 +71,27 @@ impl FullAt {
         }
     }
 
-    /// The times of both; of a bucket that is in both, the later one. Times that have passed are left out, and at most [`MOST`]
-    /// keys and as many accounts are kept, those with the latest times.
-    fn merged(self, other: Self, now: Timestamp) -> Self {
-        let merged = |one: BTreeMap<Box<str>, i64>, other: BTreeMap<Box<str>, i64>| {
-            let mut merged = one;
-            for (uid, at) in other {
-                let latest = merged.entry(uid).or_insert(at);
-                *latest = at.max(*latest);
+    /// The times after adding to these, of all replicas, what a replica whose times are `own` has spent since it `knew` those. Times that
+    /// have passed are left out, and at most [`MOST`] keys and as many accounts are kept, those with the latest times.
+    fn adding(&self, own: &Self, knew: &Self, now: Timestamp) -> Self {
+        type Times = BTreeMap<Box<str>, i64>;
+        let now = now.as_second();
+        let latest = now.saturating_add(i64::try_from(FULL_AFTER.as_secs()).unwrap_or(i64::MAX));
+        let add = |all: &Times, own: &Times, knew: &Times| {
+            let mut sums = all.clone();
+            for (uid, own) in own {
+                let spent = own - knew.get(uid).copied().unwrap_or(now).max(now);
+                let sum = sums.entry(uid.clone()).or_insert(now);
+                *sum = (*sum).max(now).saturating_add(spent.max(0)).min(latest);
             }
-            let mut latest: Vec<_> = merged
-                .into_iter()
-                .filter(|(_, at)| *at > now.as_second())
-                .collect();
-            latest.sort_by_key(|(_, at)| std::cmp::Reverse(*at));
-            latest.truncate(MOST);
-            latest.into_iter().collect()
+            let mut sums: Vec<_> = sums.into_iter().filter(|(_, at)| *at > now).collect();
+            sums.sort_by_key(|(_, at)| std::cmp::Reverse(*at));
+            sums.truncate(MOST);
+            sums.into_iter().collect()
         };
         Self {
-            keys: merged(self.keys, other.keys),
-            accounts: merged(self.accounts, other.accounts),
+            keys: add(&self.keys, &own.keys, &knew.keys),
+            accounts: add(&self.accounts, &own.accounts, &knew.accounts),
         }
     }
 
@@ -142,70 +144,55 @@ impl KeptRateLimits {
         }
     }
 
-    /// Keeps the rate limits while the API is served: reads what is stored before that, and stores what is spent meanwhile and at
+    /// Shares the rate limits while the API is served: reads what is stored before that, and stores what is spent meanwhile and at
     /// its end.
     pub async fn during(&self, serving: impl Future<Output = ()>) {
-        self.restore().await;
+        self.share().await;
         tokio::select! {
             () = serving => {}
             () = self.keep() => {}
         }
-        self.save().await;
+        self.share().await;
     }
 
-    /// Spends what was spent before the start, as far as it is stored and can be read within seconds.
-    async fn restore(&self) {
-        let read = tokio::time::timeout(PATIENCE, bounded(self.api.get_opt(NAME)));
-        match read.await.unwrap_or(Err(CallError::Timeout)) {
-            Ok(None) => tracing::info!("no rate limits are stored: they begin afresh"),
-            Ok(Some(stored)) => {
-                let stored = FullAt::read(&stored);
-                *self.stored.lock() = stored.clone();
-                self.limits.restore(stored.spent(self.clock.now()));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the ConfigMap {NAME}: rate limits begin afresh");
-            }
-        }
-    }
-
-    /// Stores what is notably spent again and again. Never ends.
+    /// Shares what is spent again and again. Never ends.
     async fn keep(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.save().await;
+            self.share().await;
         }
     }
 
-    /// Stores what is notably spent, if that has changed notably.
-    async fn save(&self) {
-        let stored = tokio::time::timeout(PATIENCE, self.store()).await;
-        if let Err(error) = stored.unwrap_or(Err(CallError::Timeout)) {
-            tracing::warn!(%error, "cannot store rate limits in the ConfigMap {NAME}: what was spent is forgotten at the next start");
+    /// Reads what others have spent, and stores what this replica has notably spent.
+    async fn share(&self) {
+        let shared = tokio::time::timeout(PATIENCE, self.exchange()).await;
+        if let Err(error) = shared.unwrap_or(Err(CallError::Timeout)) {
+            tracing::warn!(%error, "cannot share rate limits in the ConfigMap {NAME}: this replica counts alone meanwhile");
         }
     }
 
-    async fn store(&self) -> Result<(), CallError> {
+    async fn exchange(&self) -> Result<(), CallError> {
         let mut attempt = 1;
         loop {
-            let now = self.clock.now();
-            let own = FullAt::of(self.limits.spent(NOTABLE), now);
-            if !self.stored.lock().is_outdated_by(&own) {
-                return Ok(());
-            }
-            match self.store_once(own, now).await {
+            match self.exchange_once().await {
                 // Another replica was faster.
                 Err(error) if error.is_conflict() && attempt < MAX_ATTEMPTS => attempt += 1,
-                stored => return stored,
+                exchanged => return exchanged,
             }
         }
     }
 
-    async fn store_once(&self, own: FullAt, now: Timestamp) -> Result<(), CallError> {
+    async fn exchange_once(&self) -> Result<(), CallError> {
         let found = bounded(self.api.get_opt(NAME)).await?;
+        let now = self.clock.now();
         let there = found.as_ref().map(FullAt::read).unwrap_or_default();
-        let merged = own.merged(there, now);
-        let text = json!(merged).to_string();
+        let own = FullAt::of(self.limits.spent(NOTABLE), now);
+        let sums = there.adding(&own, &self.stored.lock(), now);
+        self.limits.catch_up(sums.clone().spent(now));
+        if !there.is_outdated_by(&sums) {
+            *self.stored.lock() = there;
+            return Ok(());
+        }
         let metadata = ObjectMeta {
             name: Some(NAME.to_owned()),
             resource_version: found.and_then(|found| found.metadata.resource_version),
@@ -214,7 +201,7 @@ impl KeptRateLimits {
         let is_new = metadata.resource_version.is_none();
         let object = ConfigMap {
             metadata,
-            data: Some([(ENTRY.to_owned(), text)].into()),
+            data: Some([(ENTRY.to_owned(), json!(sums).to_string())].into()),
             ..ConfigMap::default()
         };
         let parameters = PostParams::default();
@@ -223,7 +210,7 @@ impl KeptRateLimits {
         } else {
             bounded(self.api.replace(NAME, &parameters, &object)).await?;
         }
-        *self.stored.lock() = merged;
+        *self.stored.lock() = sums;
         Ok(())
     }
 }
@@ -261,10 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn replicas_store_the_later_times_of_all_and_no_more_than_fit() {
-        let merged =
-            full_at(&[("a", 50), ("b", 70)]).merged(full_at(&[("a", 60), ("b", 20), ("c", 9)]), at(10));
-        assert_eq!(merged, full_at(&[("a", 60), ("b", 70)]));
+    fn what_replicas_have_spent_is_added_once_and_no_more_is_stored_than_fits() {
+        let now = at(1000);
+        let none = FullAt::default();
+        let first = none.adding(&full_at(&[("a", 1900)]), &none, now);
+        assert_eq!(first, full_at(&[("a", 1900)]));
+        let both = first.adding(&full_at(&[("a", 1600), ("b", 1400)]), &none, now);
+        assert_eq!(both, full_at(&[("a", 2500), ("b", 1400)]));
+        // The first replica has caught up since, and spent 300 s more; what it had spent is not added again.
+        let later = both.adding(&full_at(&[("a", 2800), ("b", 1400)]), &both, at(1200));
+        assert_eq!(later, full_at(&[("a", 2800), ("b", 1400)]));
+        // What it knew has passed, and what it has spent since is added to what others have.
+        let much_later = full_at(&[("a", 3300)]).adding(&full_at(&[("a", 3600)]), &later, at(3000));
+        assert_eq!(much_later, full_at(&[("a", 3900)]));
+        assert_eq!(
+            full_at(&[("a", 4000)]).adding(&full_at(&[("a", 4000)]), &none, now),
+            full_at(&[("a", 4600)]),
+            "no more than everything is spent"
+        );
+        assert_eq!(
+            later.adding(&none, &none, at(9000)),
+            none,
+            "what has passed is left out"
+        );
+
         let uid = |number: i64| format!("00000000-0000-0000-0000-{number:012}");
         let many = |accounts: bool| -> BTreeMap<Box<str>, i64> {
             let first = i64::from(accounts) * 10_000;
@@ -275,10 +282,10 @@ mod tests {
             keys: many(false),
             accounts: many(true),
         };
-        let merged = many.merged(FullAt::default(), at(10));
-        assert_eq!((merged.keys.len(), merged.accounts.len()), (MOST, MOST));
-        assert!(merged.keys.contains_key(uid(2999).as_str()) && !merged.keys.contains_key(uid(999).as_str()));
-        assert!(json!(merged).to_string().len() < 256 << 10);
+        let sums = many.adding(&none, &none, at(10));
+        assert_eq!((sums.keys.len(), sums.accounts.len()), (MOST, MOST));
+        assert!(sums.keys.contains_key(uid(2999).as_str()) && !sums.keys.contains_key(uid(999).as_str()));
+        assert!(json!(sums).to_string().len() < 256 << 10);
     }
 
     #[test]

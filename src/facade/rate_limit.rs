@@ -1,5 +1,5 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own; those
-//! that are notably spent outlast restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas tell each other what is
+//! notably spent, and that outlasts restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
 //! quotas.
 
 use std::{
@@ -86,7 +86,7 @@ struct Buckets<C: Clock = DefaultClock> {
 
 struct ByUid<C: Clock> {
     buckets: HashMap<Box<str>, Bucket<C>>,
-    /// When the buckets of an earlier process, which have not been used since, are full.
+    /// When the buckets are full that only other processes, or earlier ones, have used.
     restored: HashMap<Box<str>, C::Instant>,
     /// Number of buckets after full ones were last dropped.
     left: usize,
@@ -174,15 +174,17 @@ impl<C: Clock + Clone> Buckets<C> {
             .collect()
     }
 
-    /// Spends of buckets that have not been used yet so much that they are full again after this long.
-    fn restore(&self, spent: impl IntoIterator<Item = (Box<str>, Duration)>) {
+    /// Spends so much of fuller buckets that they are full after this long.
+    fn catch_up(&self, spent: impl IntoIterator<Item = (Box<str>, Duration)>) {
         let now = self.clock.now();
         let mut by_uid = self.by_uid.write();
         for (uid, full_after) in spent {
-            if !by_uid.buckets.contains_key(&uid) {
-                by_uid
-                    .restored
-                    .insert(uid, now + full_after.min(FULL_AFTER).into());
+            if let Some(bucket) = by_uid.buckets.get(&uid) {
+                bucket.spend(full_after);
+            } else {
+                let full_at = now + full_after.min(FULL_AFTER).into();
+                let unused = by_uid.restored.entry(uid).or_insert(full_at);
+                *unused = full_at.max(*unused);
             }
         }
     }
@@ -257,10 +259,10 @@ impl RateLimits {
         }
     }
 
-    /// Spends what an earlier process had spent of buckets that this one has not used yet.
-    pub(super) fn restore(&self, spent: Spent) {
-        self.keys.restore(spent.keys);
-        self.accounts.restore(spent.accounts);
+    /// Spends what other processes, and earlier ones, have spent beyond this one.
+    pub(super) fn catch_up(&self, spent: Spent) {
+        self.keys.catch_up(spent.keys);
+        self.accounts.catch_up(spent.accounts);
     }
 
     /// The listener that drops the buckets of deleted keys.
@@ -333,12 +335,17 @@ impl<C: Clock + Clone> Bucket<C> {
             .fetch_max(self.age().saturating_add(full_after), Ordering::Relaxed);
     }
 
-    /// Takes so many requests out of a full bucket that it takes this long to be full again.
+    /// Takes so many requests out of the bucket that it takes this long to be full, if it is fuller.
     fn spend(&self, full_after: Duration) {
         let full_after = full_after.min(FULL_AFTER);
-        // Rounded up, so that a small limit that is used up stays so.
-        let requests =
-            (u128::from(self.limit.get()) * full_after.as_millis()).div_ceil(FULL_AFTER.as_millis());
+        let spent = self.full_after();
+        let share = u128::from(self.limit.get()) * full_after.saturating_sub(spent).as_millis();
+        // Rounded up in a full one, so that a small limit that is used up stays so; in others there may be no more to take.
+        let requests = if spent.is_zero() {
+            share.div_ceil(FULL_AFTER.as_millis())
+        } else {
+            share / FULL_AFTER.as_millis()
+        };
         if let Some(requests) = u32::try_from(requests).ok().and_then(NonZeroU32::new)
             && matches!(self.limiter.check_n(requests), Ok(Ok(_)))
         {
@@ -552,14 +559,14 @@ mod tests {
         assert_eq!(first.spent(half)[0].1, Duration::from_secs(3000));
 
         let second = buckets();
-        second.restore(first.spent(half));
+        second.catch_up(first.spent(half));
         // Also what has not been used yet is kept.
         assert_eq!(second.spent(half), first.spent(half));
         clock.advance(Duration::from_secs(60));
         assert_eq!(second.take("busy", 3600).remaining, 659);
         assert_eq!(second.spent(half)[0].1, Duration::from_secs(2941));
         // What is in use is left alone, and nothing is restored twice.
-        second.restore(spent);
+        second.catch_up(spent);
         assert_eq!(second.take("busy", 3600).remaining, 658);
         assert_eq!(second.take("idle", 3600).remaining, 3599);
         clock.advance(Duration::from_secs(7200));

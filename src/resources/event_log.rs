@@ -37,14 +37,23 @@ pub const LOGGED_IN_ANNOTATION: &str = "stellage.dev/logged-in";
 pub fn page_of(metadata: &ObjectMeta) -> Option<&str> {
     let annotations = metadata.annotations.as_ref()?;
     let page = annotations.get(LOGGED_IN_ANNOTATION)?;
-    // Account holders may write annotations, and some callers keep these.
-    (page.len() < 64 && written_at(page).is_some()).then_some(page)
+    // Account holders may write annotations, and callers keep these, and put them into paths.
+    let (inverted, suffix) = page.strip_prefix(PREFIX)?.split_once('-')?;
+    let is_name = inverted.len() == INVERTED
+        && inverted.bytes().all(|byte| byte.is_ascii_digit())
+        && suffix.len() == SUFFIX
+        && suffix
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    is_name.then_some(page)
 }
 
 /// What pages' names begin with.
 const PREFIX: &str = "evlog-";
 /// What a page's time in milliseconds is subtracted from: its 13 digits last until the year 2286.
 const LAST_MILLISECOND: i64 = 9_999_999_999_999;
+/// Digits of that time.
+const INVERTED: usize = 13;
 /// Characters of the suffix of a page's name.
 const SUFFIX: usize = 8;
 
@@ -243,7 +252,7 @@ impl EventLog {
         let suffix = &ids::derived_suffix(seed.as_bytes())[..SUFFIX];
         let inverted = LAST_MILLISECOND - at.as_millisecond();
         let index = serde_json::to_string(&PageIndex::of(&spec)).unwrap_or_default();
-        let mut page = Self::new(&format!("{PREFIX}{inverted:013}-{suffix}"), spec);
+        let mut page = Self::new(&format!("{PREFIX}{inverted:0INVERTED$}-{suffix}"), spec);
         page.metadata.namespace = Some(namespace.to_owned());
         page.metadata.annotations = Some(BTreeMap::from([(INDEX_ANNOTATION.to_owned(), index)]));
         Some(page)

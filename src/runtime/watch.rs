@@ -186,6 +186,7 @@ impl Watches {
             let event = match event {
                 None => return,
                 Some(Err(error)) => {
+                    self.health.watch_progressed();
                     errors.inc();
                     tracing::warn!(kind, %error, "watch failed; will retry");
                     continue;
@@ -285,5 +286,37 @@ pub fn key(object: &impl Resource) -> String {
             object.meta().name.as_deref().unwrap_or_default()
         ),
         None => object.meta().name.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::Instance;
+
+    #[tokio::test]
+    async fn a_process_whose_api_server_is_away_is_not_taken_for_stuck() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(nowhere).unwrap();
+        let health = Health::default();
+        health.stall();
+        assert!(!health.is_live());
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: health.clone(),
+            metrics: Metrics::new(),
+            shutdown: CancellationToken::new(),
+        };
+        watches.spawn::<Instance>(Vec::new());
+        let is_live = async {
+            while !health.is_live() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_live)
+            .await
+            .unwrap();
+        watches.shutdown.cancel();
     }
 }

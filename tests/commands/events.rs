@@ -183,7 +183,8 @@ async fn a_request_to_send_again_what_its_page_does_not_have_is_deleted() {
         (of_other.id.as_str(), page.as_str()),
         ("evt_unknown", &page),
         (&of_other.id, "evlog-9999999999999-abcdefgh"),
-        (&of_other.id, "../../secrets/hook"),
+        (&of_other.id, "../secrets/hook"),
+        (&of_other.id, "evlog-9999999999999-a/status"),
     ] {
         let name = derived(event_id);
         let request = request(event_id, page, &name);

@@ -19,6 +19,10 @@ use std::{
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// For the next bytes of an answer.
 const NEXT_BYTES_WITHIN: Duration = Duration::from_secs(30);
+/// For all programs: as long as building them takes.
+const ALL_WITHIN: Duration = Duration::from_mins(10);
+/// Most bytes of a program or an archive; kube-apiserver has some 100 MB.
+const MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Most bytes of a list of checksums.
 const MAX_CHECKSUMS: usize = 64 * 1024;
 
@@ -29,6 +33,10 @@ enum Failure {
     NoneForPlatform,
     #[error("{}", with_causes(.0))]
     Http(#[from] reqwest::Error),
+    #[error("it takes longer than {} minutes", ALL_WITHIN.as_secs() / 60)]
+    TooSlow,
+    #[error("{0} is larger than {MAX_BYTES} bytes")]
+    TooLarge(String),
     #[error("{url} has no SHA-256 of {file}")]
     NoChecksum { url: String, file: String },
     #[error("{url} has the SHA-256 {found}, but its publisher says {expected}")]
@@ -84,10 +92,12 @@ fn try_into(
         .enable_all()
         .build()
         .map_err(Error::file("start a runtime in", parent))?;
-    runtime.block_on(async {
+    let all = async {
         let client = Client::builder()
             .connect_timeout(CONNECT_WITHIN)
             .read_timeout(NEXT_BYTES_WITHIN)
+            // Also where a redirect leads.
+            .https_only(!cfg!(test))
             .build()?;
         for download in bundle.downloads {
             let version = bundle.version_of(download.module);
@@ -110,6 +120,10 @@ fn try_into(
             place(download, &from, &file, &programs.join(download.program))?;
         }
         Ok::<_, Failure>(())
+    };
+    runtime.block_on(async {
+        let downloaded = tokio::time::timeout(ALL_WITHIN, all).await;
+        downloaded.unwrap_or(Err(Failure::TooSlow))
     })?;
     fs::rename(&programs, target).map_err(Error::file("create", target))?;
     say(&format!("The programs are in {}.", target.display()));
@@ -144,7 +158,12 @@ async fn fetch(client: &Client, url: &str, expected: &str, to: &Path) -> Result<
     let mut answer = get(client, url).await?;
     let mut file = File::create(to).map_err(Error::file("create", to))?;
     let mut digest = Sha256::new();
+    let mut length = 0;
     while let Some(bytes) = answer.chunk().await? {
+        length += bytes.len() as u64;
+        if length > MAX_BYTES {
+            return Err(Failure::TooLarge(url.to_owned()));
+        }
         digest.update(&bytes);
         file.write_all(&bytes).map_err(Error::file("write", to))?;
     }

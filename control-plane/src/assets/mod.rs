@@ -135,32 +135,39 @@ fn named_or_cached(
     )))
 }
 
-/// The folder in the cache with the programs of a bundle, which are built if they are not there.
+/// The folder in the cache with the programs of a bundle, which are downloaded or built if they are not there.
 fn cached(bundle: &Bundle, say: &impl Fn(&str)) -> Result<PathBuf, Error> {
     let cache = cache_folder()?;
-    let folder = cache.join(format!("{}-{}", bundle.name, bundle.key()));
-    // If the folder exists, it is complete, because it is renamed into place.
-    if !folder.is_dir() {
-        fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
-        // Another checkout may be building the same binaries.
-        let path = cache.join(format!("{}-{}.lock", bundle.name, bundle.key()));
-        let lock = File::create(&path).map_err(Error::file("create", &path))?;
-        if lock.try_lock().is_err() {
-            say(&format!(
-                "Another process is building the same ({}); waiting for it.",
-                path.display()
-            ));
-            lock.lock().map_err(Error::file("lock", &path))?;
-        }
-        if !folder.is_dir() {
-            let is_complete =
-                !bundle.downloads.is_empty() && may_download()? && download::into(bundle, &folder, say)?;
-            if !is_complete {
-                compile::into(bundle, &folder, say)?;
-            }
-        }
+    let name = format!("{}-{}", bundle.name, bundle.key());
+    let (built, downloaded) = (cache.join(&name), cache.join(format!("{name}-downloaded")));
+    let may_download = !bundle.downloads.is_empty() && may_download()?;
+    // If a folder exists, it is complete, because it is renamed into place.
+    let there = || {
+        let is_there = |folder: &&PathBuf| folder.is_dir() && (may_download || **folder == built);
+        [&built, &downloaded].into_iter().find(is_there).cloned()
+    };
+    if let Some(folder) = there() {
+        return Ok(folder);
     }
-    Ok(folder)
+    fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
+    // Another checkout may be getting the same binaries.
+    let path = cache.join(format!("{name}.lock"));
+    let lock = File::create(&path).map_err(Error::file("create", &path))?;
+    if lock.try_lock().is_err() {
+        say(&format!(
+            "Another process is downloading or building the same ({}); waiting for it.",
+            path.display()
+        ));
+        lock.lock().map_err(Error::file("lock", &path))?;
+    }
+    if let Some(folder) = there() {
+        return Ok(folder);
+    }
+    if may_download && download::into(bundle, &downloaded, say)? {
+        return Ok(downloaded);
+    }
+    compile::into(bundle, &built, say)?;
+    Ok(built)
 }
 
 /// Whether [`STELLAGE_DOWNLOADS`] allows to download.

@@ -7,7 +7,11 @@ use kube::{
 };
 
 use crate::{
-    cli::{CliError, connect::Cluster, objects},
+    cli::{
+        CliError,
+        connect::{Cluster, Failure},
+        objects,
+    },
     events::EventType,
     resources::{Delivery, EventLog, PageIndex, Webhook, event_log::LOGGED_IN_ANNOTATION, origin},
     runtime::client::next_page,
@@ -47,7 +51,7 @@ pub(super) async fn send_again(
     cluster: &Cluster,
     logged: Delivery,
     webhook: &Webhook,
-) -> Result<Delivery, CliError> {
+) -> Result<Delivery, Failure> {
     let (name, namespace) = (logged.name_any(), logged.namespace().unwrap_or_default());
     let mut request = logged.requested_again(webhook, String::new());
     request.spec.body.clear();
@@ -56,9 +60,9 @@ pub(super) async fn send_again(
     annotations.retain(|key, _| key == LOGGED_IN_ANNOTATION);
     let api = Api::<Delivery>::namespaced(cluster.client.clone(), &namespace);
     let doing = format!("send delivery {name} in namespace {namespace}");
-    Ok(cluster
+    cluster
         .call(&doing, api.create(&PostParams::default(), &request))
-        .await?)
+        .await
 }
 
 /// The delivery of this name in the log, and its webhook.

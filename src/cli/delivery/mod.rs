@@ -220,7 +220,13 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
     };
     let delivery = match change(cluster, namespace, &args.name, "send", decide).await {
         Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
-            Some((delivery, webhook)) => logged::send_again(cluster, delivery, &webhook).await?,
+            Some((delivery, webhook)) => match logged::send_again(cluster, delivery, &webhook).await {
+                // Another request was faster.
+                Err(failure) if failure.is(409) => {
+                    change(cluster, namespace, &args.name, "send", decide).await?
+                }
+                sent => sent?,
+            },
             None => return Err(unknown),
         },
         changed => changed?,

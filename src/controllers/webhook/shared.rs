@@ -15,6 +15,7 @@ use super::{
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     owners::Owners,
+    resend::Requests,
     secret_cache::{Problem, SecretCache},
     sources::{Place, Sources},
     write_budget::WriteBudget,
@@ -22,9 +23,7 @@ use super::{
 use crate::{
     delivery::{
         ReceiverUrl,
-        dispatch::{
-            Disablement, Dispatcher, Gate, JobKey, Now, Origin, WebhookFacts, WebhookKey, key, keys_after,
-        },
+        dispatch::{Disablement, Dispatcher, Gate, Now, Origin, WebhookFacts, WebhookKey, key, keys_after},
     },
     events::{Outbox, OutboxEntry, OutboxVersion},
     resources::{Delivery, Webhook, WebhookStatus, origin},
@@ -86,7 +85,7 @@ pub(super) struct State {
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
     /// Requests to send a delivery in the event log again.
-    pub(super) requests: Vec<JobKey>,
+    pub(super) requests: Requests,
     /// Webhooks whose secrets have never been read.
     pub(super) unread: BTreeSet<WebhookKey>,
     /// Objects with unclaimed outbox entries, and since when.
@@ -225,7 +224,7 @@ impl Shared {
                     mail_limiter: MailLimiter::new(deps.mail_limits),
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
-                    requests: Vec::new(),
+                    requests: Requests::default(),
                     unread: BTreeSet::new(),
                     unclaimed: VecDeque::new(),
                     sources: Sources::default(),

@@ -27,7 +27,7 @@ const CHECKS_PER_WRITE: usize = 2;
 /// Requests to send a logged delivery again that are completed at the same time. Each reads a page of the event log.
 const RESENDS: usize = 4;
 /// Pause after a request that could not be completed.
-const AFTER_FAILED_RESEND: Duration = Duration::from_secs(1);
+const AFTER_FAILED_RESEND: Duration = Duration::from_secs(10);
 /// Accounts whose event logs are read at the same time, to find out what was logged before a restart.
 const LOG_CHECKS: usize = 8;
 
@@ -61,7 +61,7 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     let mut resends = CallQueue::default();
     loop {
         let (commands, timer) = collect(&shared);
-        let requests = std::mem::take(&mut shared.state.lock().requests);
+        let requests = shared.state.lock().requests.take_new();
         requests.into_iter().for_each(|request| resends.push(request));
         while resends.running() < RESENDS
             && let Some((request, permit)) = resends.pop()
@@ -204,11 +204,11 @@ fn spawn_resend(shared: &Arc<Shared>, tasks: &Tasks, request: JobKey, permit: Pe
         let (namespace, name) = request.split_once('/').unwrap_or_default();
         let completed = resend::complete(&shared, namespace, name).await;
         drop(permit);
-        if let Err(error) = completed {
+        if let Err(error) = &completed {
             tracing::warn!(namespace, name, %error, "cannot complete a request to send a delivery again; will retry");
             tokio::time::sleep(AFTER_FAILED_RESEND).await;
-            shared.state.lock().requests.push(request);
         }
+        shared.state.lock().requests.ended(request, completed.is_err());
         shared.wake.notify_one();
     });
 }

@@ -349,9 +349,9 @@ impl Service {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
         let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
-        if let Some(delivery) =
-            delivery.filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating())
-        {
+        // What only asks to send it again is completed soon.
+        let is_whole = |delivery: &Delivery| !delivery.is_terminating() && !delivery.is_request();
+        if let Some(delivery) = delivery.filter(|delivery| is_of(delivery, webhook) && is_whole(delivery)) {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
