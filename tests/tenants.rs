@@ -350,11 +350,19 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         }
         serde_json::from_value(object).unwrap()
     };
+    let logged = |body: &str, status: Value| {
+        let mut request = delivery(false, body, status);
+        let page = ("stellage.dev/logged-in".to_owned(), "evlog-1".to_owned());
+        request.metadata.annotations = Some(BTreeMap::from([page]));
+        request
+    };
     for forged in [
         delivery(false, "{}", Value::Null),
         delivery(false, "", Value::Null),
         delivery(true, "{}", Value::Null),
         delivery(true, "", json!({ "phase": "Delivered" })),
+        logged("{}", Value::Null),
+        logged("", json!({ "phase": "Delivered" })),
     ] {
         for api in [&deliveries, &tenant.deliveries()] {
             let refused = api
@@ -383,8 +391,20 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
             "the command sets",
         ),
         (
+            json!({ "ownerReferences": [owner], "annotations": { "stellage.dev/logged-in": "evlog-1" } }),
+            "the command sets",
+        ),
+        (
             json!({ "ownerReferences": [owner], "annotations": many }),
-            "at most 16",
+            "at most 16 annotations",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "labels": many }),
+            "at most 16 labels",
+        ),
+        (
+            json!({ "ownerReferences": [owner], "finalizers": ["example.com/kept"] }),
+            "finalizers of a Delivery",
         ),
         (
             json!({ "ownerReferences": [owner], "annotations": { "mine": "x".repeat(2049) } }),

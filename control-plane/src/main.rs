@@ -14,8 +14,9 @@ use std::{
 /// A real Kubernetes control plane (etcd, kube-apiserver, kube-controller-manager) on loopback, for Stellage's local
 /// run, tests and benchmarks. However a command ends, even by kill -9, its servers are stopped and their data removed.
 ///
-/// The binaries come from the folder in `KUBEBUILDER_ASSETS` if it is set. Otherwise they are built once from pinned Go modules
-/// (ten minutes on two cores) into `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}`.
+/// The binaries come from the folder in `KUBEBUILDER_ASSETS` if it is set. Otherwise they are put into
+/// `${STELLAGE_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/stellage}` once: downloaded from their publishers, or built from pinned Go
+/// modules (ten minutes on two cores) where that fails, or `STELLAGE_DOWNLOADS` is `never`.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -25,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find or build the binaries, and print their folder
+    /// Find, download or build the binaries, and print their folder
     Build,
     /// Find or build Helm, which the tests of the chart need, and print its path
     Helm,

@@ -213,16 +213,6 @@ pub enum CliError {
         /// The command that lists the objects.
         list: String,
     },
-    /// A delivery is in the event log alone, from which only the REST API can send it again.
-    #[error(
-        "delivery {id} succeeded at its first attempt, so it is in the event log only, and commands cannot send it again\nWith an API key of the account: POST /v1/webhooks/{webhook}/deliveries/{id}/redeliver"
-    )]
-    OnlyLogged {
-        /// The delivery.
-        id: String,
-        /// The id of its webhook.
-        webhook: String,
-    },
     /// There is no such namespace.
     #[error(
         "there is no namespace {0}\nPass the account's namespace with --namespace (-n), or make it the default of your kubeconfig's context: kubectl config set-context --current --namespace=NAMESPACE"

@@ -1,7 +1,13 @@
-//! Keeps rate limits across restarts: what is notably spent is stored in a ConfigMap of the operator's namespace, at the end and
-//! at most once a minute. All replicas share it; each stores the more spent of its own state and what is there.
+//! Shares rate limits among replicas, and keeps them across restarts, in a ConfigMap of the operator's namespace. Each replica has an
+//! entry there with what it has taken from the buckets that it uses notably, and reads those of the others every ten seconds. Between
+//! two reads they count apart. An entry stays for an hour, the time in which everything is refilled, so that an earlier process counts
+//! as another replica.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -10,111 +16,146 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::rate_limit::{FULL_AFTER, RateLimits, Spent};
-use crate::runtime::{
-    Clock,
-    client::{CallError, bounded},
+use super::rate_limit::{ByHolder, FULL_AFTER, OthersShare, OwnShare, RateLimits};
+use crate::{
+    resources::ids,
+    runtime::{
+        Clock,
+        client::{CallError, bounded},
+    },
 };
 
 /// Name of the ConfigMap.
 const NAME: &str = "stellage-rate-limits";
-/// Its only entry.
-const ENTRY: &str = "full-at";
-/// Buckets that are spent by less than half are not stored.
-const NOTABLE: Duration = Duration::from_secs(1800);
-/// Keys that are stored, and accounts. Each takes 50 bytes, so both take less than 256 KiB.
-const MOST: usize = 2000;
+/// What is taken from a bucket is stored whenever it is a twelfth more.
+const NOTABLE: Duration = Duration::from_secs(300);
+/// Keys in an entry, and accounts. Each takes less than 100 bytes, so that an entry takes less than 80 KiB.
+const MOST: usize = 400;
+/// Entries; together they fit into an object.
+const MOST_ENTRIES: usize = 12;
 /// Characters of a UID.
 const UID: usize = 64;
-/// How often to look for changes.
-const EVERY: Duration = Duration::from_secs(60);
-/// A bucket is stored again once it takes so many seconds longer to be full than was stored.
-const CHANGE: i64 = 300;
+/// How often to read what others have taken.
+const EVERY: Duration = Duration::from_secs(10);
 /// How long the start and the end of the process may take because of this.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Attempts to store while other replicas do so, too.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// When buckets are full again, in Unix seconds by the UID of the key or account.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-struct FullAt {
-    keys: BTreeMap<Box<str>, i64>,
-    accounts: BTreeMap<Box<str>, i64>,
+/// What a replica has taken from a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(into = "(i64, u64, i64)", from = "(i64, u64, i64)")]
+struct Share {
+    /// As [`OwnShare::bucket`].
+    bucket: i64,
+    /// As [`OwnShare::taken`], in seconds.
+    taken: u64,
+    /// When the bucket is full, in Unix seconds.
+    full_at: i64,
 }
 
-impl FullAt {
-    fn of(spent: Spent, now: Timestamp) -> Self {
-        let at = |spent: Vec<(Box<str>, Duration)>| {
-            let at =
-                |after: Duration| i64::try_from(after.as_secs()).map_or(0, |after| now.as_second() + after);
-            spent.into_iter().map(|(uid, after)| (uid, at(after))).collect()
+impl From<Share> for (i64, u64, i64) {
+    fn from(share: Share) -> Self {
+        (share.bucket, share.taken, share.full_at)
+    }
+}
+
+impl From<(i64, u64, i64)> for Share {
+    fn from((bucket, taken, full_at): (i64, u64, i64)) -> Self {
+        Self {
+            bucket,
+            taken,
+            full_at,
+        }
+    }
+}
+
+type Shares = BTreeMap<Box<str>, Share>;
+
+/// What a replica has taken, by the UIDs of keys and accounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+struct Entry {
+    /// When it was written, in Unix seconds.
+    at: i64,
+    keys: Shares,
+    accounts: Shares,
+}
+
+impl Entry {
+    /// At most [`MOST`] keys and as many accounts, those whose buckets are emptiest.
+    fn of(taken: ByHolder<OwnShare>, now: Timestamp) -> Self {
+        let shares = |mut taken: Vec<(Box<str>, OwnShare)>| {
+            taken.sort_by_key(|(_, share)| std::cmp::Reverse(share.full_after));
+            taken.truncate(MOST);
+            let share = |share: OwnShare| Share {
+                bucket: share.bucket,
+                taken: share.taken.as_secs(),
+                full_at: now.as_second() + i64::try_from(share.full_after.as_secs()).unwrap_or(0),
+            };
+            taken.into_iter().map(|(uid, own)| (uid, share(own))).collect()
         };
         Self {
-            keys: at(spent.keys),
-            accounts: at(spent.accounts),
+            at: now.as_second(),
+            keys: shares(taken.keys),
+            accounts: shares(taken.accounts),
         }
     }
 
-    /// What is still spent. Nothing takes longer than an hour.
-    fn spent(self, now: Timestamp) -> Spent {
-        let after = |at: BTreeMap<Box<str>, i64>| {
-            let after = |at: i64| u64::try_from(at.saturating_sub(now.as_second())).unwrap_or(0);
-            let all = at.into_iter().map(|(uid, at)| (uid, after(at)));
-            all.filter(|(uid, after)| *after > 0 && uid.len() <= UID)
-                .map(|(uid, after)| (uid, Duration::from_secs(after).min(FULL_AFTER)))
-                .collect()
-        };
-        Spent {
-            keys: after(self.keys),
-            accounts: after(self.accounts),
-        }
-    }
-
-    /// The times of both; of a bucket that is in both, the later one. Times that have passed are left out, and at most [`MOST`]
-    /// keys and as many accounts are kept, those with the latest times.
-    fn merged(self, other: Self, now: Timestamp) -> Self {
-        let merged = |one: BTreeMap<Box<str>, i64>, other: BTreeMap<Box<str>, i64>| {
-            let mut merged = one;
-            for (uid, at) in other {
-                let latest = merged.entry(uid).or_insert(at);
-                *latest = at.max(*latest);
-            }
-            let mut latest: Vec<_> = merged
-                .into_iter()
-                .filter(|(_, at)| *at > now.as_second())
-                .collect();
-            latest.sort_by_key(|(_, at)| std::cmp::Reverse(*at));
-            latest.truncate(MOST);
-            latest.into_iter().collect()
-        };
-        Self {
-            keys: merged(self.keys, other.keys),
-            accounts: merged(self.accounts, other.accounts),
-        }
-    }
-
-    /// Whether some times are much later than these, or not among them.
-    fn is_outdated_by(&self, other: &Self) -> bool {
-        let later = |these: &BTreeMap<Box<str>, i64>, others: &BTreeMap<Box<str>, i64>| {
-            others.iter().any(|(uid, at)| {
-                let this = these.get(uid);
-                this.is_none_or(|this| *at >= this.saturating_add(CHANGE))
+    /// Whether notably more has been taken since.
+    fn is_outdated_by(&self, later: &Self) -> bool {
+        let more = |these: &Shares, later: &Shares| {
+            later.iter().any(|(uid, later)| {
+                let this = these.get(uid).filter(|this| this.bucket == later.bucket);
+                this.is_none_or(|this| later.taken >= this.taken.saturating_add(NOTABLE.as_secs()))
             })
         };
-        later(&self.keys, &other.keys) || later(&self.accounts, &other.accounts)
+        more(&self.keys, &later.keys) || more(&self.accounts, &later.accounts)
     }
+}
 
-    /// What a ConfigMap has; nothing if it is unreadable.
-    fn read(stored: &ConfigMap) -> Self {
-        let text = stored.data.as_ref().and_then(|data| data.get(ENTRY));
-        let parsed = text.map(|text| serde_json::from_str(text)).transpose();
-        match parsed {
-            Ok(stored) => stored.unwrap_or_default(),
-            Err(error) => {
-                tracing::warn!(%error, "the ConfigMap {NAME} is unreadable: rate limits begin afresh");
-                Self::default()
+type Entries = BTreeMap<String, Entry>;
+
+/// The entries of a ConfigMap, by replica. Those that are unreadable, or over, are left out.
+fn entries(stored: &ConfigMap, now: Timestamp) -> Entries {
+    let read = |(replica, text): (&String, &String)| match serde_json::from_str::<Entry>(text) {
+        Ok(entry) => Some((replica.clone(), entry)),
+        Err(error) => {
+            tracing::warn!(replica, %error, "an entry of the ConfigMap {NAME} is unreadable");
+            None
+        }
+    };
+    let entries = stored.data.iter().flatten().filter_map(read);
+    let lasts = i64::try_from(FULL_AFTER.as_secs()).unwrap_or(i64::MAX);
+    entries
+        .filter(|(_, entry)| entry.at.saturating_add(lasts) > now.as_second())
+        .collect()
+}
+
+/// What other replicas have taken since these entries were read before: all of what is new, as far as it is not refilled.
+fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<OthersShare> {
+    let add = |of: fn(&Entry) -> &Shares| {
+        let mut sums: HashMap<Box<str>, OthersShare> = HashMap::new();
+        for (replica, entry) in entries {
+            let before = before.get(replica).map(of);
+            for (uid, share) in of(entry).iter().filter(|(uid, _)| uid.len() <= UID) {
+                let sum = sums.entry(uid.clone()).or_default();
+                let known = before.and_then(|before| before.get(uid));
+                if let Some(known) = known.filter(|known| known.bucket == share.bucket) {
+                    let more = Duration::from_secs(share.taken.saturating_sub(known.taken));
+                    sum.more = sum.more.saturating_add(more).min(FULL_AFTER);
+                } else {
+                    let after = u64::try_from(share.full_at.saturating_sub(now.as_second()));
+                    let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER);
+                    sum.full_after = sum.full_after.max(after);
+                }
             }
         }
+        let is_any = |(_, share): &(Box<str>, OthersShare)| *share != OthersShare::default();
+        sums.into_iter().filter(is_any).collect()
+    };
+    ByHolder {
+        keys: add(|entry| &entry.keys),
+        accounts: add(|entry| &entry.accounts),
     }
 }
 
@@ -123,8 +164,10 @@ pub struct KeptRateLimits {
     limits: Arc<RateLimits>,
     api: Api<ConfigMap>,
     clock: Arc<dyn Clock>,
-    /// What is stored, as far as this process knows.
-    stored: Mutex<FullAt>,
+    /// The name of this process's entry.
+    replica: String,
+    /// The entries of the others, as last read.
+    others: Mutex<Entries>,
 }
 
 impl KeptRateLimits {
@@ -138,83 +181,82 @@ impl KeptRateLimits {
             limits,
             api: Api::namespaced(client, namespace),
             clock,
-            stored: Mutex::default(),
+            replica: ids::random_suffix(),
+            others: Mutex::default(),
         }
     }
 
-    /// Keeps the rate limits while the API is served: reads what is stored before that, and stores what is spent meanwhile and at
+    /// Shares the rate limits while the API is served: reads what is stored before that, and stores what is taken meanwhile and at
     /// its end.
     pub async fn during(&self, serving: impl Future<Output = ()>) {
-        self.restore().await;
+        self.share().await;
         tokio::select! {
             () = serving => {}
             () = self.keep() => {}
         }
-        self.save().await;
+        self.share().await;
     }
 
-    /// Spends what was spent before the start, as far as it is stored and can be read within seconds.
-    async fn restore(&self) {
-        let read = tokio::time::timeout(PATIENCE, bounded(self.api.get_opt(NAME)));
-        match read.await.unwrap_or(Err(CallError::Timeout)) {
-            Ok(None) => tracing::info!("no rate limits are stored: they begin afresh"),
-            Ok(Some(stored)) => {
-                let stored = FullAt::read(&stored);
-                *self.stored.lock() = stored.clone();
-                self.limits.restore(stored.spent(self.clock.now()));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the ConfigMap {NAME}: rate limits begin afresh");
-            }
-        }
-    }
-
-    /// Stores what is notably spent again and again. Never ends.
+    /// Shares what is taken again and again. Never ends.
     async fn keep(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.save().await;
+            self.share().await;
         }
     }
 
-    /// Stores what is notably spent, if that has changed notably.
-    async fn save(&self) {
-        let stored = tokio::time::timeout(PATIENCE, self.store()).await;
-        if let Err(error) = stored.unwrap_or(Err(CallError::Timeout)) {
-            tracing::warn!(%error, "cannot store rate limits in the ConfigMap {NAME}: what was spent is forgotten at the next start");
+    /// Reads what others have taken, and stores what this replica has taken.
+    async fn share(&self) {
+        let shared = tokio::time::timeout(PATIENCE, self.exchange()).await;
+        if let Err(error) = shared.unwrap_or(Err(CallError::Timeout)) {
+            tracing::warn!(%error, "cannot share rate limits in the ConfigMap {NAME}: this replica counts alone meanwhile");
         }
     }
 
-    async fn store(&self) -> Result<(), CallError> {
+    async fn exchange(&self) -> Result<(), CallError> {
         let mut attempt = 1;
         loop {
-            let now = self.clock.now();
-            let own = FullAt::of(self.limits.spent(NOTABLE), now);
-            if !self.stored.lock().is_outdated_by(&own) {
-                return Ok(());
-            }
-            match self.store_once(own, now).await {
+            match self.exchange_once().await {
                 // Another replica was faster.
                 Err(error) if error.is_conflict() && attempt < MAX_ATTEMPTS => attempt += 1,
-                stored => return stored,
+                exchanged => return exchanged,
             }
         }
     }
 
-    async fn store_once(&self, own: FullAt, now: Timestamp) -> Result<(), CallError> {
+    async fn exchange_once(&self) -> Result<(), CallError> {
         let found = bounded(self.api.get_opt(NAME)).await?;
-        let there = found.as_ref().map(FullAt::read).unwrap_or_default();
-        let merged = own.merged(there, now);
-        let text = json!(merged).to_string();
+        let now = self.clock.now();
+        let mut entries = found
+            .as_ref()
+            .map(|found| entries(found, now))
+            .unwrap_or_default();
+        let stored = entries.remove(&self.replica).unwrap_or_default();
+        let before = std::mem::replace(&mut *self.others.lock(), entries.clone());
+        self.limits.others_took(others(&before, &entries, now));
+        let own = Entry::of(self.limits.taken(NOTABLE), now);
+        if !stored.is_outdated_by(&own) {
+            return Ok(());
+        }
+        while entries.len() >= MOST_ENTRIES
+            && let Some(first) = entries.iter().min_by_key(|(_, entry)| entry.at)
+        {
+            let first = first.0.clone();
+            entries.remove(&first);
+        }
+        entries.insert(self.replica.clone(), own);
         let metadata = ObjectMeta {
             name: Some(NAME.to_owned()),
             resource_version: found.and_then(|found| found.metadata.resource_version),
             ..ObjectMeta::default()
         };
         let is_new = metadata.resource_version.is_none();
+        let data = entries
+            .into_iter()
+            .map(|(replica, entry)| (replica, json!(entry).to_string()));
         let object = ConfigMap {
             metadata,
-            data: Some([(ENTRY.to_owned(), text)].into()),
+            data: Some(data.collect()),
             ..ConfigMap::default()
         };
         let parameters = PostParams::default();
@@ -223,7 +265,6 @@ impl KeptRateLimits {
         } else {
             bounded(self.api.replace(NAME, &parameters, &object)).await?;
         }
-        *self.stored.lock() = merged;
         Ok(())
     }
 }
@@ -236,70 +277,128 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn full_at(keys: &[(&str, i64)]) -> FullAt {
-        FullAt {
-            keys: keys.iter().map(|(uid, at)| ((*uid).into(), *at)).collect(),
+    /// An entry of keys: each with its bucket, what is taken, and when it is full.
+    fn entry(keys: &[(&str, i64, u64, i64)]) -> Entry {
+        let share = |&(uid, bucket, taken, full_at): &(&str, _, _, _)| {
+            let share = Share {
+                bucket,
+                taken,
+                full_at,
+            };
+            (uid.into(), share)
+        };
+        Entry {
+            at: 1000,
+            keys: keys.iter().map(share).collect(),
             accounts: BTreeMap::new(),
         }
     }
 
-    #[test]
-    fn what_is_spent_is_stored_as_times_and_read_back_as_what_is_left_of_it() {
-        let spent = Spent {
-            keys: vec![
-                ("a".into(), Duration::from_secs(3600)),
-                ("b".into(), Duration::from_secs(1800)),
-            ],
-            accounts: vec![("c".into(), Duration::from_secs(2400))],
-        };
-        let stored = FullAt::of(spent, at(10_000));
-        let left = stored.clone().spent(at(11_900));
-        assert_eq!(left.keys, [("a".into(), Duration::from_secs(1700))]);
-        assert_eq!(left.accounts, [("c".into(), Duration::from_secs(500))]);
-        // The clock was wrong before.
-        assert_eq!(stored.spent(at(0)).keys[0].1, FULL_AFTER);
+    fn named<const N: usize>(entries: [(&str, Entry); N]) -> Entries {
+        let named = entries.map(|(replica, entry)| (replica.to_owned(), entry));
+        named.into()
+    }
+
+    fn seconds(full_after: u64, more: u64) -> OthersShare {
+        OthersShare {
+            full_after: Duration::from_secs(full_after),
+            more: Duration::from_secs(more),
+        }
+    }
+
+    fn sorted(shares: ByHolder<OthersShare>) -> Vec<(Box<str>, OthersShare)> {
+        let mut keys = shares.keys;
+        keys.sort_by(|one, other| one.0.cmp(&other.0));
+        keys
     }
 
     #[test]
-    fn replicas_store_the_later_times_of_all_and_no_more_than_fit() {
-        let merged =
-            full_at(&[("a", 50), ("b", 70)]).merged(full_at(&[("a", 60), ("b", 20), ("c", 9)]), at(10));
-        assert_eq!(merged, full_at(&[("a", 60), ("b", 70)]));
-        let uid = |number: i64| format!("00000000-0000-0000-0000-{number:012}");
-        let many = |accounts: bool| -> BTreeMap<Box<str>, i64> {
-            let first = i64::from(accounts) * 10_000;
-            let all = (first..first + 3000).map(|number| (uid(number).into(), 1_800_000_000 + number));
-            all.collect()
+    fn what_an_earlier_process_took_counts_as_far_as_it_is_not_refilled() {
+        let left = named([
+            ("one", entry(&[("a", 1, 3600, 1900), ("b", 2, 900, 1100)])),
+            ("two", entry(&[("a", 3, 300, 2000), ("c", 4, 9000, 99_999)])),
+        ]);
+        let none = Entries::new();
+        assert_eq!(
+            sorted(others(&none, &left, at(1200))),
+            [
+                ("a".into(), seconds(800, 0)),
+                // The clock was wrong before.
+                ("c".into(), seconds(3600, 0))
+            ]
+        );
+    }
+
+    #[test]
+    fn what_other_replicas_have_taken_since_is_added_once() {
+        let before = named([
+            ("one", entry(&[("a", 1, 600, 1600)])),
+            ("two", entry(&[("a", 7, 100, 1600)])),
+        ]);
+        let now = named([
+            ("one", entry(&[("a", 1, 900, 1900)])),
+            ("two", entry(&[("a", 7, 500, 1900), ("b", 8, 300, 1300)])),
+        ]);
+        assert_eq!(
+            sorted(others(&before, &now, at(1000))),
+            [("a".into(), seconds(0, 700)), ("b".into(), seconds(300, 0))]
+        );
+        assert!(sorted(others(&now, &now, at(1000))).is_empty());
+        // Another bucket, since the limit of the key was changed.
+        let anew = named([("one", entry(&[("a", 2, 300, 1300)]))]);
+        assert_eq!(
+            sorted(others(&now, &anew, at(1000))),
+            [("a".into(), seconds(300, 0))]
+        );
+    }
+
+    #[test]
+    fn an_entry_has_no_more_than_fits() {
+        let uid = |number: u64| format!("00000000-0000-0000-0000-{number:012}").into();
+        let share = |number: u64| OwnShare {
+            bucket: 1_800_000_000_000_000,
+            taken: Duration::from_secs(1_000_000),
+            full_after: Duration::from_secs(number),
         };
-        let many = FullAt {
-            keys: many(false),
-            accounts: many(true),
+        let many = |first: u64| (first..first + 800).map(|n| (uid(n), share(n))).collect();
+        let taken = ByHolder {
+            keys: many(1),
+            accounts: many(10_000),
         };
-        let merged = many.merged(FullAt::default(), at(10));
-        assert_eq!((merged.keys.len(), merged.accounts.len()), (MOST, MOST));
-        assert!(merged.keys.contains_key(uid(2999).as_str()) && !merged.keys.contains_key(uid(999).as_str()));
-        assert!(json!(merged).to_string().len() < 256 << 10);
+        let entry = Entry::of(taken, at(1_800_000_000));
+        assert_eq!((entry.keys.len(), entry.accounts.len()), (MOST, MOST));
+        assert!(entry.keys.contains_key(&uid(800)) && !entry.keys.contains_key(&uid(400)));
+        let bytes = json!(entry).to_string().len() * MOST_ENTRIES;
+        // etcd takes 1.5 MiB.
+        assert!(bytes < 1_400_000, "{bytes}");
     }
 
     #[test]
     fn only_notable_changes_are_written() {
-        let stored = full_at(&[("a", 1000), ("b", 1000)]);
-        assert!(!stored.is_outdated_by(&full_at(&[])));
-        assert!(!stored.is_outdated_by(&full_at(&[("a", 1299), ("b", 500)])));
-        assert!(stored.is_outdated_by(&full_at(&[("a", 1300)])));
-        assert!(stored.is_outdated_by(&full_at(&[("c", 1)])));
+        let stored = entry(&[("a", 1, 1000, 0), ("b", 2, 1000, 0)]);
+        assert!(!stored.is_outdated_by(&entry(&[])));
+        assert!(!stored.is_outdated_by(&entry(&[("a", 1, 1299, 9999), ("b", 2, 500, 0)])));
+        assert!(stored.is_outdated_by(&entry(&[("a", 1, 1300, 0)])));
+        assert!(stored.is_outdated_by(&entry(&[("a", 9, 300, 0)])));
+        assert!(stored.is_outdated_by(&entry(&[("c", 1, 300, 0)])));
     }
 
     #[test]
-    fn an_unreadable_object_counts_as_none() {
-        let with = |text: &str| ConfigMap {
-            data: Some([(ENTRY.to_owned(), text.to_owned())].into()),
+    fn unreadable_entries_and_those_that_are_over_are_left_out() {
+        let whole = entry(&[("a", 1, 1000, 0)]);
+        let text = json!(whole).to_string();
+        let data = [
+            ("one", "no JSON"),
+            ("two", "{\"keys\":7}"),
+            ("three", text.as_str()),
+        ];
+        let data = data.map(|(replica, entry)| (replica.to_owned(), entry.to_owned()));
+        let stored = ConfigMap {
+            data: Some(data.into()),
             ..ConfigMap::default()
         };
-        for stored in [with("no JSON"), with("{\"keys\":7}"), ConfigMap::default()] {
-            assert_eq!(FullAt::read(&stored), FullAt::default());
-        }
-        let stored = full_at(&[("a", 1000)]);
-        assert_eq!(FullAt::read(&with(&json!(stored).to_string())), stored);
+        assert_eq!(entries(&stored, at(4599)), named([("three", whole)]));
+        assert!(entries(&stored, at(4600)).is_empty());
+        assert!(entries(&ConfigMap::default(), at(0)).is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory: each replica has its own; those
-//! that are notably spent outlast restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
+//! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas tell each other what is
+//! notably spent, and that outlasts restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
 //! quotas.
 
 use std::{
@@ -19,6 +19,7 @@ use governor::{
     middleware::StateInformationMiddleware,
     state::{InMemoryState, NotKeyed},
 };
+use jiff::Timestamp;
 use kube::Resource;
 use parking_lot::RwLock;
 
@@ -86,8 +87,8 @@ struct Buckets<C: Clock = DefaultClock> {
 
 struct ByUid<C: Clock> {
     buckets: HashMap<Box<str>, Bucket<C>>,
-    /// When the buckets of an earlier process, which have not been used since, are full.
-    restored: HashMap<Box<str>, C::Instant>,
+    /// When the buckets are full that only other processes, or earlier ones, have used.
+    unused: HashMap<Box<str>, C::Instant>,
     /// Number of buckets after full ones were last dropped.
     left: usize,
 }
@@ -97,28 +98,28 @@ impl<C: Clock> Default for ByUid<C> {
     fn default() -> Self {
         Self {
             buckets: HashMap::default(),
-            restored: HashMap::default(),
+            unused: HashMap::default(),
             left: 0,
         }
     }
 }
 
 impl<C: Clock + Clone> ByUid<C> {
-    /// The bucket of a UID; a restored or a full one if there is none with this limit. Drops full ones, which are worth nothing, each time
+    /// The bucket of a UID; a new one if there is none with this limit. Drops full ones, which are worth nothing, each time
     /// their number has doubled: so those of keys that were deleted while they were in use do not pile up either.
     fn of(&mut self, uid: &str, limit: NonZeroU32, clock: &C) -> &Bucket<C> {
         if self.buckets.len() >= SWEEP_THRESHOLD.max(2 * self.left) {
             self.buckets.retain(|_, bucket| !bucket.is_worthless());
             self.left = self.buckets.len();
         }
-        let restored = self.restored.remove(uid);
+        let unused = self.unused.remove(uid);
         let new = || Bucket::new(limit, clock.clone());
         let bucket = self.buckets.entry(uid.into()).or_insert_with(new);
         if bucket.limit != limit {
             *bucket = new();
         }
-        if let Some(full_at) = restored {
-            bucket.spend(full_at.duration_since(clock.now()).into());
+        if let Some(full_at) = unused {
+            bucket.spend_to(full_at.duration_since(clock.now()).into());
         }
         bucket
     }
@@ -144,55 +145,71 @@ impl<C: Clock + Clone> Buckets<C> {
                 let existing: HashSet<&str> = uids.collect();
                 let mut by_uid = self.by_uid.write();
                 by_uid.buckets.retain(|uid, _| existing.contains(&**uid));
-                by_uid.restored.retain(|uid, _| existing.contains(&**uid));
+                by_uid.unused.retain(|uid, _| existing.contains(&**uid));
             }
             Change::Deleted(object) => {
                 let uid = origin::uid(object.meta());
                 let mut by_uid = self.by_uid.write();
                 by_uid.buckets.remove(uid);
-                by_uid.restored.remove(uid);
+                by_uid.unused.remove(uid);
             }
             Change::Applied(_) | Change::Unreadable(_) => {}
         }
     }
 
-    /// How long each bucket takes to be full, where that is at least this long.
-    fn spent(&self, at_least: Duration) -> Vec<(Box<str>, Duration)> {
+    /// What this process has taken from each bucket, where that is at least `at_least`.
+    fn taken(&self, at_least: Duration) -> Vec<(Box<str>, OwnShare)> {
         let by_uid = self.by_uid.read();
-        let used = by_uid
-            .buckets
-            .iter()
-            .map(|(uid, bucket)| (uid, bucket.full_after()));
-        let now = self.clock.now();
-        let unused = by_uid
-            .restored
-            .iter()
-            .map(|(uid, full_at)| (uid, Duration::from(full_at.duration_since(now))));
-        used.chain(unused)
-            .filter(|(_, full_after)| *full_after >= at_least)
-            .map(|(uid, full_after)| (uid.clone(), full_after))
+        let used = by_uid.buckets.iter();
+        used.map(|(uid, bucket)| (uid, bucket.own_share()))
+            .filter(|(_, share)| share.taken >= at_least)
+            .map(|(uid, share)| (uid.clone(), share))
             .collect()
     }
 
-    /// Spends of buckets that have not been used yet so much that they are full again after this long.
-    fn restore(&self, spent: impl IntoIterator<Item = (Box<str>, Duration)>) {
+    /// Takes what others have taken.
+    fn others_took(&self, taken: impl IntoIterator<Item = (Box<str>, OthersShare)>) {
         let now = self.clock.now();
         let mut by_uid = self.by_uid.write();
-        for (uid, full_after) in spent {
-            if !by_uid.buckets.contains_key(&uid) {
-                by_uid
-                    .restored
-                    .insert(uid, now + full_after.min(FULL_AFTER).into());
+        for (uid, share) in taken {
+            if let Some(bucket) = by_uid.buckets.get(&uid) {
+                bucket.spend_to(share.full_after);
+                bucket.spend(share.more);
+            } else {
+                let full_after = share.full_after.saturating_add(share.more).min(FULL_AFTER);
+                let full_at = now + full_after.into();
+                let unused = by_uid.unused.entry(uid).or_insert(full_at);
+                *unused = full_at.max(*unused);
             }
         }
     }
 }
 
-/// How long the buckets that are notably spent take to be full again, by UID.
+/// What a process has taken from a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnShare {
+    /// Distinguishes the bucket from one that the process had before for the same UID.
+    pub(super) bucket: i64,
+    /// All that it has ever taken from it, as the time that it takes to refill.
+    pub(super) taken: Duration,
+    /// How long the bucket takes to be full, whoever has taken from it.
+    pub(super) full_after: Duration,
+}
+
+/// What other processes have taken from a bucket, as the time that it takes to refill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OthersShare {
+    /// How long it takes at least to be full.
+    pub(super) full_after: Duration,
+    /// What is to be taken besides.
+    pub(super) more: Duration,
+}
+
+/// Something of keys and of accounts, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spent {
-    pub(super) keys: Vec<(Box<str>, Duration)>,
-    pub(super) accounts: Vec<(Box<str>, Duration)>,
+pub(super) struct ByHolder<T> {
+    pub(super) keys: Vec<(Box<str>, T)>,
+    pub(super) accounts: Vec<(Box<str>, T)>,
 }
 
 /// The buckets of all keys and accounts that have been used.
@@ -249,18 +266,18 @@ impl RateLimits {
         }
     }
 
-    /// The buckets that take at least this long to be full again.
-    pub(super) fn spent(&self, at_least: Duration) -> Spent {
-        Spent {
-            keys: self.keys.spent(at_least),
-            accounts: self.accounts.spent(at_least),
+    /// What this process has taken from buckets, where that is at least `at_least`.
+    pub(super) fn taken(&self, at_least: Duration) -> ByHolder<OwnShare> {
+        ByHolder {
+            keys: self.keys.taken(at_least),
+            accounts: self.accounts.taken(at_least),
         }
     }
 
-    /// Spends what an earlier process had spent of buckets that this one has not used yet.
-    pub(super) fn restore(&self, spent: Spent) {
-        self.keys.restore(spent.keys);
-        self.accounts.restore(spent.accounts);
+    /// Takes what other processes, and earlier ones, have taken.
+    pub(super) fn others_took(&self, taken: ByHolder<OthersShare>) {
+        self.keys.others_took(taken.keys);
+        self.accounts.others_took(taken.accounts);
     }
 
     /// The listener that drops the buckets of deleted keys.
@@ -295,6 +312,10 @@ struct Bucket<C: Clock> {
     made_at: C::Instant,
     /// When it is full, in milliseconds from when it was made.
     full_at: AtomicU64,
+    /// All that this process has taken from it, as the microseconds that it takes to refill.
+    taken: AtomicU64,
+    /// Distinguishes it from others for the same UID.
+    id: i64,
     limiter: RateLimiter<NotKeyed, InMemoryState, C, StateInformationMiddleware>,
 }
 
@@ -306,6 +327,8 @@ impl<C: Clock + Clone> Bucket<C> {
             limiter: RateLimiter::direct_with_clock(Quota::per_hour(limit), clock.clone()).with_middleware(),
             made_at: clock.now(),
             full_at: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            id: Timestamp::now().as_microsecond(),
             clock,
         }
     }
@@ -315,41 +338,71 @@ impl<C: Clock + Clone> Bucket<C> {
         matches!(self.limiter.check_n(self.limit), Ok(Ok(_)))
     }
 
-    /// Milliseconds since it was made.
-    fn age(&self) -> u64 {
-        let age: Duration = self.clock.now().duration_since(self.made_at).into();
-        u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
+    /// Time since it was made.
+    fn age(&self) -> Duration {
+        self.clock.now().duration_since(self.made_at).into()
+    }
+
+    fn own_share(&self) -> OwnShare {
+        OwnShare {
+            bucket: self.id,
+            taken: Duration::from_micros(self.taken.load(Ordering::Relaxed)),
+            full_after: self.full_after(),
+        }
     }
 
     /// How long it takes to be full.
     fn full_after(&self) -> Duration {
-        Duration::from_millis(self.full_at.load(Ordering::Relaxed).saturating_sub(self.age()))
+        Duration::from_millis(self.full_at.load(Ordering::Relaxed)).saturating_sub(self.age())
     }
 
     /// Notes that it takes this long to be full.
     fn note(&self, full_after: Duration) {
-        let full_after = u64::try_from(full_after.as_millis()).unwrap_or(u64::MAX);
-        self.full_at
-            .fetch_max(self.age().saturating_add(full_after), Ordering::Relaxed);
+        let full_at = self.age().saturating_add(full_after).as_millis();
+        let full_at = u64::try_from(full_at).unwrap_or(u64::MAX);
+        self.full_at.fetch_max(full_at, Ordering::Relaxed);
     }
 
-    /// Takes so many requests out of a full bucket that it takes this long to be full again.
-    fn spend(&self, full_after: Duration) {
-        let full_after = full_after.min(FULL_AFTER);
-        // Rounded up, so that a small limit that is used up stays so.
-        let requests =
-            (u128::from(self.limit.get()) * full_after.as_millis()).div_ceil(FULL_AFTER.as_millis());
-        if let Some(requests) = u32::try_from(requests).ok().and_then(NonZeroU32::new)
-            && matches!(self.limiter.check_n(requests), Ok(Ok(_)))
-        {
-            self.note(full_after);
+    /// Takes so many requests out of the bucket that it takes this long to be full, if it is fuller.
+    fn spend_to(&self, full_after: Duration) {
+        self.spend(full_after.min(FULL_AFTER).saturating_sub(self.full_after()));
+    }
+
+    /// Takes as many requests out of the bucket as it refills in this time, or as there are.
+    fn spend(&self, time: Duration) {
+        let spent = self.full_after();
+        let share = u128::from(self.limit.get()) * time.min(FULL_AFTER).as_millis();
+        // Rounded up in a full one, so that a small limit that is used up stays so.
+        let requests = if spent.is_zero() {
+            share.div_ceil(FULL_AFTER.as_millis())
+        } else {
+            share / FULL_AFTER.as_millis()
+        };
+        let mut requests = u32::try_from(requests).unwrap_or(u32::MAX).min(self.limit.get());
+        let mut is_less = false;
+        while let Some(some) = NonZeroU32::new(requests) {
+            let is_taken = matches!(self.limiter.check_n(some), Ok(Ok(_)));
+            if is_taken && !is_less {
+                break;
+            }
+            if !is_taken {
+                // There are fewer: takes what there is in ever smaller steps.
+                is_less = true;
+                requests /= 2;
+            }
         }
+        self.note(spent.saturating_add(time).min(FULL_AFTER));
     }
 
     /// Takes one request out of the bucket, if one is left.
     fn take(&self) -> Taken {
         let taken = self.check();
         self.note(Duration::from_secs(taken.reset));
+        if taken.retry_after.is_none() {
+            let request = (FULL_AFTER / self.limit.get()).as_micros();
+            let request = u64::try_from(request).unwrap_or(u64::MAX);
+            self.taken.fetch_add(request, Ordering::Relaxed);
+        }
         taken
     }
 
@@ -533,37 +586,54 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_is_restored_and_refills_meanwhile() {
+    fn what_others_have_taken_is_taken_too_and_refills_meanwhile() {
         let clock = FakeRelativeClock::default();
         let buckets = || Buckets {
             clock: clock.clone(),
             by_uid: RwLock::default(),
         };
-        let half = Duration::from_secs(1800);
+        let seconds = Duration::from_secs;
         let first = buckets();
         for _ in 0..3600 {
             first.take("busy", 3600);
         }
         assert!(first.take("busy", 3600).retry_after.is_some());
         first.take("idle", 3600);
-        let spent = first.spent(half);
-        assert_eq!(spent, [("busy".into(), Duration::from_secs(3600))]);
-        clock.advance(Duration::from_secs(600));
-        assert_eq!(first.spent(half)[0].1, Duration::from_secs(3000));
+        let taken = first.taken(seconds(300));
+        let [(uid, busy)] = &taken[..] else {
+            panic!("{taken:?}")
+        };
+        assert_eq!(
+            (&**uid, busy.taken, busy.full_after),
+            ("busy", seconds(3600), seconds(3600))
+        );
 
+        let others = |full_after: u64, more: u64| {
+            let (full_after, more) = (seconds(full_after), seconds(more));
+            [("busy".into(), OthersShare { full_after, more })]
+        };
         let second = buckets();
-        second.restore(first.spent(half));
-        // Also what has not been used yet is kept.
-        assert_eq!(second.spent(half), first.spent(half));
-        clock.advance(Duration::from_secs(60));
+        second.others_took(others(3000, 0));
+        assert!(second.taken(seconds(1)).is_empty(), "that is not its own");
+        clock.advance(seconds(60));
         assert_eq!(second.take("busy", 3600).remaining, 659);
-        assert_eq!(second.spent(half)[0].1, Duration::from_secs(2941));
-        // What is in use is left alone, and nothing is restored twice.
-        second.restore(spent);
-        assert_eq!(second.take("busy", 3600).remaining, 658);
+        second.others_took(others(2900, 0));
+        assert_eq!(
+            second.take("busy", 3600).remaining,
+            658,
+            "it is less full already"
+        );
+        second.others_took(others(0, 100));
+        assert_eq!(second.take("busy", 3600).remaining, 557);
+        assert_eq!(second.taken(seconds(1))[0].1.taken, seconds(3));
+        second.others_took(others(0, 3600));
+        assert!(
+            second.take("busy", 3600).retry_after.is_some(),
+            "there was not as much"
+        );
         assert_eq!(second.take("idle", 3600).remaining, 3599);
-        clock.advance(Duration::from_secs(7200));
-        assert!(second.spent(Duration::from_secs(1)).is_empty());
+        clock.advance(seconds(600));
+        assert!((599..=601).contains(&second.take("busy", 3600).remaining));
     }
 
     #[test]

@@ -3,11 +3,11 @@
 //! Like the core Event kind, it has no status subresource, so that one write can create it with its first outcome.
 
 use jiff::Timestamp;
-use kube::{CustomResource, KubeSchema, api::ObjectMeta};
+use kube::{CustomResource, KubeSchema, ResourceExt as _, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, origin, size, times, traceparent};
+use super::{event::EventType, ids, origin, size, times, traceparent, webhook::Webhook};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -143,7 +143,7 @@ pub fn set_event_order(metadata: &mut ObjectMeta, at: Timestamp, sequence: i64) 
     namespaced,
     status = "DeliveryStatus",
     derive = "PartialEq",
-    doc = "One event for one webhook: the exact bytes to send, and every attempt. Created by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, remove its label: kubectl label delivery NAME stellage.dev/finished-",
+    doc = "One event for one webhook: the exact bytes to send, and every attempt. Created by the operator. To send a pending or held one now: kubectl annotate delivery NAME --overwrite stellage.dev/attempt-requested-at=TIME, with a new TIME for each request. To send a finished one again, remove its label: kubectl label delivery NAME stellage.dev/finished-. To send one again that is only in the event log: stellage delivery redeliver NAME",
     printcolumn(name = "Event", type_ = "string", json_path = ".spec.eventType"),
     printcolumn(name = "Webhook", type_ = "string", json_path = ".spec.webhook"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -165,7 +165,8 @@ pub fn set_event_order(metadata: &mut ObjectMeta, at: Timestamp, sequence: i64) 
     )
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self == oldSelf").message("is immutable: the bytes of an event are the same in every attempt"))]
+// The operator completes a request: see `Delivery::is_request`.
+#[x_kube(validation = Rule::new("self == oldSelf || oldSelf.body == '' && !(has(oldSelf.test) && oldSelf.test)").message("is immutable: the bytes of an event are the same in every attempt"))]
 pub struct DeliverySpec {
     /// Name of the Webhook, in the same namespace.
     #[schemars(length(max = 63))]
@@ -313,6 +314,26 @@ impl Delivery {
     /// The public id, `dlv_…`, a pure function of the name.
     pub fn id(&self) -> String {
         ids::delivery_id(self.metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// Whether it only asks for a delivery in the event log to be sent again: an account holder has created it, and the operator
+    /// completes it with what the page has that it names.
+    pub fn is_request(&self) -> bool {
+        !self.spec.test && self.spec.body.is_empty() && self.status.is_none()
+    }
+
+    /// A finished delivery as it is to be sent again to its webhook, as the request with this nonce asks.
+    pub fn requested_again(mut self, webhook: &Webhook, nonce: String) -> Self {
+        let metadata = &mut self.metadata;
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert(ATTEMPT_REQUESTED_AT_ANNOTATION.to_owned(), nonce);
+        // Without this label, the controller sends it.
+        metadata.labels.get_or_insert_default().remove(FINISHED_LABEL);
+        metadata.owner_references = Some(vec![Webhook::owner_reference(
+            &webhook.name_any(),
+            webhook.metadata.uid.as_deref().unwrap_or_default(),
+        )]);
+        self
     }
 
     /// Whether the controller is done with it: it is finished, and [`FINISHED_LABEL`] was not removed to send it again.

@@ -33,10 +33,27 @@ const INDEX_ANNOTATION: &str = "stellage.dev/index";
 /// page tells of it.
 pub const LOGGED_IN_ANNOTATION: &str = "stellage.dev/logged-in";
 
+/// The page that a Delivery was, or is to be, made from.
+pub fn page_of(metadata: &ObjectMeta) -> Option<&str> {
+    let annotations = metadata.annotations.as_ref()?;
+    let page = annotations.get(LOGGED_IN_ANNOTATION)?;
+    // Account holders may write annotations, and callers keep these, and put them into paths.
+    let (inverted, suffix) = page.strip_prefix(PREFIX)?.split_once('-')?;
+    let is_name = inverted.len() == INVERTED
+        && inverted.bytes().all(|byte| byte.is_ascii_digit())
+        && suffix.len() == SUFFIX
+        && suffix
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    is_name.then_some(page)
+}
+
 /// What pages' names begin with.
 const PREFIX: &str = "evlog-";
 /// What a page's time in milliseconds is subtracted from: its 13 digits last until the year 2286.
 const LAST_MILLISECOND: i64 = 9_999_999_999_999;
+/// Digits of that time.
+const INVERTED: usize = 13;
 /// Characters of the suffix of a page's name.
 const SUFFIX: usize = 8;
 
@@ -216,6 +233,12 @@ fn sum(counts: &BTreeMap<EventType, u32>, event_type: Option<EventType>) -> usiz
 }
 
 impl EventLog {
+    /// The delivery of one of its events to the Webhook with this UID, if it is there: see [`LoggedEvent::delivery_to`].
+    pub fn delivery_of(&self, event_id: &str, webhook_uid: &str) -> Option<Delivery> {
+        let event = self.spec.events.iter().find(|event| event.id == event_id)?;
+        event.delivery_to(webhook_uid, self)
+    }
+
     /// A page of these events, written at `at`; `None` without events. They must not be more than [`MAX_EVENTS`].
     pub fn page(namespace: &str, account: &str, at: Timestamp, mut events: Vec<LoggedEvent>) -> Option<Self> {
         events.sort_by(|a, b| a.order().cmp(&b.order()));
@@ -233,7 +256,7 @@ impl EventLog {
         let suffix = &ids::derived_suffix(seed.as_bytes())[..SUFFIX];
         let inverted = LAST_MILLISECOND - at.as_millisecond();
         let index = serde_json::to_string(&PageIndex::of(&spec)).unwrap_or_default();
-        let mut page = Self::new(&format!("{PREFIX}{inverted:013}-{suffix}"), spec);
+        let mut page = Self::new(&format!("{PREFIX}{inverted:0INVERTED$}-{suffix}"), spec);
         page.metadata.namespace = Some(namespace.to_owned());
         page.metadata.annotations = Some(BTreeMap::from([(INDEX_ANNOTATION.to_owned(), index)]));
         Some(page)

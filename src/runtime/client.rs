@@ -278,11 +278,12 @@ where
             let status = answered.map(Response::status);
             match watched {
                 None => metrics.kubernetes_answered(&method, status.map(|s| s.as_u16()), started.elapsed()),
-                Some(resource) if status.is_some_and(|status| status.is_success()) => {
+                Some(resource) => {
                     health.watch_progressed();
-                    metrics.watch_answered(&resource);
+                    if status.is_some_and(|status| status.is_success()) {
+                        metrics.watch_answered(&resource);
+                    }
                 }
-                Some(_) => {}
             }
             let answer = answer
                 .map_err(|_| {

@@ -8,8 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Every watch is restarted at least every 200 s (`runtime/watch.rs`). If no watch has had a response for three times as
-/// long, the process is stuck and needs a restart.
+/// Every watch is restarted at least every 200 s (`runtime/watch.rs`). If none has begun or failed for three times as long, the
+/// process is stuck and needs a restart. An API server that is away is no reason for one: reads are answered meanwhile.
 const WEDGED_AFTER: Duration = Duration::from_secs(600);
 
 /// Readiness of each component, and the progress of watches. Cheap to clone.
@@ -65,9 +65,16 @@ impl Health {
             .collect()
     }
 
-    /// Records that the API server responded to a watch request.
+    /// Records that a watch has begun, or failed.
     pub fn watch_progressed(&self) {
         self.inner.lock().watch_progress = Instant::now();
+    }
+
+    /// As if no watch had begun or failed for long.
+    #[cfg(test)]
+    pub(super) fn stall(&self) {
+        let mut inner = self.inner.lock();
+        inner.watch_progress = inner.watch_progress.checked_sub(WEDGED_AFTER).unwrap();
     }
 
     /// Whether watches make progress.

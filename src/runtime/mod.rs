@@ -7,6 +7,7 @@
 //! - [`cluster_addresses`]: the addresses of the cluster and of this machine;
 //! - [`events`]: Kubernetes Events, published in the background;
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
+//! - [`guarded`]: an object of a watch, or why it does not match its schema;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
 //! - [`instance_metrics`]: the usage of instances among the metrics;
@@ -32,6 +33,7 @@ pub mod cluster_addresses;
 pub mod events;
 pub mod fair_permits;
 pub mod fair_queue;
+pub mod guarded;
 pub mod health;
 pub mod http;
 pub mod instance_metrics;

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, pin_mut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
-    core::{DeserializeGuard, error_boundary::InvalidObject},
+    core::error_boundary::InvalidObject,
     runtime::{
         WatchStreamExt as _,
         reflector::{ObjectRef, Store, store},
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use super::{Health, Metrics, metrics::KindLabels};
+use super::{Health, Metrics, guarded::Guarded, metrics::KindLabels};
 use crate::resources::tracking::prune;
 
 /// Load balancers close idle connections after 240 s at the earliest (Azure's); the server ends a watch before that.
@@ -174,7 +174,7 @@ impl Watches {
         let errors = self.metrics.watch_errors.get_or_create_owned(&labels);
         let invalid = self.metrics.invalid_objects.get_or_create_owned(&labels);
         let objects = self.metrics.objects.get_or_create_owned(&labels);
-        let api: Api<DeserializeGuard<K>> = Api::all(self.streams.clone());
+        let api: Api<Guarded<K>> = Api::all(self.streams.clone());
         let stream = watcher(api, config.timeout(SERVER_TIMEOUT_SECONDS)).backoff(backoff());
         pin_mut!(stream);
         let mut unreadable = Vec::new();
@@ -186,6 +186,7 @@ impl Watches {
             let event = match event {
                 None => return,
                 Some(Err(error)) => {
+                    self.health.watch_progressed();
                     errors.inc();
                     tracing::warn!(kind, %error, "watch failed; will retry");
                     continue;
@@ -208,11 +209,11 @@ impl Watches {
                     unreadable.clear();
                     writer.apply_watcher_event(&Event::Init);
                 }
-                Event::InitApply(DeserializeGuard(Ok(mut object))) => {
+                Event::InitApply(Guarded(Ok(mut object))) => {
                     prune(object.meta_mut());
                     writer.apply_watcher_event(&Event::InitApply(object));
                 }
-                Event::InitApply(DeserializeGuard(Err(object))) => unreadable.push(set_aside(object)),
+                Event::InitApply(Guarded(Err(object))) => unreadable.push(set_aside(object)),
                 Event::InitDone => {
                     writer.apply_watcher_event(&Event::InitDone);
                     notify(Change::Replaced(reader.state()));
@@ -221,7 +222,7 @@ impl Watches {
                         .for_each(|object| notify(Change::Unreadable(object)));
                     self.health.ready(&format!("watch {kind}"));
                 }
-                Event::Apply(DeserializeGuard(Ok(mut object))) => {
+                Event::Apply(Guarded(Ok(mut object))) => {
                     prune(object.meta_mut());
                     let key = ObjectRef::from_obj(&object);
                     writer.apply_watcher_event(&Event::Apply(object));
@@ -229,15 +230,15 @@ impl Watches {
                         notify(Change::Applied(object));
                     }
                 }
-                Event::Delete(DeserializeGuard(Ok(object))) => {
+                Event::Delete(Guarded(Ok(object))) => {
                     writer.apply_watcher_event(&Event::Delete(object.clone()));
                     notify(Change::Deleted(Arc::new(object)));
                 }
-                Event::Apply(DeserializeGuard(Err(object))) => {
+                Event::Apply(Guarded(Err(object))) => {
                     forget(&reader, &mut writer, &object.metadata, &mut notify);
                     notify(Change::Unreadable(set_aside(object)));
                 }
-                Event::Delete(DeserializeGuard(Err(object))) => {
+                Event::Delete(Guarded(Err(object))) => {
                     forget(&reader, &mut writer, &object.metadata, &mut notify);
                 }
             }
@@ -285,5 +286,37 @@ pub fn key(object: &impl Resource) -> String {
             object.meta().name.as_deref().unwrap_or_default()
         ),
         None => object.meta().name.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::Instance;
+
+    #[tokio::test]
+    async fn a_process_whose_api_server_is_away_is_not_taken_for_stuck() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(nowhere).unwrap();
+        let health = Health::default();
+        health.stall();
+        assert!(!health.is_live());
+        let watches = Watches {
+            client: client.clone(),
+            streams: client,
+            health: health.clone(),
+            metrics: Metrics::new(),
+            shutdown: CancellationToken::new(),
+        };
+        watches.spawn::<Instance>(Vec::new());
+        let is_live = async {
+            while !health.is_live() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_live)
+            .await
+            .unwrap();
+        watches.shutdown.cancel();
     }
 }

@@ -3,13 +3,18 @@
 use std::process::Stdio;
 
 use jiff::SignedDuration;
-use stellage::resources::{LoggedEvent, ids};
+use kube::api::PostParams;
+use serde_json::json;
+use stellage::resources::{Delivery, LoggedEvent, ids};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use super::{command, run, run_words};
+use super::{command, run, run_words, webhooks::hook};
 use crate::{
     facade::events::{account_uid, event, start, write_page},
-    support::{PATIENCE, Tenant},
+    support::{
+        PATIENCE, Tenant, eventually,
+        receivers::{Answer, Receiver},
+    },
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,12 +74,11 @@ async fn the_log_is_printed_oldest_first_and_followed_across_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_in_the_log_is_listed_and_shown_and_who_may_send_it_again_is_told() {
+async fn a_delivery_in_the_log_is_listed_and_shown_and_sent_again() {
     let tenant = Tenant::new("cmd-logged").await;
     let account = account_uid(&tenant).await;
-    let hook = tenant
-        .webhook("hook", "https://hooks.example.com/", &["instance.created"])
-        .await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let hook = hook(&tenant, &receiver, &["instance.created"]).await;
     let start = start();
     write_page(
         &tenant,
@@ -128,8 +132,73 @@ async fn a_delivery_in_the_log_is_listed_and_shown_and_who_may_send_it_again_is_
         ] {
             assert!(shown.text().contains(expected), "{expected}: {}", shown.out);
         }
-        let refused = run(&format!("delivery redeliver {name}")).await;
-        let advice = format!("POST /v1/webhooks/{}/deliveries/{id}/redeliver", hook.id());
-        assert!(refused.error().contains(&advice), "{refused:?}");
     }
+    for attempts in 2..4 {
+        let sent = run(&format!("delivery redeliver {id} --wait")).await;
+        let expected = format!("delivery {id} is delivered: answered 200 in ");
+        assert!(sent.text().contains(&expected), "{sent:?}");
+        let got = receiver.wait_for(attempts - 1).await.pop().unwrap();
+        assert_eq!(got.body, late.body.as_bytes(), "byte for byte");
+        assert_eq!(got.header("x-service-event-id"), late.id);
+        let delivery = tenant.deliveries().get(&name).await.unwrap();
+        let status = delivery.status.unwrap();
+        assert_eq!(status.attempt_count, i32::try_from(attempts).unwrap());
+        assert_eq!(status.attempts[0].duration_ms, 42, "the first is kept");
+    }
+    assert_eq!(rows("delivery list hook").await.len(), 4, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_to_send_again_what_its_page_does_not_have_is_deleted() {
+    let tenant = Tenant::new("cmd-not-logged").await;
+    let account = account_uid(&tenant).await;
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let hook = hook(&tenant, &receiver, &["instance.created"]).await;
+    let other = tenant
+        .webhook("other", "https://hooks.example.com/", &["instance.created"])
+        .await;
+    let start = start();
+    let of_other = event(start, 0, &[&other]);
+    let page = write_page(&tenant, &account, vec![of_other.clone()]).await;
+    let request = |event_id: &str, page: &str, name: &str| -> Delivery {
+        serde_json::from_value(json!({
+            "apiVersion": "stellage.dev/v1", "kind": "Delivery",
+            "metadata": {
+                "name": name,
+                "annotations": { "stellage.dev/logged-in": page },
+                "ownerReferences": [
+                    { "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": "hook", "uid": hook.metadata.uid },
+                ],
+            },
+            "spec": {
+                "webhook": "hook", "eventId": event_id, "eventType": "instance.created",
+                "eventCreatedAt": of_other.created_at, "body": "",
+            },
+        }))
+        .unwrap()
+    };
+    let derived = |event_id: &str| ids::delivery_name(hook.metadata.uid.as_deref().unwrap(), event_id);
+    for (event_id, page) in [
+        // Delivered to another webhook alone.
+        (of_other.id.as_str(), page.as_str()),
+        ("evt_unknown", &page),
+        (&of_other.id, "evlog-9999999999999-abcdefgh"),
+        (&of_other.id, "../secrets/hook"),
+        (&of_other.id, "evlog-9999999999999-a/status"),
+    ] {
+        let name = derived(event_id);
+        let request = request(event_id, page, &name);
+        tenant
+            .deliveries()
+            .create(&PostParams::default(), &request)
+            .await
+            .unwrap();
+        eventually(
+            "the request to be deleted",
+            async || tenant.deliveries().get_opt(&name).await.unwrap(),
+            Option::is_none,
+        )
+        .await;
+    }
+    assert_eq!(receiver.count(), 0);
 }

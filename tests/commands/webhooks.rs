@@ -30,7 +30,7 @@ fn verifies(received: &Received, secret: &str) -> bool {
 }
 
 /// Creates a webhook `hook`, and waits until the operator has read its secret.
-async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webhook {
+pub async fn hook(tenant: &Tenant, receiver: &Receiver, events: &[&str]) -> Webhook {
     tenant.webhook("hook", &receiver.url("/hook"), events).await;
     tenant
         .wait_for_webhook("hook", "it to be well", |webhook| {

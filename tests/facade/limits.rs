@@ -77,3 +77,31 @@ async fn what_a_key_has_spent_outlasts_a_restart() {
     );
     api.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_key_has_spent_at_one_replica_is_spent_at_the_others_within_seconds() {
+    let plane = shared().await.plane;
+    let mut first = Operator::start(plane, &["api"]).await;
+    let mut second = Operator::start(plane, &["api"]).await;
+    let limit = 2000;
+    let mut tenant = Tenant::with(plane, &first, "limit-replicas", |spec| {
+        spec.rate_limit_per_hour = Some(limit);
+    })
+    .await;
+    while spend(&tenant).await.status == 200 {}
+    tenant.url.clone_from(&second.url);
+    let mut answered = 0;
+    eventually(
+        "the other replica to refuse it, too",
+        async || {
+            let answer = spend(&tenant).await;
+            answered += i32::from(answer.status == 200);
+            answer.status
+        },
+        |status| *status == StatusCode::TOO_MANY_REQUESTS,
+    )
+    .await;
+    assert!(answered < limit, "it has answered {answered} requests itself");
+    first.stop().await;
+    second.stop().await;
+}

@@ -1,11 +1,14 @@
-//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache, into which they are built once from Go modules.
+//! The binaries: from `KUBEBUILDER_ASSETS` if it is set, else from a cache, into which they are downloaded once, or built from Go
+//! modules where they cannot be.
 //!
+//! - `download`: downloads the publishers' binaries;
 //! - `compile`: builds the binaries;
 //! - `pins`: their versions and linker flags.
 //!
 //! Helm and promtool, which only tests need, are built in the same way: [`helm`], [`promtool`].
 
 mod compile;
+mod download;
 mod pins;
 
 use self::pins::Bundle;
@@ -19,6 +22,8 @@ use std::{
 
 /// The environment variable for a folder with the binaries, as in kubebuilder and envtest.
 pub const KUBEBUILDER_ASSETS: &str = "KUBEBUILDER_ASSETS";
+/// The environment variable that is `never` on machines where everything is to be built from source.
+pub const STELLAGE_DOWNLOADS: &str = "STELLAGE_DOWNLOADS";
 
 /// The paths of the binaries.
 #[derive(Debug, Clone)]
@@ -30,8 +35,8 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Finds the binaries, or builds them, which takes about ten minutes on two cores and calls `say` with lines of progress.
-    /// Blocks.
+    /// Finds the binaries, or downloads them, or builds them, which takes about ten minutes on two cores and calls `say` with lines
+    /// of progress. Blocks.
     pub fn find_or_build(say: impl Fn(&str)) -> Result<Self, Error> {
         if let Some(folder) = env::var_os(KUBEBUILDER_ASSETS).filter(|folder| !folder.is_empty()) {
             return Self::in_named_folder(Path::new(&folder), env::var_os("PATH").as_deref());
@@ -130,28 +135,50 @@ fn named_or_cached(
     )))
 }
 
-/// The folder in the cache with the programs of a bundle, which are built if they are not there.
+/// The folder in the cache with the programs of a bundle, which are downloaded or built if they are not there.
 fn cached(bundle: &Bundle, say: &impl Fn(&str)) -> Result<PathBuf, Error> {
     let cache = cache_folder()?;
-    let folder = cache.join(format!("{}-{}", bundle.name, bundle.key()));
-    // If the folder exists, it is complete, because it is renamed into place.
-    if !folder.is_dir() {
-        fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
-        // Another checkout may be building the same binaries.
-        let path = cache.join(format!("{}-{}.lock", bundle.name, bundle.key()));
-        let lock = File::create(&path).map_err(Error::file("create", &path))?;
-        if lock.try_lock().is_err() {
-            say(&format!(
-                "Another process is building the same ({}); waiting for it.",
-                path.display()
-            ));
-            lock.lock().map_err(Error::file("lock", &path))?;
-        }
-        if !folder.is_dir() {
-            compile::into(bundle, &folder, say)?;
-        }
+    let name = format!("{}-{}", bundle.name, bundle.key());
+    let (built, downloaded) = (cache.join(&name), cache.join(format!("{name}-downloaded")));
+    let may_download = !bundle.downloads.is_empty() && may_download()?;
+    // If a folder exists, it is complete, because it is renamed into place.
+    let there = || {
+        let is_there = |folder: &&PathBuf| folder.is_dir() && (may_download || **folder == built);
+        [&built, &downloaded].into_iter().find(is_there).cloned()
+    };
+    if let Some(folder) = there() {
+        return Ok(folder);
     }
-    Ok(folder)
+    fs::create_dir_all(&cache).map_err(Error::file("create", &cache))?;
+    // Another checkout may be getting the same binaries.
+    let path = cache.join(format!("{name}.lock"));
+    let lock = File::create(&path).map_err(Error::file("create", &path))?;
+    if lock.try_lock().is_err() {
+        say(&format!(
+            "Another process is downloading or building the same ({}); waiting for it.",
+            path.display()
+        ));
+        lock.lock().map_err(Error::file("lock", &path))?;
+    }
+    if let Some(folder) = there() {
+        return Ok(folder);
+    }
+    if may_download && download::into(bundle, &downloaded, say)? {
+        return Ok(downloaded);
+    }
+    compile::into(bundle, &built, say)?;
+    Ok(built)
+}
+
+/// Whether [`STELLAGE_DOWNLOADS`] allows to download.
+fn may_download() -> Result<bool, Error> {
+    match env::var(STELLAGE_DOWNLOADS).as_deref() {
+        Ok("never") => Ok(false),
+        Ok("") | Err(_) => Ok(true),
+        Ok(other) => Err(Error::Missing(format!(
+            "{STELLAGE_DOWNLOADS}={other} is unknown: set it to never, to build everything from source, or unset it"
+        ))),
+    }
 }
 
 /// The first executable file called `name` in `path`.

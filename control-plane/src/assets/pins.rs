@@ -4,6 +4,36 @@ use crate::random::digits;
 use sha2::{Digest as _, Sha256};
 use std::env::consts::{ARCH, OS};
 
+/// A program that its publisher has ready for Linux. In paths, `{version}` stands for the version of the module, with its `v`, and
+/// `{platform}` for Go's name of the processor.
+pub(super) struct Download {
+    pub(super) program: &'static str,
+    pub(super) module: &'static str,
+    /// What the paths follow.
+    publisher: &'static str,
+    /// The program, or a `.tar.gz` with it.
+    pub(super) path: &'static str,
+    /// Its SHA-256, or a list with it as `sha256sum` writes one.
+    pub(super) checksums: &'static str,
+}
+
+impl Download {
+    /// The URL of a path of the publisher.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}/{path}", self.publisher)
+    }
+
+    const fn of_kubernetes(program: &'static str, path: &'static str, checksums: &'static str) -> Self {
+        Self {
+            program,
+            module: "k8s.io/kubernetes",
+            publisher: "https://dl.k8s.io/release",
+            path,
+            checksums,
+        }
+    }
+}
+
 /// Programs that are built together from one `go.mod`.
 pub(super) struct Bundle {
     /// Beginning of the name of its folder in the cache.
@@ -18,6 +48,8 @@ pub(super) struct Bundle {
     pub(super) go_sum: &'static str,
     /// Each program and its package.
     pub(super) binaries: &'static [(&'static str, &'static str)],
+    /// Where all of them can be downloaded instead, in the same order; empty if they can't.
+    pub(super) downloads: &'static [Download],
     /// Build tags, separated by commas.
     pub(super) tags: &'static str,
     /// The module whose version the programs report.
@@ -41,6 +73,30 @@ pub(super) const CONTROL_PLANE: Bundle = Bundle {
         ),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
+    downloads: &[
+        Download {
+            program: "etcd",
+            module: "go.etcd.io/etcd/server/v3",
+            publisher: "https://github.com/etcd-io/etcd/releases/download",
+            path: "{version}/etcd-{version}-linux-{platform}.tar.gz",
+            checksums: "{version}/SHA256SUMS",
+        },
+        Download::of_kubernetes(
+            "kube-apiserver",
+            "{version}/bin/linux/{platform}/kube-apiserver",
+            "{version}/bin/linux/{platform}/kube-apiserver.sha256",
+        ),
+        Download::of_kubernetes(
+            "kube-controller-manager",
+            "{version}/bin/linux/{platform}/kube-controller-manager",
+            "{version}/bin/linux/{platform}/kube-controller-manager.sha256",
+        ),
+        Download::of_kubernetes(
+            "kubectl",
+            "{version}/bin/linux/{platform}/kubectl",
+            "{version}/bin/linux/{platform}/kubectl.sha256",
+        ),
+    ],
     tags: "",
     versioned: Some("k8s.io/kubernetes"),
 };
@@ -54,6 +110,7 @@ pub(super) const HELM: Bundle = Bundle {
     go_mod: include_str!("../../helm/go.mod"),
     go_sum: include_str!("../../helm/go.sum"),
     binaries: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    downloads: &[],
     tags: "",
     versioned: None,
 };
@@ -67,6 +124,7 @@ pub(super) const PROMTOOL: Bundle = Bundle {
     go_mod: include_str!("../../promtool/go.mod"),
     go_sum: include_str!("../../promtool/go.sum"),
     binaries: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
+    downloads: &[],
     tags: "remove_all_sd",
     versioned: None,
 };

@@ -51,10 +51,14 @@ impl Product<'_> {
             r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stellage-system"}}"#;
         self.kubectl(&apply, namespace).await?;
         let rights = checkout.join("deploy/rbac.yaml");
-        if rights.is_file() {
-            let rights = fs::read_to_string(&rights).map_err(Failure::file("read", rights))?;
-            self.kubectl(&apply, &rights).await?;
+        if !rights.is_file() {
+            return Err(Failure::Other(format!(
+                "{} is not there: start the local run in a checkout of Stellage",
+                rights.display()
+            )));
         }
+        let rights = fs::read_to_string(&rights).map_err(Failure::file("read", rights))?;
+        self.kubectl(&apply, &rights).await?;
         self.kubectl(
             &[
                 "wait",

@@ -1,14 +1,21 @@
 //! Deliveries in the event log: those that succeeded at the first attempt, for which there is no Delivery.
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use kube::{Api, ResourceExt as _, api::ListParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
 
 use crate::{
-    cli::{CliError, connect::Cluster, objects},
+    cli::{
+        CliError,
+        connect::{Cluster, Failure},
+        objects,
+    },
     events::EventType,
-    resources::{Delivery, EventLog, PageIndex, Webhook, origin},
+    resources::{Delivery, EventLog, PageIndex, Webhook, event_log::LOGGED_IN_ANNOTATION, origin},
     runtime::client::next_page,
-    service::deliveries::logged::{deliveries_to, delivery_in, event_of},
+    service::deliveries::logged::{deliveries_to, event_of},
 };
 
 /// Pages per list call, without their contents.
@@ -38,6 +45,26 @@ pub(super) async fn list(
     Ok(deliveries)
 }
 
+/// Has a delivery in the log sent again: creates the Delivery that names its page. The operator takes what to send from there, since
+/// nobody else may write that.
+pub(super) async fn send_again(
+    cluster: &Cluster,
+    logged: Delivery,
+    webhook: &Webhook,
+) -> Result<Delivery, Failure> {
+    let (name, namespace) = (logged.name_any(), logged.namespace().unwrap_or_default());
+    let mut request = logged.requested_again(webhook, String::new());
+    request.spec.body.clear();
+    request.status = None;
+    let annotations = request.metadata.annotations.get_or_insert_default();
+    annotations.retain(|key, _| key == LOGGED_IN_ANNOTATION);
+    let api = Api::<Delivery>::namespaced(cluster.client.clone(), &namespace);
+    let doing = format!("send delivery {name} in namespace {namespace}");
+    cluster
+        .call(&doing, api.create(&PostParams::default(), &request))
+        .await
+}
+
 /// The delivery of this name in the log, and its webhook.
 pub(super) async fn find(
     cluster: &Cluster,
@@ -53,7 +80,7 @@ pub(super) async fn find(
             let uid = origin::uid(&webhook.metadata);
             if let Some(event) = event_of(&index, uid, name)
                 && let Some(page) = read(cluster, namespace, &page).await?
-                && let Some(delivery) = delivery_in(&page, &event, uid)
+                && let Some(delivery) = page.delivery_of(&event, uid)
             {
                 return Ok(Some((delivery, webhook.clone())));
             }

@@ -219,15 +219,16 @@ async fn redeliver(cluster: &Cluster, args: &RedeliverArgs) -> Result<(), CliErr
         Ok(Some(patch))
     };
     let delivery = match change(cluster, namespace, &args.name, "send", decide).await {
-        Err(unknown @ CliError::NoObject { .. }) => {
-            return Err(match in_log(cluster, namespace, &args.name).await? {
-                Some((delivery, webhook)) => CliError::OnlyLogged {
-                    id: delivery.id(),
-                    webhook: webhook.id(),
-                },
-                None => unknown,
-            });
-        }
+        Err(unknown @ CliError::NoObject { .. }) => match in_log(cluster, namespace, &args.name).await? {
+            Some((delivery, webhook)) => match logged::send_again(cluster, delivery, &webhook).await {
+                // Another request was faster.
+                Err(failure) if failure.is(409) => {
+                    change(cluster, namespace, &args.name, "send", decide).await?
+                }
+                sent => sent?,
+            },
+            None => return Err(unknown),
+        },
         changed => changed?,
     };
     let webhook: Webhook = objects::find(cluster, namespace, &delivery.spec.webhook).await?;

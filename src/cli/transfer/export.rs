@@ -80,14 +80,15 @@ pub(in crate::cli) async fn run(args: ExportArgs) -> Result<(), CliError> {
         path: &args.output,
     };
     export.all().await?;
-    let (out, counts) = export.out.end().map_err(failed)?;
-    out.done().map_err(failed)?;
+    // Before the last line, without which the file cannot be imported.
     let after = Leadership::read(&cluster, namespace).await?;
     if !args.while_running && after.version() != before.version() {
         return Err(CliError::Transfer(
             "an operator was started meanwhile, so the file is not what this installation has now\nStop it, and export again into another file.".to_owned(),
         ));
     }
+    let (out, counts) = export.out.end().map_err(failed)?;
+    out.done().map_err(failed)?;
     let counts: Vec<String> = counts
         .iter()
         .map(|(kind, count)| format!("{count} {kind}"))

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    Stores, listeners,
+    Stores, listeners, resend,
     shared::{AT_ONCE, Shared, Shown, State, see_outbox},
     sources::Sources,
 };
@@ -45,7 +45,9 @@ pub(super) async fn open(shared: &Shared, stores: &Stores, listed: Listed, tenur
     let mut deliveries = listed.deliveries;
     sort_for_adoption(&mut deliveries);
     load(shared, deliveries, |state, delivery, now| {
-        state.dispatcher.delivery_seen(delivery, true, now);
+        if !resend::take(state, &delivery) {
+            state.dispatcher.delivery_seen(delivery, true, now);
+        }
     })
     .await;
     let sources = Sources::new(&stores.sources);

@@ -3,6 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
+    resend,
     shared::{AT_ONCE, CachedWebhook, Shared, Shown, key_of},
     sources::Place,
 };
@@ -97,9 +98,11 @@ fn delivery_changed(shared: &Shared, change: &Change<Delivery>) {
             if revision(&**delivery) <= state.floor {
                 return;
             }
-            state
-                .dispatcher
-                .delivery_seen(delivery.clone(), false, shared.now());
+            if !resend::take(&mut state, delivery) {
+                state
+                    .dispatcher
+                    .delivery_seen(delivery.clone(), false, shared.now());
+            }
         }
         Change::Deleted(delivery) => {
             let mut state = shared.state.lock();
@@ -148,7 +151,9 @@ fn deliveries_listed(shared: &Shared, all: &[Arc<Delivery>]) {
     sort_for_adoption(&mut sorted);
     for delivery in &sorted {
         let mut state = shared.state.lock();
-        state.dispatcher.delivery_listed(delivery, floor, shared.now());
+        if !resend::take(&mut state, delivery) {
+            state.dispatcher.delivery_listed(delivery, floor, shared.now());
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     owners::Owners,
+    resend::Requests,
     secret_cache::{Problem, SecretCache},
     sources::{Place, Sources},
     write_budget::WriteBudget,
@@ -83,6 +84,8 @@ pub(super) struct State {
     pub(super) log_tally: LogTally,
     /// Disabled webhooks.
     pub(super) disabled: HashSet<WebhookKey>,
+    /// Requests to send a delivery in the event log again.
+    pub(super) requests: Requests,
     /// Webhooks whose secrets have never been read.
     pub(super) unread: BTreeSet<WebhookKey>,
     /// Objects with unclaimed outbox entries, and since when.
@@ -221,6 +224,7 @@ impl Shared {
                     mail_limiter: MailLimiter::new(deps.mail_limits),
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
+                    requests: Requests::default(),
                     unread: BTreeSet::new(),
                     unclaimed: VecDeque::new(),
                     sources: Sources::default(),

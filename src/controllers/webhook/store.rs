@@ -58,29 +58,18 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                 Err(error) => failed(&delivery, &error),
             }
         }
-        WriteRequest::Delete(delivery) => {
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: delivery.metadata.uid.clone(),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            match bounded(api(shared, &delivery).delete(name(&delivery), &params)).await {
-                Ok(_) => Written::Gone,
-                // Another object has its name by now.
-                Err(error) if error.is_not_found() || error.is_conflict() => Written::Gone,
-                Err(error) => failed(&delivery, &error),
-            }
-        }
+        WriteRequest::Delete(delivery) => match delete(&api(shared, &delivery), &delivery).await {
+            Ok(()) => Written::Gone,
+            Err(error) => failed(&delivery, &error),
+        },
     }
 }
 
-/// Reads a Delivery; `None` if it does not exist.
+/// Reads a Delivery; `None` if it does not exist, or is only a request.
 pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<Option<Arc<Delivery>>, ()> {
     let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
     match bounded(api.get_opt(name)).await {
-        Ok(found) => Ok(found.map(pruned)),
+        Ok(found) => Ok(found.filter(|found| !found.is_request()).map(pruned)),
         Err(error) => {
             tracing::warn!(namespace, name, %error, "cannot look up a Delivery");
             Err(())
@@ -90,9 +79,31 @@ pub(super) async fn get(shared: &Shared, namespace: &str, name: &str) -> Result<
 
 async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     match bounded(api.get_opt(name(delivery))).await {
+        Ok(Some(found)) if found.is_request() || found.spec.event_id != delivery.spec.event_id => {
+            // An account holder has created it: what the operator does has this name for this event alone.
+            match delete(api, &found).await {
+                Ok(()) => Written::Failed,
+                Err(error) => failed(delivery, &error),
+            }
+        }
         Ok(Some(found)) => Written::Found(pruned(found)),
         Ok(None) => Written::Gone,
         Err(error) => failed(delivery, &error),
+    }
+}
+
+/// Deletes a Delivery, but not another one that has its name by now.
+pub(super) async fn delete(api: &Api<Delivery>, delivery: &Delivery) -> Result<(), CallError> {
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: delivery.metadata.uid.clone(),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match bounded(api.delete(name(delivery), &params)).await {
+        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+        _ => Ok(()),
     }
 }
 

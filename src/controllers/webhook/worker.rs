@@ -8,7 +8,7 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    event_log, send,
+    event_log, resend, send,
     shared::Shared,
     store,
     write_queue::{CallQueue, NextWrite, Permit, WriteQueue},
@@ -24,6 +24,10 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 256;
 /// Lookups of Deliveries at the same time, as a multiple of the writes.
 const CHECKS_PER_WRITE: usize = 2;
+/// Requests to send a logged delivery again that are completed at the same time. Each reads a page of the event log.
+const RESENDS: usize = 4;
+/// Pause after a request that could not be completed.
+const AFTER_FAILED_RESEND: Duration = Duration::from_secs(10);
 /// Accounts whose event logs are read at the same time, to find out what was logged before a restart.
 const LOG_CHECKS: usize = 8;
 
@@ -54,8 +58,16 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     let mut writes = WriteQueue::new(permits);
     let mut checks = CallQueue::default();
     let mut log_checks = CallQueue::default();
+    let mut resends = CallQueue::default();
     loop {
         let (commands, timer) = collect(&shared);
+        let requests = shared.state.lock().requests.take_new();
+        requests.into_iter().for_each(|request| resends.push(request));
+        while resends.running() < RESENDS
+            && let Some((request, permit)) = resends.pop()
+        {
+            spawn_resend(&shared, &tasks, request, permit);
+        }
         for command in commands {
             match command {
                 Command::Attempt {
@@ -187,6 +199,21 @@ fn spawn_log_check(shared: &Arc<Shared>, tasks: &Tasks, namespace: Arc<str>, per
         let now = shared.now();
         let dispatcher = &mut shared.state.lock().dispatcher;
         dispatcher.log_checked(&namespace, &events, found.as_ref().map_err(|_| ()), now);
+        shared.wake.notify_one();
+    });
+}
+
+fn spawn_resend(shared: &Arc<Shared>, tasks: &Tasks, request: JobKey, permit: Permit) {
+    let shared = shared.clone();
+    tasks.spawn(async move {
+        let (namespace, name) = request.split_once('/').unwrap_or_default();
+        let completed = resend::complete(&shared, namespace, name).await;
+        drop(permit);
+        if let Err(error) = &completed {
+            tracing::warn!(namespace, name, %error, "cannot complete a request to send a delivery again; will retry");
+            tokio::time::sleep(AFTER_FAILED_RESEND).await;
+        }
+        shared.state.lock().requests.ended(request, completed.is_err());
         shared.wake.notify_one();
     });
 }

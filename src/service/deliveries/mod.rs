@@ -50,6 +50,7 @@ use crate::{
     resources::{
         Delivery, DeliveryPhase, EventLog, Webhook,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
+        event_log::page_of,
         instance::IDEMPOTENCY_ANNOTATION,
     },
     runtime::client::{bounded, next_page},
@@ -348,9 +349,9 @@ impl Service {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
         let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
-        if let Some(delivery) =
-            delivery.filter(|delivery| is_of(delivery, webhook) && !delivery.is_terminating())
-        {
+        // What only asks to send it again is completed soon.
+        let is_whole = |delivery: &Delivery| !delivery.is_terminating() && !delivery.is_request();
+        if let Some(delivery) = delivery.filter(|delivery| is_of(delivery, webhook) && is_whole(delivery)) {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
@@ -358,7 +359,7 @@ impl Service {
             let found = pages.find(|index| logged::event_of(index, webhook.origin_uid(), &name));
             let (page, event) = found.await?.ok_or_else(unknown)?;
             let page = pages.get(&page).await?.ok_or_else(unknown)?;
-            logged::delivery_in(&page, &event, webhook.origin_uid()).ok_or_else(unknown)
+            page.delivery_of(&event, webhook.origin_uid()).ok_or_else(unknown)
         };
         let delivery = tokio::time::timeout(DEADLINE, finding)
             .await
@@ -471,7 +472,7 @@ struct Replaced(HashMap<String, Vec<String>>);
 
 impl Replaced {
     fn add(&mut self, metadata: &ObjectMeta) {
-        if let Some(page) = logged::page_of(metadata) {
+        if let Some(page) = page_of(metadata) {
             let names = self.0.entry(page.to_owned()).or_default();
             names.push(metadata.name.clone().unwrap_or_default());
         }

@@ -1,0 +1,140 @@
+//! Completes the Deliveries with which account holders ask that a delivery in the event log be sent again: with what the page that
+//! they name has of it. Nothing that an account holder writes is signed.
+
+use std::collections::HashMap;
+
+use kube::{Api, ResourceExt as _, api::PostParams};
+
+use super::{
+    shared::{Shared, State},
+    store::{self, FIELD_MANAGER},
+};
+use crate::{
+    delivery::dispatch::{JobKey, job_key_of, key},
+    resources::{Delivery, EventLog, Webhook, event_log::page_of, origin},
+    runtime::client::{CallError, bounded},
+};
+
+/// The requests that have not been completed yet.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// Each with whether it has changed since work on it began.
+    known: HashMap<JobKey, bool>,
+    /// Those that nobody works on yet.
+    new: Vec<JobKey>,
+}
+
+impl Requests {
+    fn add(&mut self, request: JobKey) {
+        if let Some(has_changed) = self.known.get_mut(&request) {
+            *has_changed = true;
+        } else {
+            self.known.insert(request.clone(), false);
+            self.new.push(request);
+        }
+    }
+
+    /// Those to begin with.
+    pub(super) fn take_new(&mut self) -> Vec<JobKey> {
+        std::mem::take(&mut self.new)
+    }
+
+    /// Records that work on a request has ended. It begins anew if the request has changed meanwhile, or has to be tried `again`.
+    pub(super) fn ended(&mut self, request: JobKey, again: bool) {
+        if self.known.remove(&request) == Some(true) || again {
+            self.add(request);
+        }
+    }
+}
+
+/// Takes a Delivery that is only a request, to complete it; `false` if it is a whole one, for the dispatcher.
+pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
+    let is_request = delivery.is_request();
+    if is_request {
+        state.requests.add(job_key_of(delivery));
+    }
+    is_request
+}
+
+/// Completes a request, from when on it is an ordinary Delivery. Deletes one that does not fit the page that it names.
+pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Result<(), CallError> {
+    let api: Api<Delivery> = Api::namespaced(shared.deps.client.clone(), namespace);
+    let request = bounded(api.get_opt(name)).await?;
+    let Some(request) =
+        request.filter(|request| request.is_request() && request.metadata.deletion_timestamp.is_none())
+    else {
+        return Ok(());
+    };
+    let logged = in_log(shared, namespace, &request).await?;
+    if !shared.leads() {
+        return Ok(());
+    }
+    let Some((logged, webhook)) = logged else {
+        tracing::warn!(
+            namespace,
+            name,
+            "a Delivery without a body is not in the page of the event log that it names; deleting it"
+        );
+        return store::delete(&api, &request).await;
+    };
+    let nonce = format!("{:.6}", shared.deps.clock.now());
+    let mut delivery = logged.requested_again(&webhook, nonce);
+    delivery.metadata.resource_version = request.resource_version();
+    let params = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    match bounded(api.replace(name, &params, &delivery)).await {
+        // The watch shows what somebody else has made of it.
+        Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The delivery that a request names, and its webhook, if the page has it.
+async fn in_log(
+    shared: &Shared,
+    namespace: &str,
+    request: &Delivery,
+) -> Result<Option<(Delivery, Webhook)>, CallError> {
+    let of_request = key(namespace, &request.spec.webhook);
+    let webhook = {
+        let state = shared.state.lock();
+        let cached = state.webhooks.get(&of_request);
+        cached.map(|cached| cached.webhook.clone())
+    };
+    let (Some(webhook), Some(page)) = (webhook, page_of(&request.metadata)) else {
+        return Ok(None);
+    };
+    let pages: Api<EventLog> = Api::namespaced(shared.deps.client.clone(), namespace);
+    let Some(page) = bounded(pages.get_opt(page)).await? else {
+        return Ok(None);
+    };
+    let logged = page.delivery_of(&request.spec.event_id, origin::uid(&webhook.metadata));
+    let logged = logged.filter(|logged| logged.metadata.name == request.metadata.name);
+    Ok(logged.map(|logged| (logged, (*webhook).clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_changes_while_it_is_worked_on_is_taken_up_once_more_and_no_more_often() {
+        let mut requests = Requests::default();
+        let request = key("ada", "dlv-a");
+        for _ in 0..3 {
+            requests.add(request.clone());
+        }
+        assert_eq!(requests.take_new(), [request.clone()]);
+        requests.add(request.clone());
+        requests.add(request.clone());
+        assert!(requests.take_new().is_empty());
+        requests.ended(request.clone(), false);
+        assert_eq!(requests.take_new(), [request.clone()]);
+        requests.ended(request.clone(), true);
+        assert_eq!(requests.take_new(), [request.clone()]);
+        requests.ended(request, false);
+        assert!(requests.take_new().is_empty() && requests.known.is_empty());
+    }
+}
