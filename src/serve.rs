@@ -38,7 +38,8 @@ use crate::{
         cluster_addresses::ClusterAddresses,
         events::Events,
         http::tls::CertificateError,
-        lease, open_files, ops, telemetry,
+        lease, open_files, ops, telemetry, traces,
+        traces::TraceError,
         watch::{Listener, Watches},
     },
     service::{self, Service},
@@ -64,6 +65,9 @@ pub enum ServeError {
     /// The file of the catalogue cannot be used.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     /// The certificate of the REST API cannot be used.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -119,6 +123,12 @@ pub async fn serve(
         Metrics::of(api.is_some(), controller.is_some()),
         ServerTime::default(),
     );
+    let service_name = match (&api, &controller) {
+        (Some(_), None) => "stellage-api",
+        (None, Some(_)) => "stellage-controller",
+        _ => "stellage",
+    };
+    let sending = traces::start(&common.traces, service_name, &metrics)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ops_listener = bind(common.metrics_listen, "--metrics-listen").await?;
     let metrics_url = url(&ops_listener, false);
@@ -238,7 +248,11 @@ pub async fn serve(
     }
     let announcement = announce(health, common.ready_file, api_url, metrics_url, shutdown.clone());
     tasks.push((ANNOUNCEMENT, tokio::spawn(announcement)));
-    wait(tasks, &shutdown).await
+    let ended = wait(tasks, &shutdown).await;
+    if let Some(sending) = sending {
+        sending.finish().await;
+    }
+    ended
 }
 
 /// The catalogue, and its file if it has one.

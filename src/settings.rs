@@ -21,6 +21,7 @@ use crate::{
             tls::{Certificate, CertificateError},
         },
         lease::LeaseTimes,
+        traces::TraceSettings,
     },
 };
 
@@ -90,6 +91,10 @@ pub struct CommonSettings {
     /// Log lines as JSON rather than text
     #[arg(long, env = "STELLAGE_LOG_JSON")]
     pub log_json: bool,
+
+    /// Where traces are sent, and how many
+    #[command(flatten)]
+    pub traces: TraceSettings,
 }
 
 impl CommonSettings {

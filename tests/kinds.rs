@@ -45,10 +45,10 @@ fn whole_instance_status() -> Value {
         "id": "i-abcdefgh01234567", "state": "resizing", "observedGeneration": 3,
         "ipAddress": "198.18.0.1", "ipv6Address": "2001:db8::1", "plan": "starter", "image": "ubuntu-24.04",
         "diskSizeGB": 40, "power": "Running", "powerState": "Running",
-        "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "restoreFrom": "before", "forced": true },
+        "operation": { "kind": "Resize", "startedAt": "2026-11-21T10:00:00Z", "endsIn": "Running", "plan": "business", "image": "ubuntu-24.04", "restoreFrom": "before", "forced": true, "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" },
         "startRequestedAt": "2026-11-21T10:00:00Z", "powerOffRequestedAt": "2026-11-21T10:00:00Z",
         "rebootRequestedAt": "2026-11-21T10:00:00Z", "rebuildRequestedAt": "2026-11-21T10:00:00Z",
-        "restoredFrom": "before",
+        "restoredFrom": "before", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         "refusedInstallation": { "image": "debian-13", "restoreFrom": "gone", "rebuildRequestedAt": "2026-11-21T10:00:00Z" },
         "nextBackupAt": "2026-11-21T10:00:00Z",
         "metering": { "since": "2026-11-21T10:00:00Z", "changes": [{ "hour": 0, "plan": "starter", "then": "business" }] },
@@ -58,7 +58,7 @@ fn whole_instance_status() -> Value {
             "id": "alr_a", "rule": "cpu_usage_high", "phase": "Ended", "metric": "cpu_usage", "threshold": 90.5, "value": 95.25,
             "since": "2026-11-21T10:00:00Z", "firedAt": "2026-11-21T10:05:00Z", "endedAt": "2026-11-21T10:10:00Z",
         }],
-        "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
+        "outbox": [{ "id": "evt_a", "type": "instance.started", "sequence": 7, "createdAt": "2026-11-21T10:00:00Z", "body": "{}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
     })
@@ -83,7 +83,7 @@ fn whole_backup_status() -> Value {
         },
         "completedAt": "2026-11-21T10:00:00Z", "sizeGB": 12.4, "error": { "code": "timeout", "message": "why" },
         "retried": true, "eventSequence": 1,
-        "outbox": [{ "id": "evt_a", "type": "backup.failed", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
+        "outbox": [{ "id": "evt_a", "type": "backup.failed", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }],
         "providerState": { "any": "thing" },
         "conditions": [condition()],
     })
@@ -137,7 +137,7 @@ fn whole_invoice() -> Value {
             "dueDate": "2026-12-15", "amount": "5.95 EUR", "netCents": 500, "taxCents": 95, "taxRate": "19.00", "linesCount": 1,
             "pageLines": [1, 0], "seller": ["Stellage Ltd"], "buyer": ["Ada"], "email": "ada@example.com",
             "nothingUntil": "2026-11-21T10:00:00Z", "eventSequence": 1,
-            "outbox": [{ "id": "evt_a", "type": "invoice.created", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}" }],
+            "outbox": [{ "id": "evt_a", "type": "invoice.created", "sequence": 1, "createdAt": "2026-11-21T10:00:00Z", "body": "{}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }],
         },
     })
 }
@@ -169,7 +169,7 @@ fn whole_delivery() -> Value {
         "metadata": { "name": "dlv-abcdefgh01234567", "labels": { "stellage.dev/finished": "true" } },
         "spec": {
             "webhook": "whole", "eventId": "evt_a", "eventType": "alert.triggered", "eventCreatedAt": "2026-11-21T10:00:00Z",
-            "sequence": 7, "subject": "uid", "body": "{\"id\":\"evt_a\"}", "test": true,
+            "sequence": 7, "subject": "uid", "body": "{\"id\":\"evt_a\"}", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "test": true,
         },
         "status": {
             "phase": "Exhausted", "attemptCount": 6, "retries": 5, "nextAttemptAt": "2026-11-21T10:00:00Z",

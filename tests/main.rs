@@ -28,6 +28,8 @@ mod a_metrics;
 mod a_monitoring;
 #[path = "resilience.rs"]
 mod a_resilience;
+#[path = "traces.rs"]
+mod a_traces;
 #[path = "transfer.rs"]
 mod a_transfer;
 #[path = "upgrade/mod.rs"]

@@ -131,6 +131,8 @@ async fn the_table_has_the_metrics_of_a_running_operator_with_their_types_and_la
         "run",
         "--provisioning-seconds=0",
         "--instance-metrics",
+        // Nobody is there, so sending traces fails.
+        "--otlp-endpoint=http://127.0.0.1:9",
         catalogue.as_str(),
     ];
     arguments.extend(["--retry-schedule", "50ms"]);

@@ -246,6 +246,7 @@ mod tests {
             sequence: 1,
             subject: "u".to_owned(),
             body: (*body).to_owned(),
+            traceparent: None,
             deliveries: Vec::new(),
         });
         let at = Timestamp::from_second(second).unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::resources::{HasOutbox, OutboxEntry, origin};
+use crate::resources::{EventType, HasOutbox, OutboxEntry, origin};
 
 /// How long a settled event waits in the outbox for another status update to remove it (decisions, section 5). After that
 /// it is removed in a write of its own.
@@ -36,6 +36,17 @@ pub fn clear(
     }
     let waits = outbox.iter().map(lingered).min()?;
     Some(waits.clamp(Duration::from_secs(1), LINGER))
+}
+
+/// Has the events with a sequence number above `before` carry the `traceparent` of what records them. Alerts do not: they come of what
+/// a server does, not of a request.
+pub fn carry_trace(outbox: &mut [OutboxEntry], before: i64, traceparent: Option<&str>) {
+    let Some(traceparent) = traceparent else { return };
+    for entry in outbox {
+        if entry.sequence > before && entry.event_type != EventType::AlertTriggered {
+            entry.traceparent = Some(traceparent.to_owned());
+        }
+    }
 }
 
 /// The outbox of an object, in one version of the object.

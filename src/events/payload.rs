@@ -385,6 +385,7 @@ fn entry(
         event_type,
         sequence,
         created_at: now,
+        traceparent: None,
     }
 }
 

@@ -23,9 +23,13 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
+use opentelemetry::context::FutureExt as _;
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
-use tracing::Instrument as _;
+use tracing::{
+    Instrument as _,
+    field::{Empty, display},
+};
 
 use super::{
     AnsweredAs, App,
@@ -39,6 +43,7 @@ use crate::{
     runtime::{
         Metrics,
         metrics::{RequestLabels, RouteLabels, method_label},
+        traces,
     },
     service::credentials::Credential,
 };
@@ -192,15 +197,28 @@ where
         let method = method_label(request.method());
         let request_id = request_id(request.headers());
         // Of the highest level, so that each line about the request has its id whatever the filter is.
-        let span = tracing::error_span!("request", request_id = request_id.to_str().unwrap_or_default());
+        let span = tracing::error_span!(
+            "request",
+            request_id = request_id.to_str().unwrap_or_default(),
+            trace_id = Empty
+        );
         let observer = self.observer.clone();
         let number = observer.number(request.extensions().get());
         let route = &observer.routes[number];
+        let traced = traced(request.headers(), method, route);
+        if let Some(traced) = &traced {
+            traced.set(
+                "stellage.request_id",
+                request_id.to_str().unwrap_or_default().to_owned(),
+            );
+            span.record("trace_id", display(traced.trace_id()));
+        }
         let (admitted, allowance) = if route.needs_key && route.methods.contains(request.method()) {
             observer.app.admit(&mut request)
         } else {
             (Ok(()), None)
         };
+        let context = traced.as_ref().map(traces::Span::context);
         // Combinators, since an async block would hold the inner future twice, and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
             finish(&mut response, &request_id);
@@ -208,6 +226,12 @@ where
             let route = &observer.routes[number];
             observer.count(route, method, status, started.elapsed());
             tracing::debug!(method, route = route.label, status, "answered");
+            if let Some(traced) = traced {
+                traced.set("http.response.status_code", i64::from(status));
+                if response.status().is_server_error() {
+                    traced.fail(status.to_string());
+                }
+            }
             let headers = response.headers_mut();
             if let Some(allowance) = allowance {
                 add_rate_limit(headers, &allowance);
@@ -221,7 +245,10 @@ where
                 let answer = span.in_scope(|| self.inner.call(request));
                 let answer = AssertUnwindSafe(answer).catch_unwind();
                 let answer = answer.map(move |answered| finish(unless_panicked(answered)));
-                Box::pin(answer.instrument(span))
+                match context {
+                    None => Box::pin(answer.instrument(span)),
+                    Some(context) => Box::pin(answer.with_context(context).instrument(span)),
+                }
             }
             Err(refusal) => Box::pin(ready(span.in_scope(|| finish(refuse(refusal))))),
         }
@@ -290,6 +317,27 @@ impl App {
         }
         Ok(())
     }
+}
+
+/// The span of a request, if it is traced. It has neither the path, in which a client may have put anything, nor the query.
+fn traced(headers: &HeaderMap, method: &'static str, route: &Route) -> Option<traces::Span> {
+    let method = if method == "other" { "HTTP" } else { method };
+    let is_known = !route.methods.is_empty();
+    let span = traces::of_request(headers, || {
+        if is_known {
+            format!("{method} {}", route.label)
+        } else {
+            method.to_owned()
+        }
+    })?;
+    span.set(
+        "http.request.method",
+        if method == "HTTP" { "_OTHER" } else { method },
+    );
+    if is_known {
+        span.set("http.route", route.label);
+    }
+    Some(span)
 }
 
 /// The answer of a handler. A panic becomes a 500.

@@ -242,6 +242,7 @@ pub(super) fn begin(
             .clone()
             .filter(|_| installs || boots && status.provisioned_at.is_none()),
         forced: false,
+        traceparent: None,
     };
     status.operation = Some(told_apart(begun, status.operation.as_ref()));
     status.state = Some(state_during(kind));

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _, api::ObjectMeta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{event::EventType, ids, origin, size, times, webhook::Webhook};
+use super::{event::EventType, ids, origin, size, times, traceparent, webhook::Webhook};
 
 /// Label with the name of the Webhook.
 pub const WEBHOOK_LABEL: &str = "stellage.dev/webhook";
@@ -190,6 +190,10 @@ pub struct DeliverySpec {
     /// The request body, byte for byte.
     #[schemars(length(max = 65536))]
     pub body: String,
+    /// The W3C traceparent of the span that recorded the event, if it follows from a request that is traced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "traceparent::optional")]
+    pub traceparent: Option<String>,
     /// Whether this is a test event, which is never retried.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub test: bool,

@@ -6,7 +6,7 @@ use kube::Resource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::times;
+use super::{times, traceparent};
 
 /// The type of an event (specification, section 6.1).
 #[derive(
@@ -120,6 +120,10 @@ pub struct OutboxEntry {
     /// The request body of the deliveries, byte for byte.
     #[schemars(length(max = MAX_BODY))]
     pub body: String,
+    /// The W3C traceparent of the span that recorded the event, if it follows from a request that is traced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "traceparent::optional")]
+    pub traceparent: Option<String>,
 }
 
 /// A kind whose objects record events: each in `status.outbox`, with the change that it reports.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Attempt, Delivery, DeliveryPhase, DeliverySpec, DeliveryStatus,
     event::{EventType, MAX_BODY},
-    ids, size, times,
+    ids, size, times, traceparent,
 };
 
 /// Most events on a page (decisions, section 1).
@@ -94,6 +94,10 @@ pub struct LoggedEvent {
     /// The request body of its deliveries, byte for byte.
     #[schemars(length(max = MAX_BODY))]
     pub body: String,
+    /// The W3C traceparent of the span that recorded the event, if it follows from a request that is traced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "traceparent::optional")]
+    pub traceparent: Option<String>,
     /// The deliveries that succeeded at the first attempt. Others are Deliveries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DELIVERIES))]
@@ -303,6 +307,7 @@ impl LoggedEvent {
                 sequence: self.sequence,
                 subject: self.subject.clone(),
                 body: self.body.clone(),
+                traceparent: self.traceparent.clone(),
                 test: false,
             },
         );

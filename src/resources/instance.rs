@@ -16,7 +16,7 @@ use super::{
     metering::Metering,
     origin,
     plan::Plan,
-    times,
+    times, traceparent,
 };
 
 /// Keeps an Instance until its server is gone.
@@ -202,6 +202,10 @@ pub struct Operation {
     /// The guest did not shut down within the grace period, so its power is cut.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forced: bool,
+    /// The W3C traceparent of the request that the operation carries out, if that is traced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "traceparent::optional")]
+    pub traceparent: Option<String>,
 }
 
 impl Operation {
@@ -476,6 +480,11 @@ pub struct InstanceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_ALERTS))]
     pub alerts: Vec<Alert>,
+
+    /// The value of the annotation stellage.dev/traceparent that was last taken up with a change of the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "traceparent::optional")]
+    pub traceparent: Option<String>,
 
     /// The provider's own data about this server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

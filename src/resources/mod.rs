@@ -6,6 +6,7 @@
 //! - [`ids`]: public identifiers, derived from names and UIDs;
 //! - [`conditions`]: the schema of `metav1.Condition`s and the function that sets them;
 //! - [`origin`]: what an imported object was before;
+//! - [`traceparent`]: the traces that changes and events belong to;
 //! - [`tracking`]: who wrote which field, and when the spec was written;
 //! - [`validation`]: rules for spec values, shared by REST and the controllers;
 //! - [`metering`]: what invoices need to know about an instance; [`money`]: amounts and prices, in integers; [`plan`]: the plans;
@@ -37,6 +38,7 @@ pub mod plan;
 pub mod quota;
 pub mod size;
 mod times;
+pub mod traceparent;
 pub mod tracking;
 pub mod validation;
 pub mod webhook;

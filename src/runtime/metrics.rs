@@ -149,6 +149,8 @@ pub struct Metrics {
     pub mail_configured: Gauge,
     /// Changes of the catalogue's file: `ok`, or `invalid` if it could not be used.
     pub catalogue_reloads: Family<OutcomeLabels, Counter>,
+    /// Requests to the receiver of traces.
+    pub trace_exports: Family<OutcomeLabels, Counter>,
     /// Samples of the servers' usage.
     pub usage_samples: Family<OutcomeLabels, Counter>,
     /// Monitored instances, in the leader.
@@ -276,6 +278,7 @@ impl Metrics {
             mails: Family::default(),
             mail_configured: Gauge::default(),
             catalogue_reloads: Family::default(),
+            trace_exports: Family::default(),
             usage_samples: Family::default(),
             monitored_instances: Gauge::default(),
             usage_series: Gauge::default(),
@@ -327,6 +330,11 @@ impl Metrics {
             "catalogue_reloads",
             "Changes of the catalogue's file",
             self.catalogue_reloads.clone(),
+        );
+        registry.register(
+            "trace_exports",
+            "Requests to the receiver of traces",
+            self.trace_exports.clone(),
         );
     }
 

@@ -19,8 +19,10 @@
 //!   round-robin over the accounts;
 //! - [`server_time`]: the API server's time;
 //! - [`shared_key`]: random keys that all replicas share, in Secrets;
+//! - [`system_tls`]: TLS for clients of servers that the administrator names;
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
+//! - [`traces`]: traces over OTLP;
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
@@ -42,8 +44,10 @@ pub mod ops;
 pub mod reconcile_queue;
 pub mod server_time;
 pub mod shared_key;
+pub mod system_tls;
 pub mod telemetry;
 pub mod timed_mutex;
+pub mod traces;
 pub mod watch;
 pub mod work_queue;
 

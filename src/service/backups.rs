@@ -1,17 +1,17 @@
 //! Backups: list, find, create, delete, and which can be restored.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     Service,
     credentials::Tenant,
     error::{Detail, Error, ErrorKind},
     id::{BackupId, InstanceId, PublicId as _},
-    idempotency::{IdempotentRequest, REQUEST_HASH_ANNOTATION},
+    idempotency::IdempotentRequest,
     index::{Index as _, Indexed, Object as _},
     instances::{IndexedInstance, RestorableBackup, wrong_backup},
     precondition::Precondition,
-    store::{Created, KeyedCreate},
+    store::{Created, KeyedCreate, annotations},
 };
 use crate::{
     backups::retention::counts,
@@ -208,8 +208,7 @@ impl Service {
             };
             let mut backup = Backup::new(object_name, spec);
             backup.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-            backup.metadata.annotations =
-                hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
+            backup.metadata.annotations = annotations(hash);
             backup
         };
         self.backups

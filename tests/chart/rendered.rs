@@ -37,8 +37,8 @@ fn everything() -> Value {
         "catalogue": { "regions": ["fr-par-1"], "plans": { "starter": { "priceMonthly": 4.2 } } },
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
-        "oidc": { "existingSecret": "login" },
-        "settings": { "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
+        "oidc": { "existingSecret": "login" }, "traces": { "existingSecret": "collector" },
+        "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
         "api": api, "controller": controller,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
         "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
@@ -49,6 +49,7 @@ fn everything() -> Value {
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
             "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
+            "tracesRanges": ["10.4.0.0/16"],
         },
     })
 }
@@ -288,6 +289,17 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
         ("STELLAGE_PROVISIONING_SECONDS", Some("0.5"), Some("0.5")),
         ("STELLAGE_SIMULATOR_FAULTS", Some("true"), Some("true")),
         ("STELLAGE_LOG_JSON", Some("true"), Some("true")),
+        (
+            "STELLAGE_OTLP_ENDPOINT",
+            Some("http://collector.observability:4318"),
+            Some("http://collector.observability:4318"),
+        ),
+        ("STELLAGE_TRACE_RATIO", Some("0.05"), Some("0.05")),
+        (
+            "OTEL_EXPORTER_OTLP_HEADERS",
+            Some(r#"{"secretKeyRef":{"key":"headers","name":"collector"}}"#),
+            Some(r#"{"secretKeyRef":{"key":"headers","name":"collector"}}"#),
+        ),
         ("STELLAGE_RECEIVER_ALLOW_PORT", Some("22,25"), Some("22,25")),
         (
             "STELLAGE_TRUSTED_PROXIES",
@@ -330,14 +342,19 @@ async fn settings_reach_the_processes_that_take_them_and_pods_have_time_to_end()
     let provider = json!({
         "ports": [{ "protocol": "TCP", "port": 8443 }], "to": [{ "ipBlock": { "cidr": "10.3.0.0/16" } }],
     });
-    let may_sign_in = |name: &str| {
+    let may_call = |name: &str, peer: &Value| {
         let policy = all
             .iter()
             .find(|object| object["kind"] == "NetworkPolicy" && object["metadata"]["name"] == name);
         let rules = policy.unwrap()["spec"]["egress"].as_array().unwrap();
-        rules.contains(&provider)
+        rules.contains(peer)
     };
-    assert!(may_sign_in("stellage-api") && !may_sign_in("stellage-controller"));
+    assert!(may_call("stellage-api", &provider) && !may_call("stellage-controller", &provider));
+    // That of the receiver of traces to both.
+    let collector = json!({
+        "ports": [{ "protocol": "TCP", "port": 4318 }], "to": [{ "ipBlock": { "cidr": "10.4.0.0/16" } }],
+    });
+    assert!(may_call("stellage-api", &collector) && may_call("stellage-controller", &collector));
     // The grace of 20 s, the delay of 5 s, and some more.
     assert_eq!((time_of_api, time_of_controller), (json!(35), json!(30)));
 }

@@ -81,6 +81,7 @@ pub fn event(start: Timestamp, number: usize, delivered_to: &[&Webhook]) -> Logg
         sequence: tenths,
         subject: "subject".to_owned(),
         body: body.replacen("{\"id\":", "{ \"id\" :  ", 1),
+        traceparent: None,
         deliveries: delivered.collect(),
     }
 }
@@ -275,6 +276,7 @@ async fn store(tenant: &Tenant, webhook: &Webhook, event: &LoggedEvent, phase: D
             sequence: event.sequence,
             subject: event.subject.clone(),
             body: event.body.clone(),
+            traceparent: None,
             test: false,
         },
     );

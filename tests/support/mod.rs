@@ -2,12 +2,14 @@
 //!
 //! - [`network`]: a network between an operator and the API server, which fails as asked;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
+//! - [`otlp`]: what a receiver of traces has got;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documents show.
 
 pub mod network;
 pub mod oidc;
+pub mod otlp;
 pub mod receivers;
 pub mod smtp;
 pub mod walkthrough;

@@ -185,6 +185,7 @@ fn event(n: i64) -> OutboxEntry {
         event_type: EventType::InstanceStopped,
         created_at: now,
         body: body.to_string(),
+        traceparent: None,
     }
 }
 

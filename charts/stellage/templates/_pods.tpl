@@ -110,6 +110,10 @@ spec:
             - name: STELLAGE_RECEIVER_CA
               value: /etc/stellage/receiver-ca/ca.crt
             {{- end }}
+            {{- if $values.traces.existingSecret }}
+            - name: OTEL_EXPORTER_OTLP_HEADERS
+              valueFrom: {secretKeyRef: {name: {{ $values.traces.existingSecret }}, key: {{ $values.traces.existingSecretKey }}}}
+            {{- end }}
             {{- if and $servesApi $values.tls.existingSecret }}
             - name: STELLAGE_TLS_CERT
               value: /etc/stellage/tls/tls.crt

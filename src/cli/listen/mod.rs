@@ -236,6 +236,7 @@ mod tests {
             sequence: 1,
             created_at: "2026-11-21T10:00:00.120Z".parse().unwrap(),
             body: r#"{"data":{"instance":{"name":"web","status":"running"}}}"#.into(),
+            traceparent: None,
         };
         assert_eq!(
             describe(&entry),

@@ -20,8 +20,6 @@ use bytes::Bytes;
 use http::{StatusCode, header};
 use jsonwebtoken::{decode_header, jwk::Jwk};
 use reqwest::{Client, RequestBuilder, redirect};
-use rustls::{ClientConfig, RootCertStore, crypto::ring};
-use rustls_native_certs::load_native_certs;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use thiserror::Error;
@@ -32,6 +30,7 @@ use self::{
     id_token::{Claims, Email},
     settings::is_safe,
 };
+use crate::runtime::system_tls;
 
 /// Where the provider sends browsers back to.
 pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
@@ -178,14 +177,8 @@ impl Provider {
         let host = Url::parse(&issuer)
             .ok()
             .and_then(|url| Some(url.host_str()?.to_owned()));
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(load_native_certs().certs);
-        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         let http = Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(system_tls::client_config()?)
             .redirect(redirect::Policy::none())
             .timeout(TIMEOUT)
             .user_agent(concat!("Stellage/", env!("CARGO_PKG_VERSION")))

@@ -10,6 +10,7 @@ use kube::{
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::Instant};
+use tracing::Instrument as _;
 
 use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
@@ -18,16 +19,18 @@ use crate::{
         restore::fits,
         retention::{gives_way, has_room, is_left_over, oldest_left_over},
     },
-    events::OutboxVersion,
+    events::{OutboxVersion, outbox},
     lifecycle::wants_restore,
     providers::{BackupObservation, BackupProgress, Provider, ProviderError},
     resources::{
-        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, tracking::CONTROLLER_MANAGER,
+        Backup, BackupPhase, BackupStatus, Instance, backup::FINALIZER, origin, traceparent::annotated,
+        tracking::CONTROLLER_MANAGER,
     },
     runtime::{
         ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
+        traces::{self, Span, SpanKind},
         watch::key,
         work_queue::{Class, Reconcile},
     },
@@ -89,6 +92,19 @@ fn namespace(backup: &Backup) -> &str {
     backup.metadata.namespace.as_deref().unwrap_or_default()
 }
 
+/// The span of a reconcile of a backup that a traced request has made, until it has come to its end. Its spec never changes, so the
+/// annotation is about nothing else.
+fn span(backup: &Backup) -> Option<Span> {
+    if !backup.is_unfinished() || backup.is_deleting() {
+        return None;
+    }
+    let parent = annotated(&backup.metadata)?;
+    let span = traces::continued(parent, "reconcile Backup", SpanKind::Internal)?;
+    span.set("k8s.namespace.name", namespace(backup).to_owned());
+    span.set("stellage.backup", backup.name_any());
+    Some(span)
+}
+
 impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
     fn class(&self, place: &ObjectRef<Backup>) -> Class {
         match self.queue.current(place) {
@@ -110,11 +126,19 @@ impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
             return None;
         };
         let begun = Instant::now();
-        let result = Box::pin(self.pass(backup.clone())).await;
+        let span = span(&backup);
+        let in_logs = traces::in_logs(span.as_ref());
+        let pass = traces::within(span.as_ref(), Box::pin(self.pass(backup.clone())));
+        let result = pass.instrument(in_logs.clone()).await;
         let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
         let metrics = &self.controller.metrics;
         metrics.reconciled("Backup", begun.elapsed(), outcome);
-        result.unwrap_or_else(|error| self.after(&backup, &error))
+        result.unwrap_or_else(|error| {
+            if let Some(span) = span {
+                span.fail(error.label());
+            }
+            in_logs.in_scope(|| self.after(&backup, &error))
+        })
     }
 }
 
@@ -154,9 +178,11 @@ impl<P: Provider> Reconciler<P> {
             };
             let asked = self.ask(&backup, has_account, has_begun_now).await;
             let now = self.controller.clock.now();
-            let decision = self.with_situation(&backup, has_account, |situation| {
+            let mut decision = self.with_situation(&backup, has_account, |situation| {
                 decide(&backup, situation, asked.seen(), now)
             });
+            let told = backup.status.as_ref().map_or(0, |status| status.event_sequence);
+            outbox::carry_trace(&mut decision.status.outbox, told, traces::current().as_deref());
             if decision.effect == Effect::Finish {
                 self.remove_finalizer(&backup).await?;
                 self.backoffs.reset(uid(&backup));
@@ -319,11 +345,18 @@ impl<P: Provider> Reconciler<P> {
     ) -> Result<T, ProviderError> {
         let limit = self.controller.provider_timeout;
         let begun = Instant::now();
-        let answer = tokio::time::timeout(limit, call)
+        let span = traces::child("provider backup", SpanKind::Client);
+        let answer = traces::within(span.as_ref(), tokio::time::timeout(limit, call))
             .await
             .unwrap_or(Err(ProviderError::Timeout(limit)));
         let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
         let provider = self.controller.provider.name();
+        if let Some(span) = span {
+            span.set("stellage.provider", provider);
+            if answer.is_err() {
+                span.fail(outcome);
+            }
+        }
         let metrics = &self.controller.metrics;
         metrics.provider_called(provider, begun.elapsed(), outcome);
         if let Err(error) = &answer {

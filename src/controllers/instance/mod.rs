@@ -1,9 +1,11 @@
 //! The Instance controller: asks the provider for one step, decides ([`crate::lifecycle`]), and writes the status.
 //!
 //! - `reconcile`: one reconcile of one instance;
+//! - `trace`: the trace that it belongs to;
 //! - `unreadable`: the condition of objects that do not match their schema.
 
 mod reconcile;
+mod trace;
 mod unreadable;
 
 use std::{sync::Arc, time::Duration};

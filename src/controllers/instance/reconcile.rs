@@ -12,8 +12,9 @@ use kube::{
 use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
+use tracing::Instrument as _;
 
-use super::InstanceController;
+use super::{InstanceController, trace};
 use crate::{
     backups::restore,
     controllers::backup,
@@ -32,6 +33,7 @@ use crate::{
         ReconcileQueue,
         backoff::Backoffs,
         client::{CallError, bounded, this_version},
+        traces::{self, SpanKind},
         watch::key,
         work_queue::{Class, Reconcile},
     },
@@ -103,11 +105,19 @@ impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
             return None;
         };
         let begun = Instant::now();
-        let result = Box::pin(self.pass(instance.clone(), class)).await;
+        let span = trace::span(&instance);
+        let in_logs = traces::in_logs(span.as_ref());
+        let pass = traces::within(span.as_ref(), Box::pin(self.pass(instance.clone(), class)));
+        let result = pass.instrument(in_logs.clone()).await;
         let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
         let metrics = &self.controller.metrics;
         metrics.reconciled("Instance", begun.elapsed(), outcome);
-        result.unwrap_or_else(|error| self.after(&instance, &error))
+        result.unwrap_or_else(|error| {
+            if let Some(span) = span {
+                span.fail(error.label());
+            }
+            in_logs.in_scope(|| self.after(&instance, &error))
+        })
     }
 }
 
@@ -173,6 +183,7 @@ impl<P: Provider> Reconciler<P> {
             };
             let timings = &self.controller.timings;
             let mut decision = decide(&draft.instance, &gate, asked.seen(), audience, now, timings);
+            trace::carry(&draft.instance, &mut decision.status);
             if decision.finished {
                 if holder.is_some() && !self.controller.ledger.has_end_of(&draft.instance) {
                     return Ok(Some(UNTIL_RECORDED));
@@ -398,11 +409,21 @@ impl<P: Provider> Reconciler<P> {
             .controller
             .provider
             .step(instance, backup.as_deref(), self.controller.clock.now());
-        let answer = tokio::time::timeout(limit, step)
+        let span = traces::child("provider step", SpanKind::Client);
+        let answer = traces::within(span.as_ref(), tokio::time::timeout(limit, step))
             .await
             .unwrap_or(Err(ProviderError::Timeout(limit)));
         let outcome = answer.as_ref().map_or_else(ProviderError::reason, |_| "ok");
         let provider = self.controller.provider.name();
+        if let Some(span) = span {
+            span.set("stellage.provider", provider);
+            if let Some(operation) = operation {
+                span.set("stellage.operation", operation.kind.as_str());
+            }
+            if answer.is_err() {
+                span.fail(outcome);
+            }
+        }
         let metrics = &self.controller.metrics;
         metrics.provider_called(provider, begun.elapsed(), outcome);
         match answer {

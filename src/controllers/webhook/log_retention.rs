@@ -484,6 +484,7 @@ mod tests {
             sequence: 1,
             subject: "uid".to_owned(),
             body: "{}".to_owned(),
+            traceparent: None,
             deliveries: Vec::new(),
         };
         let page = EventLog::page(namespace, "uid", at, (0..events).map(event).collect());

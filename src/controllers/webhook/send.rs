@@ -2,6 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use http::{HeaderName, HeaderValue};
+use url::Url;
+
 use super::{
     secret_cache::Problem,
     secrets::{self, NoKeys},
@@ -13,11 +16,18 @@ use crate::{
         signature,
     },
     resources::{Attempt, Webhook},
-    runtime::{clock::milliseconds, metrics::OutcomeLabels},
+    runtime::{
+        clock::milliseconds,
+        metrics::OutcomeLabels,
+        traces::{self, Span, SpanKind},
+    },
 };
 
-/// Sends an event to a webhook, once.
-pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event) -> Report {
+/// The header of W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// Sends an event to a webhook, once: its attempt of this number.
+pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
     let webhook = shared
         .state
         .lock()
@@ -37,14 +47,28 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     };
     let at = shared.deps.clock.now();
     let event_type = event.event_type.as_str();
-    let headers = signature::headers(&keys, &event.id, event_type, event.created_at, at, &event.body);
+    let mut headers = signature::headers(&keys, &event.id, event_type, event.created_at, at, &event.body);
     if !shared.leads() {
         return Report::Unready;
+    }
+    let span = traced(&webhook, event, number);
+    if let Some(span) = &span
+        && let Ok(parent) = HeaderValue::try_from(span.traceparent())
+    {
+        headers.insert(TRACEPARENT, parent);
     }
     let receivers = &shared.deps.receivers;
     let outcome = receivers
         .post(&webhook.spec.url, headers, event.body.clone())
         .await;
+    if let Some(span) = span {
+        if let Some(status) = outcome.status {
+            span.set("http.response.status_code", i64::from(status));
+        }
+        if outcome.error.is_some() {
+            span.fail(outcome.label());
+        }
+    }
     let metrics = &shared.deps.metrics;
     let labels = OutcomeLabels {
         outcome: outcome.label(),
@@ -68,6 +92,23 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
         },
         retry_after,
     }
+}
+
+/// The span of an attempt, if the event is traced. It has the receiver's host alone: path and query may have the receiver's secrets.
+fn traced(webhook: &Webhook, event: &Event, number: i32) -> Option<Span> {
+    let span = traces::continued(event.traceparent.as_deref()?, "deliver event", SpanKind::Client)?;
+    span.set("http.request.method", "POST");
+    if let Ok(url) = Url::parse(&webhook.spec.url) {
+        span.set("server.address", url.host_str().unwrap_or_default().to_owned());
+        span.set("server.port", url.port_or_known_default().map_or(0, i64::from));
+    }
+    let namespace = webhook.metadata.namespace.clone();
+    span.set("k8s.namespace.name", namespace.unwrap_or_default());
+    span.set("stellage.webhook.id", webhook.id());
+    span.set("stellage.event.id", event.id.to_string());
+    span.set("stellage.event.type", event.event_type.as_str());
+    span.set("stellage.delivery.attempt", i64::from(number));
+    Some(span)
 }
 
 /// Why nothing is sent to a webhook that a former account of its namespace has left.

@@ -70,10 +70,15 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
         }
         for command in commands {
             match command {
-                Command::Attempt { job, webhook, event } => {
+                Command::Attempt {
+                    job,
+                    webhook,
+                    event,
+                    number,
+                } => {
                     let shared = shared.clone();
                     tasks.spawn(async move {
-                        let report = send::attempt(&shared, &webhook, &event).await;
+                        let report = send::attempt(&shared, &webhook, &event, number).await;
                         let now = shared.now();
                         let mut state = shared.state.lock();
                         state.dispatcher.attempted(&job, report, now);

@@ -102,6 +102,7 @@ impl Dispatcher {
             };
             job.state = State::InFlight;
             let event = job.event();
+            let number = job.next_attempt();
             let request = job.request().map(ToOwned::to_owned);
             self.suspects_in_flight += usize::from(queue.is_suspect);
             let flight = Flight {
@@ -117,6 +118,7 @@ impl Dispatcher {
                 job: key,
                 webhook,
                 event,
+                number,
             });
         }
         None

@@ -129,6 +129,7 @@ impl Draft {
             sequence: event.sequence,
             subject: event.subject.to_string(),
             body: String::from_utf8_lossy(&event.body).into_owned(),
+            traceparent: event.traceparent.as_deref().map(ToOwned::to_owned),
             deliveries: self.deliveries.clone(),
         }
     }

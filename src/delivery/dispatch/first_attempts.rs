@@ -132,6 +132,7 @@ mod tests {
             created_at: jiff::Timestamp::UNIX_EPOCH,
             sequence,
             body: bytes::Bytes::new(),
+            traceparent: None,
             subject: subject.into(),
         };
         Job::of_event(format!("ns/{sequence}").into(), "ns/one".into(), Arc::new(event))

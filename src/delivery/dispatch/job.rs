@@ -25,6 +25,8 @@ pub struct Event {
     pub sequence: i64,
     /// The request body, byte for byte.
     pub body: Bytes,
+    /// The W3C traceparent of the span that recorded it, if that is traced.
+    pub traceparent: Option<Arc<str>>,
     /// UID of the object that it is about; empty if unknown. First attempts of an object's events are made in order.
     pub subject: Arc<str>,
 }
@@ -38,6 +40,7 @@ impl Event {
             created_at: entry.created_at,
             sequence: entry.sequence,
             body: Bytes::copy_from_slice(entry.body.as_bytes()),
+            traceparent: entry.traceparent.as_deref().map(Into::into),
             subject: subject.clone(),
         }
     }
@@ -49,6 +52,7 @@ impl Event {
             created_at: record.spec.event_created_at,
             sequence: record.spec.sequence,
             body: Bytes::copy_from_slice(catalogue::body_of(&record.spec).as_bytes()),
+            traceparent: record.spec.traceparent.as_deref().map(Into::into),
             subject: subject.clone(),
         }
     }
@@ -281,6 +285,12 @@ impl Job {
     /// Whether the next attempt is the first of a run of the retry schedule.
     pub(super) fn is_first_attempt(&self) -> bool {
         self.latest_status().is_none_or(|status| status.retries == 0)
+    }
+
+    /// The number of the next attempt, from 1.
+    pub(super) fn next_attempt(&self) -> i32 {
+        let made = self.latest_status().map_or(0, |status| status.attempt_count);
+        made.saturating_add(1)
     }
 
     /// The current phase, whether written or not.

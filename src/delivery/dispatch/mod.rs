@@ -159,6 +159,8 @@ pub enum Command {
         webhook: WebhookKey,
         /// The event to send.
         event: Arc<Event>,
+        /// The number of the attempt, from 1.
+        number: i32,
     },
     /// Read the Delivery, if it exists, then call [`Dispatcher::checked`].
     Check(JobKey),

@@ -235,6 +235,7 @@ fn delivery_of(
             sequence: event.sequence,
             subject: event.subject.to_string(),
             body: String::from_utf8_lossy(&event.body).into_owned(),
+            traceparent: event.traceparent.as_deref().map(ToOwned::to_owned),
             test: false,
         },
         status: None,

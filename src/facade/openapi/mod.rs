@@ -381,6 +381,9 @@ mod tests {
                     "{name} {header}"
                 );
             }
+            let parameters = item["post"]["parameters"].as_array().unwrap();
+            let optional = parameters.iter().filter(|p| p["required"] == false);
+            assert_eq!(optional.map(|p| &p["name"]).collect::<Vec<_>>(), ["traceparent"]);
         }
     }
 

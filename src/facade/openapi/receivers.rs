@@ -156,5 +156,10 @@ fn parameters(event_type: EventType, event_id: &Value) -> Value {
             json!({ "type": "string", "pattern": "^v1,[A-Za-z0-9+/=]+( v1,[A-Za-z0-9+/=]+)*$" }),
             json!("v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="),
         ),
+        {
+            "name": "traceparent", "in": "header", "required": false, "schema": text(),
+            "description": "W3C Trace Context, where the service traces the request that caused the event. It is not signed.",
+            "example": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        },
     ])
 }

@@ -101,6 +101,7 @@ mod tests {
             subject: "u".to_owned(),
             body: json!({ "data": { "user": { "id": "i-0000000000000009" }, "instance": { "id": instance, "name": "a\u{e9}\"b" } } })
                 .to_string(),
+            traceparent: None,
             deliveries: Vec::new(),
         }
     }

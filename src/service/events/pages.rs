@@ -196,6 +196,7 @@ mod tests {
             sequence: 1,
             subject: "u".to_owned(),
             body: second.to_string(),
+            traceparent: None,
             deliveries: Vec::new(),
         });
         let written = at(seconds.iter().max().unwrap() + 2);

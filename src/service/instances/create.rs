@@ -1,20 +1,19 @@
 //! Builds the object of a create, and says how long provisioning takes.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use kube::ResourceExt as _;
 
 use crate::{
     resources::{Instance, InstanceSpec, instance::FINALIZER},
-    service::idempotency::REQUEST_HASH_ANNOTATION,
+    service::store::annotations,
 };
 
 /// The object to create. It already has the finalizer, which saves the controller a write.
 pub(super) fn instance(name: &str, spec: InstanceSpec, request_hash: Option<String>) -> Instance {
     let mut instance = Instance::new(name, spec);
     instance.finalizers_mut().push(FINALIZER.to_owned());
-    instance.metadata.annotations =
-        request_hash.map(|hash| BTreeMap::from([(REQUEST_HASH_ANNOTATION.to_owned(), hash)]));
+    instance.metadata.annotations = annotations(request_hash);
     instance
 }
 
@@ -47,6 +46,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::service::idempotency::REQUEST_HASH_ANNOTATION;
 
     #[test]
     fn the_object_has_its_id_as_name_the_finalizer_and_the_digest_of_the_request() {

@@ -39,9 +39,10 @@ use crate::{
     resources::{
         InstanceSpec,
         instance::IDEMPOTENCY_ANNOTATION,
+        traceparent::TRACEPARENT_ANNOTATION,
         tracking::{self, SPEC_CHANGED_AT_ANNOTATION},
     },
-    runtime::clock::milliseconds,
+    runtime::{clock::milliseconds, traces},
 };
 
 /// The result of an action.
@@ -198,8 +199,8 @@ impl Service {
         })
     }
 
-    /// The write of a spec, and of the requests that have been `done`. An annotation says when the spec of an instance changed of
-    /// which the API server does not track it.
+    /// The write of a spec, and of the requests that have been `done`. Annotations say when the spec of an instance changed of
+    /// which the API server does not track it, and in which trace.
     fn write(
         &self,
         item: &IndexedInstance,
@@ -214,11 +215,14 @@ impl Service {
                 milliseconds(self.clock.now()).to_string(),
             )
         };
-        let changed = (!is_tracked && spec != item.instance.spec).then(changed_at);
+        let is_change = spec != item.instance.spec;
+        let changed = (is_change && !is_tracked).then(changed_at);
+        let trace = is_change.then(traces::current).flatten();
+        let trace = trace.map(|parent| (TRACEPARENT_ANNOTATION, parent));
         let done = done.map(|done| (IDEMPOTENCY_ANNOTATION, done));
         Verdict::Write {
             spec: Box::new(spec),
-            annotations: changed.into_iter().chain(done).collect(),
+            annotations: changed.into_iter().chain(trace).chain(done).collect(),
         }
     }
 

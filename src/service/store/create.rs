@@ -1,14 +1,15 @@
 //! Creates. The name of the object is derived from the `Idempotency-Key`, so that a repetition finds the object.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::Store;
 use crate::{
-    resources::{ids, quota},
-    runtime::client::CallError,
+    resources::{ids, quota, traceparent::TRACEPARENT_ANNOTATION},
+    runtime::{client::CallError, traces},
     service::{
         error::{Error, ErrorKind},
         id::PublicId,
@@ -44,6 +45,19 @@ impl<I: PublicId> KeyedCreate<I> {
             hash: request.visible_hash().to_owned(),
         }))
     }
+}
+
+/// The annotations of an object that the controllers act on: the digest of the request that creates it, if it has an `Idempotency-Key`,
+/// and its trace, if it has one.
+pub fn annotations(request_hash: Option<String>) -> Option<BTreeMap<String, String>> {
+    let hash = request_hash.map(|hash| (REQUEST_HASH_ANNOTATION, hash));
+    let trace = traces::current().map(|parent| (TRACEPARENT_ANNOTATION, parent));
+    let annotations: BTreeMap<_, _> = hash
+        .into_iter()
+        .chain(trace)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    (!annotations.is_empty()).then_some(annotations)
 }
 
 /// How long a create waits for Kubernetes to compute a new quota, or to count the end of a deletion; and how often it tries.

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 pub use self::{
     calls::{ApiCalls, MAX_CALLS},
-    create::{Created, KeyedCreate},
+    create::{Created, KeyedCreate, annotations},
     locks::KeyedLocks,
     modify::{Verdict, contended, merge_patch, pause},
 };

@@ -12,6 +12,7 @@ use crate::{
         delivery::{EVENT_TYPE_LABEL, PHASE_LABEL, WEBHOOK_LABEL},
         ids,
     },
+    runtime::traces,
     service::{
         error::{Detail, Error, ErrorKind},
         idempotency::REQUEST_HASH_ANNOTATION,
@@ -70,6 +71,7 @@ pub fn example(
             sequence: 0,
             subject: String::new(),
             body: catalogue::example_body(event_type, event_id, now),
+            traceparent: traces::current(),
             test: true,
         },
     );

@@ -74,6 +74,7 @@ async fn events_of_an_account_that_has_just_been_made_are_logged_whatever_the_ap
             sequence: 1,
             subject: "i".to_owned(),
             body: "{}".to_owned(),
+            traceparent: None,
             deliveries: Vec::new(),
         }],
     };

@@ -194,6 +194,7 @@ fn nothing_is_quadratic() {
             sequence: i64::try_from(number).unwrap(),
             created_at: now.wall,
             body: "{}".to_owned(),
+            traceparent: None,
         };
         let revision = u64::try_from(number).unwrap() + 1;
         let entries = [entry];

@@ -394,6 +394,7 @@ impl World {
                 sequence: 0,
                 subject: String::new(),
                 body: "{}".to_owned(),
+                traceparent: None,
                 test: true,
             },
             status: Some(DeliveryStatus::new(DeliveryPhase::Pending, None)),
@@ -431,6 +432,7 @@ impl World {
             sequence: object.sequence,
             created_at: wall,
             body: body.clone(),
+            traceparent: None,
         });
         self.bodies.insert(id.clone(), body);
         self.recorded.insert(id.clone());
@@ -597,7 +599,9 @@ impl World {
     pub fn execute(&mut self, index: usize, fate: Fate) {
         let now = self.now();
         match self.commands.remove(index) {
-            Command::Attempt { job, webhook, event } => self.send(job, webhook, event),
+            Command::Attempt {
+                job, webhook, event, ..
+            } => self.send(job, webhook, event),
             Command::Check(job) => {
                 let found = match fate {
                     Fate::Good => Ok(self.deliveries.get(&job).cloned()),
