@@ -255,7 +255,7 @@ impl<P: Provider> Reconciler<P> {
     /// Name of an Instance to which a backup is being restored, or will be.
     fn restored_to(&self, backup: &Backup) -> Option<String> {
         let name = backup.name_any();
-        let shown = self.controller.by_namespace.of(namespace(backup)).into_iter();
+        let shown = self.controller.restores.targets(backup).into_iter();
         let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
         let is_target = |instance: &Arc<Instance>| {
             let operation = instance
