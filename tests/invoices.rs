@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use standardwebhooks::Webhook as Verifier;
 use stellage::{
     billing::Period,
-    resources::{Account, Backup, Instance, InstanceState, Invoice, InvoiceLine, InvoicePage, Plan, PowerState, ids},
+    resources::{
+        Account, Backup, Instance, InstanceState, Invoice, InvoiceLine, InvoicePage, Plan, PowerState, ids,
+    },
 };
 
 use crate::{

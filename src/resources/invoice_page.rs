@@ -204,7 +204,6 @@ impl InvoicePage {
         }
         self
     }
-
 }
 
 /// Whether these entries of an invoice or a page are too many bytes.

@@ -225,7 +225,10 @@ impl OpenedInvoice {
         limit: usize,
     ) -> Result<Vec<InvoiceLine>, Error> {
         let (mut before, mut lines) = (0_usize, Vec::new());
-        let own = self.invoice.as_ref().map_or(0, |invoice| invoice.spec.lines.len());
+        let own = self
+            .invoice
+            .as_ref()
+            .map_or(0, |invoice| invoice.spec.lines.len());
         let on_pages = counts
             .iter()
             .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));

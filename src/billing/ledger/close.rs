@@ -79,7 +79,10 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     let without_lines = |page: &&InvoicePage| page.spec.lines.is_none();
     if let Some(page) = books.pages_of(invoice.name()).find(without_lines) {
         return Step::Page {
-            page: Box::new(page.clone().with_lines(entry::lines_of(&page.spec.entries, at, facts.prices))),
+            page: Box::new(
+                page.clone()
+                    .with_lines(entry::lines_of(&page.spec.entries, at, facts.prices)),
+            ),
             is_urgent: true,
         };
     }

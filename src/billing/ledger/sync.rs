@@ -23,7 +23,9 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     };
     let nothing = HashSet::new();
     let firsts = new_entries(facts, &nothing, issued_until);
-    let firsts = firsts.iter().map(|entry| entry.billed_until.unwrap_or(entry.since));
+    let firsts = firsts
+        .iter()
+        .map(|entry| entry.billed_until.unwrap_or(entry.since));
     let Some(first) = firsts.min() else {
         return Step::Rest(None);
     };
@@ -92,7 +94,13 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
             page.spec.entries = entries;
             page
         }
-        None => InvoicePage::open(&books.namespace, facts.holder.uid, invoice.name(), number, entries),
+        None => InvoicePage::open(
+            &books.namespace,
+            facts.holder.uid,
+            invoice.name(),
+            number,
+            entries,
+        ),
     };
     Some(Step::Page {
         page: Box::new(page),
@@ -212,8 +220,9 @@ impl<'a> Draft<'a> {
     /// other.
     fn last_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
         let stored = std::mem::take(&mut self.stored);
-        let is_new =
-            |(number, entries): &(u32, Vec<LedgerEntry>)| stored.get(number).copied() != Some(entries.as_slice());
+        let is_new = |(number, entries): &(u32, Vec<LedgerEntry>)| {
+            stored.get(number).copied() != Some(entries.as_slice())
+        };
         self.changed.into_iter().rev().find(is_new)
     }
 }

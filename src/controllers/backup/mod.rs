@@ -93,6 +93,15 @@ impl<P: Provider> BackupController<P> {
             controller: self,
         }
     }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Backup>,
+    ) -> impl work_queue::Reconcile<Backup> + Send + 'static {
+        self.with(queue)
+    }
 }
 
 /// The listener for the watch of Instances: queues the backups that depend on one that has changed.

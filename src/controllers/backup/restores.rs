@@ -144,7 +144,8 @@ mod tests {
     }
 
     fn targets(restores: &Restores, backup: &str) -> Vec<String> {
-        let backup = json!({ "metadata": { "name": backup, "namespace": "ns" }, "spec": { "instance": "web" } });
+        let backup =
+            json!({ "metadata": { "name": backup, "namespace": "ns" }, "spec": { "instance": "web" } });
         let targets = restores.targets(&serde_json::from_value(backup).unwrap());
         let names = targets
             .into_iter()
