@@ -110,7 +110,9 @@ impl Restores {
         match change {
             Change::Replaced(all) => {
                 *state = State::default();
-                all.iter().for_each(|instance| state.insert(instance));
+                for instance in all {
+                    state.insert(instance);
+                }
             }
             Change::Applied(instance) => {
                 state.remove(instance);
