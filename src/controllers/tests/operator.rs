@@ -92,6 +92,8 @@ impl Clock for TestClock {
 #[derive(Default)]
 pub struct Inbox {
     pub events: BTreeMap<String, Received>,
+    /// Those that are new since somebody looked.
+    pub new: Vec<String>,
 }
 
 pub struct Received {
@@ -99,7 +101,7 @@ pub struct Received {
     pub body: String,
     /// UID of the object that it is about.
     pub uid: String,
-    /// When it was first received.
+    /// When it was recorded.
     pub at: Timestamp,
 }
 
@@ -116,12 +118,15 @@ impl TestOutbox {
         let late = if self.rng.lock().random_bool(0.02) { 40 } else { 0 };
         let settled_at = self.clock.now() + SignedDuration::from_secs(late);
         self.settled.lock().entry(entry.id.clone()).or_insert(settled_at);
-        let mut inbox = self.inbox.lock();
-        let received = inbox.events.entry(entry.id.clone()).or_insert_with(|| Received {
-            event_type: entry.event_type,
-            body: entry.body.clone(),
-            uid: uid.to_owned(),
-            at: self.clock.now(),
+        let Inbox { events, new } = &mut *self.inbox.lock();
+        let received = events.entry(entry.id.clone()).or_insert_with(|| {
+            new.push(entry.id.clone());
+            Received {
+                event_type: entry.event_type,
+                body: entry.body.clone(),
+                uid: uid.to_owned(),
+                at: entry.created_at,
+            }
         });
         assert_eq!(received.body, entry.body, "an event has two bodies");
     }

@@ -139,6 +139,10 @@ impl Year {
         for event in self.server().take_events() {
             self.chronicle.event(&event);
         }
+        let Inbox { events, new } = &mut *self.around.inbox.lock();
+        for id in new.drain(..) {
+            self.chronicle.received(&events[&id]);
+        }
         if let Some(operator) = &mut self.operator {
             operator.saw(&writes);
         }
