@@ -16,7 +16,7 @@ use crate::{
     backups::{
         Decision, Effect, Note, Question, Seen, Situation, Source, decide, question,
         restore::fits,
-        retention::{gives_way, has_room, is_left_over, oldest_left_over},
+        retention::{gives_way, has_room, is_left_over},
     },
     events::OutboxVersion,
     lifecycle::wants_restore,
@@ -237,16 +237,14 @@ impl<P: Provider> Reconciler<P> {
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
             limits,
             has_room_in_account: &|| {
-                let all = self.controller.index.within(namespace(backup));
-                has_room(backup, all.iter().map(|other| &**other), limits.per_account)
+                let index = &self.controller.index;
+                index.sharing(namespace(backup), |all| has_room(backup, all, limits.per_account))
             },
             gives_way: &|| {
-                let limit = limits.per_account;
-                if self.controller.index.count(namespace(backup)) <= limit {
-                    return false;
-                }
-                let all = self.controller.index.within(namespace(backup));
-                gives_way(backup, all.iter().map(|other| &**other), limit)
+                let index = &self.controller.index;
+                index.sharing(namespace(backup), |all| {
+                    gives_way(backup, all, limits.per_account)
+                })
             },
             restored_to: restored_to.as_deref(),
         })
@@ -273,8 +271,7 @@ impl<P: Provider> Reconciler<P> {
     fn look_at_oldest(&self, backup: &Backup) {
         let index = &self.controller.index;
         if index.count(namespace(backup)) > self.controller.limits.per_account {
-            let all = index.within(namespace(backup));
-            self.queue.again(oldest_left_over(&all).cloned());
+            self.queue.again(index.oldest_left_over(namespace(backup)));
         }
     }
 
