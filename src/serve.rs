@@ -233,7 +233,7 @@ pub async fn serve(
             backups,
             webhooks,
             deliveries: watches.spawn_selected::<Delivery>(unfinished, vec![Box::new(deliveries)]),
-            invoices: watches.spawn_selected::<Invoice>(unsettled, vec![Box::new(invoices)]),
+            invoices: watches.spawn_without(unsettled, Invoice::forget_lines, vec![Box::new(invoices)]),
         };
         tasks.push((
             "the controllers",

@@ -131,6 +131,7 @@ fn whole_invoice() -> Value {
         "spec": {
             "account": "u", "accountName": "ada", "currency": "EUR",
             "period": { "from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z" },
+            "entries": entries(), "lines": lines(),
         },
         "status": {
             "id": "inv_abcdefgh01234567", "phase": "Issued", "number": "2026-000001", "issuedAt": "2026-12-01T00:00:05Z",
@@ -148,18 +149,27 @@ fn whole_invoice_page() -> Value {
         "apiVersion": "stellage.dev/v1", "kind": "InvoicePage", "metadata": { "name": "inv-abcdefgh01234567-00001" },
         "spec": {
             "account": "u", "invoice": "inv-abcdefgh01234567", "number": 1,
-            "entries": [{
-                "uid": "i", "instanceId": "i-abcdefgh01234567", "name": "web", "since": "2026-11-21T10:00:00Z",
-                "changes": [{ "hour": 0, "plan": "starter", "then": "business" }], "backupId": "bkp_abcdefgh01234567",
-                "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z",
-                "billedCents": 1, "capCents": 2,
-            }],
-            "lines": [{
-                "instanceId": "i-abcdefgh01234567", "backupId": "bkp_abcdefgh01234567", "name": "web",
-                "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "amountCents": 500,
-            }],
+            "entries": entries(), "lines": lines(),
         },
     })
+}
+
+/// What was metered, with all its fields.
+fn entries() -> Value {
+    json!([{
+        "uid": "i", "instanceId": "i-abcdefgh01234567", "name": "web", "since": "2026-11-21T10:00:00Z",
+        "changes": [{ "hour": 0, "plan": "starter", "then": "business" }], "backupId": "bkp_abcdefgh01234567",
+        "megabytes": 12_400, "ended": "2026-11-21T10:00:00Z", "billedUntil": "2026-11-21T10:00:00Z",
+        "billedCents": 1, "capCents": 2,
+    }])
+}
+
+/// The lines of an invoice, with all their fields.
+fn lines() -> Value {
+    json!([{
+        "instanceId": "i-abcdefgh01234567", "backupId": "bkp_abcdefgh01234567", "name": "web",
+        "hours": [{ "plan": "starter", "hours": 720, "unitPrice": 745 }], "amountCents": 500,
+    }])
 }
 
 /// A Delivery with all its fields. Its status is an ordinary field, set in the same write.

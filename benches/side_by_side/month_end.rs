@@ -27,7 +27,6 @@ use crate::{
 
 const FIRST: &str = "first";
 const INVOICES: &str = "/apis/stellage.dev/v1/invoices";
-const PAGES: &str = "/apis/stellage.dev/v1/invoicepages";
 const SETTLED: &str = "stellage.dev/settled";
 const PATIENCE: Duration = Duration::from_mins(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -55,9 +54,9 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
     // That of the template is in the ledger, too.
     let metered = usize::try_from(instances)? + 1;
     until(&product, "all instances to be in the ledger", async || {
-        let pages = items(&cluster, PAGES).await?;
-        let entries = |page: &Value| page["spec"]["entries"].as_array().map_or(0, Vec::len);
-        Ok(pages.iter().map(entries).sum::<usize>() >= metered)
+        let open = items(&cluster, INVOICES).await?;
+        let entries = |invoice: &Value| invoice["spec"]["entries"].as_array().map_or(0, Vec::len);
+        Ok(open.iter().map(entries).sum::<usize>() >= metered)
     })
     .await?;
     tokio::time::sleep(sizes.settling).await;

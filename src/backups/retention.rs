@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use jiff::Timestamp;
+
 use crate::resources::{Backup, BackupPhase};
 
 /// Completed scheduled backups that are kept of each instance (decisions, section 7). As many failed ones are kept, to be read.
@@ -51,25 +53,22 @@ pub fn is_left_over(backup: &Backup) -> bool {
     backup.is_scheduled() && is_of_deleted && !backup.is_unfinished() && !backup.is_deleting()
 }
 
-/// The oldest of those that [are left over](is_left_over).
-pub fn oldest_left_over<'a, B: AsRef<Backup>>(all: impl IntoIterator<Item = &'a B>) -> Option<&'a B> {
-    let left_over = all.into_iter().filter(|backup| is_left_over((*backup).as_ref()));
-    left_over.min_by(|one, other| age((*one).as_ref()).cmp(&age((*other).as_ref())))
-}
-
 /// Whether a backup that is left over is to be deleted, because there are `limit` manual ones and newer ones that are left over.
-/// `all` are the backups of the account.
+/// `all` are those that share the limit of the account. It looks at no more once that is certain.
 pub fn gives_way<'a>(backup: &Backup, all: impl IntoIterator<Item = &'a Backup>, limit: usize) -> bool {
     let goes_before = |other: &&Backup| counts(other) || is_left_over(other) && age(other) > age(backup);
-    all.into_iter().filter(goes_before).count() >= limit
+    all.into_iter().filter(goes_before).take(limit).count() >= limit
 }
 
-/// Orders backups of an account by age.
-fn age(backup: &Backup) -> impl Ord + use<'_> {
+/// Orders scheduled backups of an account by age.
+pub type Age = (Option<Timestamp>, bool, Option<String>);
+
+/// The age of a backup among those of its account.
+pub fn age(backup: &Backup) -> Age {
     (
         backup.spec.scheduled_for,
         backup.spec.retry,
-        backup.metadata.uid.as_deref(),
+        backup.metadata.uid.clone(),
     )
 }
 

@@ -16,7 +16,7 @@ pub mod period;
 pub mod prices;
 pub mod stored_prices;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod total;
 
 pub use line::{Billed, Line, PlanHours, line};

@@ -311,10 +311,10 @@ impl<'a> Books<'a> {
             }
         }
         pages.sort_by_key(|page| page.spec.number);
-        let lines = pages
+        let of_pages = pages
             .into_iter()
             .flat_map(|page| page.spec.lines.unwrap_or_default());
-        Ok(lines.collect())
+        Ok(invoice.spec.lines.iter().cloned().chain(of_pages).collect())
     }
 
     async fn close(&self, args: &CloseArgs) -> Result<(), CliError> {

@@ -16,4 +16,6 @@ pub mod invoice;
 pub mod key_copies;
 pub mod ledger;
 pub mod monitoring;
+#[cfg(test)]
+mod tests;
 pub mod webhook;

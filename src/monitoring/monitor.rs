@@ -426,7 +426,7 @@ impl Monitor {
     }
 
     /// Lets time pass.
-    pub(super) fn skip(&self, time: Duration) {
+    pub(crate) fn skip(&self, time: Duration) {
         self.skipped
             .fetch_add(milliseconds(time), std::sync::atomic::Ordering::Relaxed);
     }

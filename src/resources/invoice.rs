@@ -1,7 +1,8 @@
 //! `Invoice`: what an account owes for one calendar month, or a part of it.
 //!
 //! Like a Delivery it is a record without a status subresource, so that one write creates it with its status, and one write
-//! issues it together with its event. Its lines are in [`InvoicePage`](super::InvoicePage)s.
+//! issues it together with its event. Its first lines are in it, the others in [`InvoicePage`](super::InvoicePage)s: an account
+//! with up to [`MAX_ENTRIES`] instances and backups has no other object to write at the end of a month.
 
 use jiff::Timestamp;
 use kube::{CustomResource, KubeSchema};
@@ -10,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     event::{HasOutbox, OutboxEntry},
-    ids, times,
+    ids,
+    invoice_page::{InvoiceLine, LedgerEntry, MAX_ENTRIES},
+    times,
 };
 
 /// Label of an Invoice about which nothing is left to do: it is issued, and its event is settled. The operator does not watch
@@ -58,7 +61,7 @@ pub struct InvoicePeriod {
     namespaced,
     status = "InvoiceStatus",
     derive = "PartialEq",
-    doc = "What an account owes for one month, or a part of it. Opened, issued and written by the operator alone; its lines are in InvoicePages. To read it: stellage invoice show NAME. To issue it before the end of the month: stellage invoice close --account NAME",
+    doc = "What an account owes for one month, or a part of it. Opened, issued and written by the operator alone; its first 100 lines are in it, the others in InvoicePages. To read it: stellage invoice show NAME. To issue it before the end of the month: stellage invoice close --account NAME",
     printcolumn(name = "Number", type_ = "string", json_path = ".status.number"),
     printcolumn(name = "From", type_ = "string", json_path = ".spec.period.from"),
     printcolumn(name = "To", type_ = "string", json_path = ".spec.period.to"),
@@ -87,6 +90,14 @@ pub struct InvoiceSpec {
     /// Currency of all amounts, as an ISO 4217 code.
     #[schemars(length(max = 3))]
     pub currency: String,
+    /// What was metered of the first instances and backups, while it is open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ENTRIES))]
+    pub entries: Vec<LedgerEntry>,
+    /// The lines in place of the entries, once it is issued.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_ENTRIES))]
+    pub lines: Vec<InvoiceLine>,
 }
 
 /// What has become of the invoice.
@@ -186,6 +197,11 @@ impl Invoice {
     /// The name of the object.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Leaves out what only its reader needs, so that it takes little memory.
+    pub fn forget_lines(&mut self) {
+        (self.spec.entries, self.spec.lines) = (Vec::new(), Vec::new());
     }
 
     /// Whether it is issued.

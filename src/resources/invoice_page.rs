@@ -1,9 +1,9 @@
-//! `InvoicePage`: some lines of an Invoice.
+//! `InvoicePage`: some lines of an Invoice, those that do not fit into it.
 //!
 //! The lines of an invoice are in several objects, so that neither the number of instances nor that of their changes is limited
-//! by the size of an object. A page has at most [`MAX_ENTRIES`] instances and backups, and begins with at most
+//! by the size of an object. The invoice and each page have at most [`MAX_ENTRIES`] instances and backups, and begin with at most
 //! [`SOFT_BYTES`]; one that has grown beyond that gives entries to a later page. An instance with 40 changes takes some 2 KiB, so
-//! an account with 10,000 of them has 100 pages of 220 KiB each.
+//! an account with 10,000 of them has 100 objects of 220 KiB each.
 //!
 //! While the invoice is open, a page has entries: what was metered. It is written when an interval begins or ends, never as time
 //! passes. When the invoice is issued, each page is written once more, with the lines in place of the entries.
@@ -18,9 +18,9 @@ use super::{
     times,
 };
 
-/// Most entries or lines on a page.
+/// Most entries or lines in an invoice, and on a page.
 pub const MAX_ENTRIES: usize = 100;
-/// Bytes of entries from which on a page takes no more. A page may exceed it by one entry, which has at most some 80 KiB.
+/// Bytes of entries from which on an invoice or a page takes no more. It may be exceeded by one entry, which has at most some 80 KiB.
 pub const SOFT_BYTES: usize = 256 * 1024;
 /// Most plans and prices in a line: four plans, each at every price that it may have within two months.
 pub const MAX_HOURS: usize = 100;
@@ -157,7 +157,7 @@ pub struct InvoicePageSpec {
 
 impl LedgerEntry {
     /// Its bytes as it is stored, approximately.
-    pub const fn bytes(&self) -> usize {
+    const fn bytes(&self) -> usize {
         300 + 56 * self.changes.len()
     }
 }
@@ -204,14 +204,18 @@ impl InvoicePage {
         }
         self
     }
+}
 
-    /// Bytes of its entries as they are stored, approximately.
-    pub fn bytes(&self) -> usize {
-        self.spec.entries.iter().map(LedgerEntry::bytes).sum()
-    }
+/// Whether these entries of an invoice or a page are too many bytes.
+pub fn is_too_large(entries: &[LedgerEntry]) -> bool {
+    bytes(entries) > SOFT_BYTES
+}
 
-    /// Whether it takes one more entry of this size.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        self.spec.entries.len() < MAX_ENTRIES && self.bytes() + bytes <= SOFT_BYTES
-    }
+/// Whether there is room for one more entry beside these.
+pub fn has_room(entries: &[LedgerEntry], one_more: &LedgerEntry) -> bool {
+    entries.len() < MAX_ENTRIES && bytes(entries) + one_more.bytes() <= SOFT_BYTES
+}
+
+fn bytes(entries: &[LedgerEntry]) -> usize {
+    entries.iter().map(LedgerEntry::bytes).sum()
 }

@@ -149,13 +149,30 @@ impl Watches {
         K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
     {
+        self.spawn_without(config, |_| (), listeners)
+    }
+
+    /// Like [`spawn_selected`](Self::spawn_selected), but what `leave_out` takes out of an object is not kept in memory.
+    pub fn spawn_without<K>(
+        &self,
+        config: watcher::Config,
+        leave_out: fn(&mut K),
+        listeners: Vec<Box<dyn Listener<K>>>,
+    ) -> Store<K>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone + Debug + Unpin + Send + Sync,
+    {
         let (reader, writer) = store::<K>();
         let kind: &'static str = K::kind(&K::DynamicType::default()).into_owned().leak();
         self.health.expect(
             format!("watch {kind}"),
             "the first list from the API server (are the CRDs installed?)",
         );
-        tokio::spawn(self.clone().run(kind, config, reader.clone(), writer, listeners));
+        tokio::spawn(
+            self.clone()
+                .run(kind, config, leave_out, reader.clone(), writer, listeners),
+        );
         reader
     }
 
@@ -163,6 +180,7 @@ impl Watches {
         self,
         kind: &'static str,
         config: watcher::Config,
+        leave_out: fn(&mut K),
         reader: Store<K>,
         mut writer: kube::runtime::reflector::store::Writer<K>,
         mut listeners: Vec<Box<dyn Listener<K>>>,
@@ -211,6 +229,7 @@ impl Watches {
                 }
                 Event::InitApply(Guarded(Ok(mut object))) => {
                     prune(object.meta_mut());
+                    leave_out(&mut object);
                     writer.apply_watcher_event(&Event::InitApply(object));
                 }
                 Event::InitApply(Guarded(Err(object))) => unreadable.push(set_aside(object)),
@@ -224,6 +243,7 @@ impl Watches {
                 }
                 Event::Apply(Guarded(Ok(mut object))) => {
                     prune(object.meta_mut());
+                    leave_out(&mut object);
                     let key = ObjectRef::from_obj(&object);
                     writer.apply_watcher_event(&Event::Apply(object));
                     if let Some(object) = reader.get(&key) {

@@ -12,7 +12,7 @@ use crate::{
     catalogue::SharedCatalogue,
     controllers::{
         account::{self, AccountController, AccountDirectory},
-        backup::{self, BackupController, BackupIndex},
+        backup::{self, BackupController, BackupIndex, Restores},
         instance::InstanceController,
         invoice::{self, InvoiceController},
         key_copies,
@@ -192,6 +192,7 @@ struct Controllers<'a> {
     instances: ByNamespace<Instance>,
     backups: BackupIndex,
     backup_queue: ReconcileQueue<Backup>,
+    restores: Restores,
     ledger: Ledger,
     invoices: InvoiceController,
     open_invoices: ByNamespace<Invoice>,
@@ -281,6 +282,7 @@ impl<'a> Controllers<'a> {
             instances,
             backups,
             backup_queue,
+            restores: Restores::default(),
             ledger,
             invoices,
             open_invoices,
@@ -314,6 +316,7 @@ impl<'a> Controllers<'a> {
             Box::new(self.instances.clone()),
             self.monitor.listener(),
             invoices_after,
+            self.restores.listener(),
             backup::instance_listener(self.backups.clone(), self.backup_queue.clone()),
         ]
     }
@@ -322,7 +325,7 @@ impl<'a> Controllers<'a> {
     fn on_backups(&self) -> Vec<Box<dyn Listener<Backup>>> {
         vec![
             self.backups.listener(),
-            backup::restore_listener(self.instances.clone(), self.queue.clone()),
+            self.restores.backup_listener(self.queue.clone()),
             self.webhooks.outbox_listener(),
             self.accounts.content_listener(),
             Box::new(self.backup_queue.clone()),
@@ -410,7 +413,7 @@ impl<'a> Controllers<'a> {
             outbox: self.webhooks.outbox(),
             index: self.backups.clone(),
             instances,
-            by_namespace: self.instances.clone(),
+            restores: self.restores.clone(),
             instance_queue: self.queue.clone(),
             limits: backups::Limits {
                 per_instance: usize::try_from(self.candidate.common.backups_per_instance)

@@ -1,6 +1,6 @@
 //! The account's invoices: list, find and read them. They are read from the API server, not watched, because their number grows.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -14,9 +14,9 @@ use super::{
     store::ApiCalls,
 };
 use crate::{
-    billing::{Period, PriceHistory, Total, ledger::until_now, stored_prices, total},
+    billing::{Period, PriceHistory, Total, ledger::lines_of, stored_prices, total},
     catalogue::Catalogue,
-    resources::{Invoice, InvoiceLine, InvoicePage, invoice::SETTLED_LABEL, money::Cents},
+    resources::{Invoice, InvoiceLine, InvoicePage, LedgerEntry, invoice::SETTLED_LABEL, money::Cents},
     runtime::client::{bounded, next_page},
 };
 
@@ -225,8 +225,14 @@ impl OpenedInvoice {
         limit: usize,
     ) -> Result<Vec<InvoiceLine>, Error> {
         let (mut before, mut lines) = (0_usize, Vec::new());
-        for (number, count) in (1_u32..).zip(counts) {
-            let count = usize::try_from(*count).unwrap_or(usize::MAX);
+        let own = self
+            .invoice
+            .as_ref()
+            .map_or(0, |invoice| invoice.spec.lines.len());
+        let on_pages = counts
+            .iter()
+            .map(|count| usize::try_from(*count).unwrap_or(usize::MAX));
+        for (number, count) in (0_u32..).zip(iter::once(own).chain(on_pages)) {
             let end = before.saturating_add(count);
             if skip < end && lines.len() < limit && count > 0 {
                 let page = self.page(number).await?.unwrap_or_default();
@@ -241,7 +247,7 @@ impl OpenedInvoice {
     /// All pages are read, one at a time: only they tell the sums.
     async fn open_lines(&self, skip: usize, limit: usize) -> Result<Lines, Error> {
         let (mut lines, mut count, mut net) = (Vec::new(), 0_usize, Cents(0));
-        for number in 1.. {
+        for number in 0.. {
             let Some(page) = self.page(number).await? else {
                 break;
             };
@@ -257,18 +263,26 @@ impl OpenedInvoice {
         Ok(Lines { lines, count, total })
     }
 
-    /// The lines on a page, counted from 1; `None` past the last one.
+    /// The lines of the invoice itself for 0, or on a page, counted from 1; `None` past the last one.
     pub async fn page(&self, number: u32) -> Result<Option<Vec<InvoiceLine>>, Error> {
         let Some(invoice) = &self.invoice else {
             return Ok(None);
         };
+        if number == 0 {
+            return Ok(Some(self.shown(&invoice.spec.entries, &invoice.spec.lines)));
+        }
         let _reading = self.calls.long_read(&self.namespace).await?;
         let name = InvoicePage::name_of(invoice.name(), number);
         let page: Option<InvoicePage> = self.calls.get(&self.namespace, &name).await?;
         let page = page.filter(|page| page.spec.account == invoice.spec.account);
-        Ok(page.map(|page| match &self.open {
-            Some(open) => until_now(&page, open.until, &open.prices),
-            None => page.spec.lines.unwrap_or_default(),
-        }))
+        Ok(page.map(|page| self.shown(&page.spec.entries, &page.spec.lines.unwrap_or_default())))
+    }
+
+    /// Lines as they are now: those that are final, or the hours of the entries that have begun.
+    fn shown(&self, entries: &[LedgerEntry], lines: &[InvoiceLine]) -> Vec<InvoiceLine> {
+        match &self.open {
+            Some(open) if lines.is_empty() => lines_of(entries, open.until, &open.prices),
+            _ => lines.to_vec(),
+        }
     }
 }

@@ -479,8 +479,14 @@ const UNUSED: &[(&str, &str, &str, &str)] = &[
     (
         "stellage-controller",
         "invoicepages",
+        "create",
+        "an account with more than 100 instances",
+    ),
+    (
+        "stellage-controller",
+        "invoicepages",
         "update",
-        "what changes after the first line, and the issue",
+        "the same, when something changes, and the issue",
     ),
     (
         "stellage-controller",

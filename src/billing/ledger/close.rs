@@ -8,7 +8,10 @@ use super::{Books, Facts, GRACE, Step, entry, sync};
 use crate::{
     billing::{Total, total},
     events::payload::{InvoiceIssued, invoice_event},
-    resources::{Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, money::Cents, origin},
+    resources::{
+        Invoice, InvoicePage, InvoicePeriod, InvoicePhase, LedgerEntry, invoice_page::has_room, money::Cents,
+        origin,
+    },
     runtime::clock::milliseconds,
 };
 
@@ -38,8 +41,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let at = early.unwrap_or(to);
     let due = at.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
     if facts.holder.is_deleting && facts.subjects.values().all(|subject| subject.ended.is_some()) {
-        let entries = books.pages_of(invoice.name()).flat_map(|page| &page.spec.entries);
-        let last = entries.filter_map(|entry| entry.ended).max();
+        let last = books.entries_of(invoice).filter_map(|entry| entry.ended).max();
         // Not beyond the month: what happened after it is on the next invoice.
         let ended = last.max(Some(facts.now)).unwrap_or(facts.now);
         if ended < at && from < ended {
@@ -77,7 +79,10 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
     let without_lines = |page: &&InvoicePage| page.spec.lines.is_none();
     if let Some(page) = books.pages_of(invoice.name()).find(without_lines) {
         return Step::Page {
-            page: Box::new(entry::with_hours(page, at, facts.prices)),
+            page: Box::new(
+                page.clone()
+                    .with_lines(entry::lines_of(&page.spec.entries, at, facts.prices)),
+            ),
             is_urgent: true,
         };
     }
@@ -86,29 +91,34 @@ pub(super) fn close(books: &Books, facts: &Facts<'_>) -> Step {
 
 /// The next step before anything of the invoice is final: to make the next one. `None` if nothing goes on.
 fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Option<Step> {
-    let pages = || books.pages_of(invoice.name());
     let has_line = |entry: &LedgerEntry| entry::line_of(entry, end.at, facts.prices).is_some();
-    if end.is_early && !pages().flat_map(|page| &page.spec.entries).any(has_line) {
+    if end.is_early && !books.entries_of(invoice).any(has_line) {
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
         if facts.holder.is_deleting {
             return None;
         }
         status.nothing_until = Some(end.at);
-        return Some(Step::Replace(Box::new(marked)));
+        return Some(Step::Replace {
+            invoice: Box::new(marked),
+            is_urgent: true,
+        });
     }
-    let carried: Vec<LedgerEntry> = pages()
-        .flat_map(|page| &page.spec.entries)
-        .filter_map(|entry| {
-            let exists = facts.subjects.contains_key(entry.uid.as_str()) && !facts.holder.is_deleting;
-            entry::carried(entry, end.at, facts.prices, exists, end.is_early)
-        })
-        .collect();
-    let successor = sync::invoice(books, facts, end.at);
+    let carried = books.entries_of(invoice).filter_map(|entry| {
+        let exists = facts.subjects.contains_key(entry.uid.as_str()) && !facts.holder.is_deleting;
+        entry::carried(entry, end.at, facts.prices, exists, end.is_early)
+    });
+    let mut successor = sync::invoice(books, facts, end.at);
     let mut wanted: BTreeMap<u32, InvoicePage> = BTreeMap::new();
     for entry in carried {
-        let last = wanted.keys().next_back().copied().unwrap_or(0);
-        let has_room = wanted.get(&last).is_some_and(|page| page.has_room(entry.bytes()));
+        if wanted.is_empty() && has_room(&successor.spec.entries, &entry) {
+            successor.spec.entries.push(entry);
+            continue;
+        }
+        let last = wanted.last_key_value().map_or(0, |(number, _)| *number);
+        let has_room = wanted
+            .get(&last)
+            .is_some_and(|page| has_room(&page.spec.entries, &entry));
         let number = if has_room { last } else { last + 1 };
         let page = wanted.entry(number).or_insert_with(|| {
             InvoicePage::open(
@@ -129,7 +139,6 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     if let Some(page) = stored.iter().find(|(number, _)| !wanted.contains_key(number)) {
         return Some(Step::DeletePage(Box::new((*page.1).clone())));
     }
-    let is_empty = wanted.is_empty();
     for (number, mut page) in wanted {
         match stored.get(&number) {
             Some(stored) if stored.spec == page.spec => continue,
@@ -141,14 +150,16 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
             is_urgent: true,
         });
     }
-    (!is_empty).then(|| Step::Create(Box::new(successor)))
+    (!successor.spec.entries.is_empty()).then(|| Step::Create(Box::new(successor)))
 }
 
-/// The next step with an invoice whose pages have their lines: to issue it, or to drop it if it has none.
+/// The next step with an invoice whose pages, if it has any, have their lines: to issue it, or to drop it if it has none.
 fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> Step {
+    let own = entry::lines_of(&invoice.spec.entries, at, facts.prices);
     let lines = || {
         let pages = books.pages_of(invoice.name());
-        pages.flat_map(|page| page.spec.lines.iter().flatten())
+        let of_pages = pages.flat_map(|page| page.spec.lines.iter().flatten());
+        own.iter().chain(of_pages)
     };
     if lines().next().is_none() {
         return match books.pages_of(invoice.name()).next() {
@@ -194,7 +205,11 @@ fn issue(books: &Books, invoice: &Invoice, facts: &Facts<'_>, at: Timestamp) -> 
         currency,
     };
     status.outbox = vec![invoice_event(&event, now)];
-    Step::Replace(Box::new(issued))
+    (issued.spec.entries, issued.spec.lines) = (Vec::new(), own);
+    Step::Replace {
+        invoice: Box::new(issued),
+        is_urgent: true,
+    }
 }
 
 /// The day on which an invoice that is issued now is due, such as 2026-12-15.

@@ -9,7 +9,7 @@ use crate::{
         line::line,
         metering::{self, first_hour_from},
     },
-    resources::{InvoiceLine, InvoicePage, InvoicedHours, LedgerEntry, metering::Metering, money::Cents},
+    resources::{InvoiceLine, InvoicedHours, LedgerEntry, metering::Metering, money::Cents},
 };
 
 /// How long after it began something may be seen for the first time, and still be billed for the hours before the open period.
@@ -152,17 +152,8 @@ fn has_hours_from(entry: &LedgerEntry, at: Timestamp) -> bool {
         .is_none_or(|ended| first_hour_from(entry.since, at) < hours(ended))
 }
 
-/// A page with lines in place of its entries, for the hours that begin before this time.
-pub fn with_hours(page: &InvoicePage, until: Timestamp, prices: &PriceHistory) -> InvoicePage {
-    let entries = page.spec.entries.iter();
-    let lines = entries.filter_map(|entry| line_of(entry, until, prices).map(|(line, _)| line));
-    page.clone().with_lines(lines.collect())
-}
-
-/// The lines of a page as they are now: those that it has, or those of the hours that have begun.
-pub fn until_now(page: &InvoicePage, end: Timestamp, prices: &PriceHistory) -> Vec<InvoiceLine> {
-    match &page.spec.lines {
-        Some(lines) => lines.clone(),
-        None => with_hours(page, end, prices).spec.lines.unwrap_or_default(),
-    }
+/// The lines of entries, with their hours that begin before this time.
+pub fn lines_of(entries: &[LedgerEntry], until: Timestamp, prices: &PriceHistory) -> Vec<InvoiceLine> {
+    let lines = entries.iter().filter_map(|entry| line_of(entry, until, prices));
+    lines.map(|(line, _)| line).collect()
 }

@@ -12,9 +12,12 @@
 //! 2. The pages of the next invoice are made, with what goes on, and then that invoice. From then on nothing of what the old one
 //!    says of the time before T changes.
 //! 3. Each page of the old one is written with its lines.
-//! 4. It gets a number, and is issued with it and its event in one write.
+//! 4. It gets a number, and is issued with it, its own lines and its event in one write.
 //!
-//! Without anything that goes on, step 2 has nothing to do, and the first page with lines means that nothing changes any more.
+//! Once its event is settled, that is written, too. So an account whose entries fit into its invoice costs three writes.
+//!
+//! Without anything that goes on, step 2 has nothing to do. Then the first page with lines means that nothing changes any more, or
+//! else the issue: everything has ended, so what may still be found before it only adds lines, and the number is not in vain.
 
 mod close;
 mod entry;
@@ -27,10 +30,10 @@ use jiff::{SignedDuration, Timestamp};
 use super::PriceHistory;
 use crate::{
     catalogue::InvoiceTerms,
-    resources::{Invoice, InvoicePage, metering::Metering},
+    resources::{Invoice, InvoicePage, LedgerEntry, metering::Metering},
 };
 
-pub use entry::{until_now, with_hours};
+pub use entry::lines_of;
 
 /// How long after the end of a period its invoice is closed: changes of its last moments are being written until then. One that
 /// takes even longer is on the next invoice.
@@ -140,8 +143,13 @@ pub enum Step {
     DeletePage(Box<InvoicePage>),
     /// To create an invoice.
     Create(Box<Invoice>),
-    /// To replace an invoice.
-    Replace(Box<Invoice>),
+    /// To replace an invoice. What is urgent is not to wait for more.
+    Replace {
+        /// The invoice.
+        invoice: Box<Invoice>,
+        /// Whether it must not wait.
+        is_urgent: bool,
+    },
     /// To delete an invoice that has no lines.
     Delete(Box<Invoice>),
     /// To take a number for the invoice with this name.
@@ -168,6 +176,17 @@ impl Books {
         let from = (invoice.to_owned(), 0);
         let to = (invoice.to_owned(), u32::MAX);
         self.pages.range(from..=to).map(|(_, page)| page)
+    }
+
+    fn page(&self, invoice: &str, number: u32) -> Option<&InvoicePage> {
+        self.pages.get(&(invoice.to_owned(), number))
+    }
+
+    /// The entries of an invoice, in order.
+    fn entries_of<'a>(&'a self, invoice: &'a Invoice) -> impl Iterator<Item = &'a LedgerEntry> {
+        let pages = self.pages_of(invoice.name());
+        let of_pages = pages.flat_map(|page| &page.spec.entries);
+        invoice.spec.entries.iter().chain(of_pages)
     }
 
     /// Whether a page of the invoice has got its lines.

@@ -7,7 +7,10 @@ use jiff::Timestamp;
 use super::{Books, Facts, Step, entry};
 use crate::{
     billing::Period,
-    resources::{Invoice, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry, ids},
+    resources::{
+        Invoice, InvoicePage, InvoicePeriod, InvoiceSpec, InvoiceStatus, LedgerEntry, ids,
+        invoice_page::{has_room, is_too_large},
+    },
 };
 
 /// The step of an account without an open invoice: to open one with its first line.
@@ -18,15 +21,22 @@ pub(super) fn open(books: &Books, facts: &Facts<'_>) -> Step {
     let Some(issued_until) = books.issued_until else {
         return Step::LookBack;
     };
-    let firsts = facts.subjects.iter().filter_map(|(uid, subject)| {
-        let entry = entry::new(uid, subject, issued_until)?;
-        Some(entry.billed_until.unwrap_or(entry.since))
-    });
+    let nothing = HashSet::new();
+    let firsts = new_entries(facts, &nothing, issued_until);
+    let firsts = firsts
+        .iter()
+        .map(|entry| entry.billed_until.unwrap_or(entry.since));
     let Some(first) = firsts.min() else {
         return Step::Rest(None);
     };
     let from = Period::month_of(first).from.max(issued_until);
-    Step::Create(Box::new(invoice(books, facts, from)))
+    let mut opened = invoice(books, facts, from);
+    for entry in new_entries(facts, &nothing, from) {
+        if has_room(&opened.spec.entries, &entry) {
+            opened.spec.entries.push(entry);
+        }
+    }
+    Step::Create(Box::new(opened))
 }
 
 /// A new invoice whose period begins at `from`.
@@ -38,6 +48,8 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
         account_name: facts.holder.name.to_owned(),
         period: InvoicePeriod { from, to: period.to },
         currency: facts.prices.currency().to_string(),
+        entries: Vec::new(),
+        lines: Vec::new(),
     };
     let mut invoice = Invoice::new(&name, spec);
     invoice.metadata.namespace = Some(books.namespace.clone());
@@ -48,7 +60,7 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
     invoice
 }
 
-/// The next page to write, so that the open invoice has all that is metered; `None` if it has. Just before the invoice is closed
+/// What to write next, so that the open invoice and its pages have all that is metered; `None` if they have. Just before the invoice is closed
 /// (`is_due`), names are brought up to date, too.
 pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: bool) -> Option<Step> {
     let mut draft = Draft::new(books, invoice);
@@ -66,43 +78,60 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
         }
     }
     let known = draft.uids();
-    let mut new: Vec<LedgerEntry> = facts
-        .subjects
-        .iter()
-        .filter(|(uid, _)| !known.contains(**uid))
-        .filter_map(|(uid, subject)| entry::new(uid, subject, invoice.spec.period.from))
-        .collect();
-    // In the order in which they began, so that a list of lines has an order.
-    new.sort_by(|a, b| (a.since, &a.uid).cmp(&(b.since, &b.uid)));
-    for entry in new {
+    for entry in new_entries(facts, &known, invoice.spec.period.from) {
         is_urgent |= entry.ended.is_some();
         draft.add(entry);
     }
-    draft.last_changed().map(|page| Step::Page {
+    let (number, entries) = draft.last_changed()?;
+    if number == 0 {
+        let mut invoice = Box::new(invoice.clone());
+        invoice.spec.entries = entries;
+        return Some(Step::Replace { invoice, is_urgent });
+    }
+    let page = match books.page(invoice.name(), number) {
+        Some(stored) => {
+            let mut page = stored.clone();
+            page.spec.entries = entries;
+            page
+        }
+        None => InvoicePage::open(
+            &books.namespace,
+            facts.holder.uid,
+            invoice.name(),
+            number,
+            entries,
+        ),
+    };
+    Some(Step::Page {
         page: Box::new(page),
         is_urgent,
     })
 }
 
-/// The pages of the open invoice with changes.
+/// The entries of all that is not known, in the order in which it began, so that a list of lines has an order.
+fn new_entries(facts: &Facts<'_>, known: &HashSet<String>, from: Timestamp) -> Vec<LedgerEntry> {
+    let unknown = facts.subjects.iter().filter(|(uid, _)| !known.contains(**uid));
+    let entries = unknown.filter_map(|(uid, subject)| entry::new(uid, subject, from));
+    let mut entries: Vec<LedgerEntry> = entries.collect();
+    entries.sort_by(|a, b| (a.since, &a.uid).cmp(&(b.since, &b.uid)));
+    entries
+}
+
+/// The entries of the open invoice and its pages, with changes. Number 0 is the invoice itself.
 struct Draft<'a> {
-    account: &'a str,
-    invoice: &'a str,
-    namespace: &'a str,
-    stored: BTreeMap<u32, &'a InvoicePage>,
-    changed: BTreeMap<u32, InvoicePage>,
+    stored: BTreeMap<u32, &'a [LedgerEntry]>,
+    changed: BTreeMap<u32, Vec<LedgerEntry>>,
 }
 
 impl<'a> Draft<'a> {
     fn new(books: &'a Books, invoice: &'a Invoice) -> Self {
+        let pages = books.pages_of(invoice.name());
+        let mut stored: BTreeMap<u32, &'a [LedgerEntry]> = pages
+            .map(|page| (page.spec.number, page.spec.entries.as_slice()))
+            .collect();
+        stored.insert(0, &invoice.spec.entries);
         Self {
-            account: &invoice.spec.account,
-            invoice: invoice.name(),
-            namespace: &books.namespace,
-            stored: books
-                .pages_of(invoice.name())
-                .map(|page| (page.spec.number, page))
-                .collect(),
+            stored,
             changed: BTreeMap::new(),
         }
     }
@@ -113,39 +142,30 @@ impl<'a> Draft<'a> {
         let latest: HashMap<&'a str, u32> = self
             .stored
             .iter()
-            .flat_map(|(number, page)| {
-                let uids = page.spec.entries.iter().map(|entry| entry.uid.as_str());
-                uids.map(|uid| (uid, *number))
-            })
+            .flat_map(|(number, entries)| entries.iter().map(|entry| (entry.uid.as_str(), *number)))
             .collect();
         let mut places = Vec::with_capacity(latest.len());
-        for (number, page) in &self.stored {
-            let entries = &page.spec.entries;
+        for (number, entries) in &self.stored {
             let is_current = |entry: &LedgerEntry| latest.get(entry.uid.as_str()) == Some(number);
             if entries.iter().all(is_current) {
                 let all = entries.iter().enumerate();
                 places.extend(all.map(|(index, entry)| (*number, index, entry.uid.as_str())));
             } else {
-                let mut cleaned = (*page).clone();
-                cleaned.spec.entries.retain(is_current);
-                self.changed.insert(*number, cleaned);
+                let current = entries.iter().filter(|entry| is_current(entry));
+                self.changed.insert(*number, current.cloned().collect());
             }
         }
         places
     }
 
-    fn page(&self, number: u32) -> Option<&InvoicePage> {
-        self.changed
-            .get(&number)
-            .or_else(|| self.stored.get(&number).copied())
+    fn entries(&self, number: u32) -> &[LedgerEntry] {
+        let stored = || self.stored.get(&number).copied().unwrap_or_default();
+        self.changed.get(&number).map_or_else(stored, Vec::as_slice)
     }
 
-    fn page_mut(&mut self, number: u32) -> &mut InvoicePage {
-        let stored = self.stored.get(&number).copied();
-        self.changed.entry(number).or_insert_with(|| {
-            let new = || InvoicePage::open(self.namespace, self.account, self.invoice, number, Vec::new());
-            stored.cloned().unwrap_or_else(new)
-        })
+    fn entries_mut(&mut self, number: u32) -> &mut Vec<LedgerEntry> {
+        let stored = self.stored.get(&number).copied().unwrap_or_default();
+        self.changed.entry(number).or_insert_with(|| stored.to_vec())
     }
 
     fn last(&self) -> u32 {
@@ -154,12 +174,12 @@ impl<'a> Draft<'a> {
     }
 
     fn entry(&self, number: u32, index: usize) -> Option<&LedgerEntry> {
-        self.page(number)?.spec.entries.get(index)
+        self.entries(number).get(index)
     }
 
     /// Replaces an entry. A page that has grown too large is relieved of it by [`relieve`](Self::relieve) later.
     fn replace(&mut self, number: u32, index: usize, entry: LedgerEntry) {
-        if let Some(place) = self.page_mut(number).spec.entries.get_mut(index) {
+        if let Some(place) = self.entries_mut(number).get_mut(index) {
             *place = entry;
         }
     }
@@ -167,32 +187,28 @@ impl<'a> Draft<'a> {
     /// Adds an entry to the last page, or to a new one.
     fn add(&mut self, entry: LedgerEntry) {
         let last = self.last();
-        let has_room = self.page(last).is_some_and(|page| page.has_room(entry.bytes()));
-        let number = if has_room { last } else { last + 1 };
-        self.page_mut(number).spec.entries.push(entry);
+        let number = last + u32::from(!has_room(self.entries(last), &entry));
+        self.entries_mut(number).push(entry);
     }
 
     fn uids(&mut self) -> HashSet<String> {
         self.relieve();
         let numbers: Vec<u32> = self.stored.keys().chain(self.changed.keys()).copied().collect();
-        let pages = numbers.iter().filter_map(|number| self.page(*number));
-        pages
-            .flat_map(|page| page.spec.entries.iter().map(|entry| entry.uid.clone()))
-            .collect()
+        let entries = numbers.iter().flat_map(|number| self.entries(*number));
+        entries.map(|entry| entry.uid.clone()).collect()
     }
 
     /// Moves entries of pages that have grown too large to the last page.
     fn relieve(&mut self) {
         let numbers: Vec<u32> = self.changed.keys().copied().collect();
         for number in numbers {
-            while let Some(page) = self.changed.get_mut(&number)
-                && page.spec.entries.len() > 1
-                && page.bytes() > crate::resources::invoice_page::SOFT_BYTES
-                && let Some(moved) = page.spec.entries.pop()
+            while let Some(entries) = self.changed.get_mut(&number)
+                && entries.len() > 1
+                && is_too_large(entries)
+                && let Some(moved) = entries.pop()
             {
                 if number == self.last() {
-                    let next = self.page_mut(number + 1);
-                    next.spec.entries.push(moved);
+                    self.entries_mut(number + 1).push(moved);
                 } else {
                     self.add(moved);
                 }
@@ -200,10 +216,13 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The last changed page. Entries move to later pages alone, so what has moved is written there before it goes from the other.
-    fn last_changed(mut self) -> Option<InvoicePage> {
+    /// The last page with changes. Entries move to later pages alone, so what has moved is written there before it goes from the
+    /// other.
+    fn last_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
         let stored = std::mem::take(&mut self.stored);
-        let is_new = |(number, page): &(u32, InvoicePage)| stored.get(number).copied() != Some(page);
-        self.changed.into_iter().rev().find(is_new).map(|(_, page)| page)
+        let is_new = |(number, entries): &(u32, Vec<LedgerEntry>)| {
+            stored.get(number).copied() != Some(entries.as_slice())
+        };
+        self.changed.into_iter().rev().find(is_new)
     }
 }

@@ -8,4 +8,4 @@
 mod examples;
 mod histories;
 mod ledger;
-mod reference;
+pub(crate) mod reference;

@@ -6,20 +6,20 @@ use crate::resources::Plan;
 
 /// What happened to an instance, in the order in which it was seen.
 #[derive(Clone, Debug)]
-pub(super) struct History {
+pub(crate) struct History {
     /// When its server first ran, and its plan.
-    pub(super) since: Timestamp,
-    pub(super) plan: Plan,
+    pub(crate) since: Timestamp,
+    pub(crate) plan: Plan,
     /// Plans that came into effect later. A clock that was set back gives times that are too early.
-    pub(super) changes: Vec<(Timestamp, Plan)>,
-    pub(super) ended: Option<Timestamp>,
+    pub(crate) changes: Vec<(Timestamp, Plan)>,
+    pub(crate) ended: Option<Timestamp>,
 }
 
 /// Monthly prices in cents, in the order of the plans, and from when on they hold.
-pub(super) type PriceChanges = Vec<(Timestamp, [u64; 4])>;
+pub(crate) type PriceChanges = Vec<(Timestamp, [u64; 4])>;
 
 /// A line as the reference has it: hours by plan and month's price in cents, and the amount in cents.
-pub(super) type ReferenceLine = (Vec<(Plan, u64, u64)>, u64);
+pub(crate) type ReferenceLine = (Vec<(Plan, u64, u64)>, u64);
 
 fn month(moment: Timestamp) -> (i16, i8) {
     let date = moment.to_zoned(TimeZone::UTC).date();
@@ -31,7 +31,7 @@ fn next_hour(hour: Timestamp) -> Timestamp {
 }
 
 /// The beginnings of all hours that begin before `until`, each with the plan for which it is billed.
-pub(super) fn hours(history: &History, until: Timestamp) -> Vec<(Timestamp, Plan)> {
+pub(crate) fn hours(history: &History, until: Timestamp) -> Vec<(Timestamp, Plan)> {
     let mut hours = Vec::new();
     let mut changes = history.changes.iter().peekable();
     let (mut hour, mut plan) = (history.since, history.plan);
@@ -55,7 +55,7 @@ pub(super) fn hours(history: &History, until: Timestamp) -> Vec<(Timestamp, Plan
 }
 
 /// The line for the period. `earlier` is what was billed for the same month: cents, and the month's price of the dearest plan.
-pub(super) fn line(
+pub(crate) fn line(
     history: &History,
     (from, to): (Timestamp, Timestamp),
     prices: &PriceChanges,

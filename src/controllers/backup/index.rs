@@ -1,7 +1,7 @@
 //! The backups, by namespace, name and instance. No I/O: fed by the watch.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::{
+    backups::retention::{Age, age, counts, is_left_over},
     resources::{Backup, Instance},
     runtime::{
         ReconcileQueue,
@@ -28,6 +29,10 @@ struct Namespace {
     by_name: HashMap<String, Arc<Backup>>,
     /// Names of backups by the name of their instance.
     by_instance: HashMap<String, BTreeSet<String>>,
+    /// Manual ones that count towards the limit of the account, by name.
+    manual: HashMap<String, Arc<Backup>>,
+    /// Scheduled ones of deleted instances, which share that limit.
+    left_over: BTreeMap<Age, Arc<Backup>>,
 }
 
 impl Namespace {
@@ -35,12 +40,19 @@ impl Namespace {
         let name = backup.metadata.name.clone().unwrap_or_default();
         let of_instance = self.by_instance.entry(backup.spec.instance.clone());
         of_instance.or_default().insert(name.clone());
+        if counts(backup) {
+            self.manual.insert(name.clone(), backup.clone());
+        } else if is_left_over(backup) {
+            self.left_over.insert(age(backup), backup.clone());
+        }
         self.by_name.insert(name, backup.clone());
     }
 
     fn remove(&mut self, backup: &Backup) {
         let name = backup.metadata.name.as_deref().unwrap_or_default();
         self.by_name.remove(name);
+        self.manual.remove(name);
+        self.left_over.remove(&age(backup));
         if let Some(names) = self.by_instance.get_mut(&backup.spec.instance) {
             names.remove(name);
             if names.is_empty() {
@@ -91,6 +103,28 @@ impl BackupIndex {
             .into_iter()
             .flat_map(|namespace| namespace.by_name.values());
         of_it.cloned().collect()
+    }
+
+    /// Passes the backups that share the limit of their account to `look`: manual ones, and then those that are left over, the
+    /// youngest first. There are hardly more than the limit, however many backups the account has.
+    pub(super) fn sharing<T>(
+        &self,
+        namespace: &str,
+        look: impl FnOnce(&mut dyn Iterator<Item = &Backup>) -> T,
+    ) -> T {
+        let namespaces = self.namespaces.lock();
+        let mut sharing = namespaces.get(namespace).into_iter().flat_map(|namespace| {
+            let left_over = namespace.left_over.values().rev();
+            namespace.manual.values().chain(left_over).map(|backup| &**backup)
+        });
+        look(&mut sharing)
+    }
+
+    /// The oldest backup that is left over of a deleted instance.
+    pub(super) fn oldest_left_over(&self, namespace: &str) -> Option<Arc<Backup>> {
+        let namespaces = self.namespaces.lock();
+        let (_, oldest) = namespaces.get(namespace)?.left_over.first_key_value()?;
+        Some(oldest.clone())
     }
 
     /// How many backups there are in a namespace.
@@ -183,6 +217,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::resources::BackupPhase;
 
     fn backup(name: &str, instance: &str, uid: Option<&str>, phase: &str) -> Arc<Backup> {
         let backup = json!({
@@ -220,13 +255,39 @@ mod tests {
         assert!(index.has_other_unfinished_scheduled(&instance, tomorrow));
         // Somebody took the operator's finalizer away and deleted it: nobody will ever end it.
         scheduled.metadata.deletion_timestamp = Some(Time(due));
-        index.changed(&Change::Applied(Arc::new(scheduled)));
+        index.changed(&Change::Applied(Arc::new(scheduled.clone())));
         assert!(!index.has_other_unfinished_scheduled(&instance, tomorrow));
         assert!(index.get("ns", "d").is_some() && index.get("other", "d").is_none());
         // Deleted, and made again for another instance.
         index.changed(&Change::Applied(backup("d", "other", None, "Waiting")));
         assert!(!index.has_unfinished(&instance));
-        for name in ["a", "b", "c", "d", "e"] {
+        // Those that share a limit, however they came to do so.
+        let sharing = || {
+            index.sharing("ns", |all| {
+                all.map(|backup| backup.metadata.name.clone().unwrap())
+                    .collect::<BTreeSet<_>>()
+            })
+        };
+        assert_eq!(
+            sharing(),
+            BTreeSet::from(["a", "b", "c", "d"].map(ToOwned::to_owned))
+        );
+        let mut left_over = scheduled.clone();
+        left_over.metadata.deletion_timestamp = None;
+        left_over.status.as_mut().unwrap().phase = Some(BackupPhase::Completed);
+        left_over.status.as_mut().unwrap().instance_deleted = true;
+        index.changed(&Change::Applied(Arc::new(left_over.clone())));
+        assert!(sharing().contains("e"));
+        let mut older = left_over.clone();
+        older.metadata.name = Some("f".to_owned());
+        older.metadata.uid = Some("f".to_owned());
+        older.spec.scheduled_for = Some(due - SignedDuration::from_hours(24));
+        index.changed(&Change::Applied(Arc::new(older)));
+        let oldest = index.oldest_left_over("ns").unwrap();
+        assert_eq!(oldest.metadata.name.as_deref(), Some("f"));
+        index.changed(&Change::Applied(backup("c", "other", None, "Failed")));
+        assert!(!sharing().contains("c"));
+        for name in ["a", "b", "c", "d", "e", "f"] {
             let backup = index.get("ns", name).unwrap();
             index.changed(&Change::Deleted(backup));
         }

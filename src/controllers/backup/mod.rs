@@ -2,11 +2,13 @@
 //!
 //! - `reconcile`: one reconcile of one Backup;
 //! - `index`: the backups by instance, also for the Instance controller;
+//! - `restores`: the instances by the backup that they are restored from;
 //! - `create`: makes scheduled backups.
 
 mod create;
 mod index;
 mod reconcile;
+mod restores;
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub use create::{create_scheduled, is_final_refusal};
 pub use index::BackupIndex;
 use reconcile::Reconciler;
+pub use restores::Restores;
 
 use super::account::AccountDirectory;
 use crate::{
@@ -26,7 +29,7 @@ use crate::{
     providers::Provider,
     resources::{Backup, Instance},
     runtime::{
-        ByNamespace, Clock, Metrics, ReconcileQueue,
+        Clock, Metrics, ReconcileQueue,
         backoff::Backoffs,
         events::Events,
         metrics::KindLabels,
@@ -49,8 +52,8 @@ pub struct BackupController<P> {
     pub index: BackupIndex,
     /// The instances, as their watch shows them.
     pub instances: Store<Instance>,
-    /// The same, by namespace.
-    pub by_namespace: ByNamespace<Instance>,
+    /// Those that are restored from backups.
+    pub restores: Restores,
     /// The instances as their controller has written them.
     pub instance_queue: ReconcileQueue<Instance>,
     /// How many backups there may be.
@@ -90,6 +93,15 @@ impl<P: Provider> BackupController<P> {
             controller: self,
         }
     }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Backup>,
+    ) -> impl work_queue::Reconcile<Backup> + Send + 'static {
+        self.with(queue)
+    }
 }
 
 /// The listener for the watch of Instances: queues the backups that depend on one that has changed.
@@ -120,24 +132,6 @@ pub fn instance_listener(index: BackupIndex, queue: ReconcileQueue<Backup>) -> B
             // Some may have been deleted.
             Change::Replaced(_) => queue.again(index.all()),
             Change::Unreadable(_) => {}
-        }
-    })
-}
-
-/// The listener for the watch of Backups: queues the instances that are to be restored from one that has changed. It comes after
-/// that of the index.
-pub fn restore_listener(
-    instances: ByNamespace<Instance>,
-    queue: ReconcileQueue<Instance>,
-) -> Box<dyn Listener<Backup>> {
-    Box::new(move |change: &Change<Backup>| {
-        if let Change::Applied(backup) | Change::Deleted(backup) = change {
-            let mut targets = instances.of(backup.metadata.namespace.as_deref().unwrap_or_default());
-            targets.retain(|instance| {
-                let named = instance.spec.restore_from.as_ref();
-                named.is_some() && named == backup.metadata.name.as_ref()
-            });
-            queue.again(targets);
         }
     })
 }

@@ -17,7 +17,7 @@ use crate::{
     backups::{
         Decision, Effect, Note, Question, Seen, Situation, Source, decide, question,
         restore::fits,
-        retention::{gives_way, has_room, is_left_over, oldest_left_over},
+        retention::{gives_way, has_room, is_left_over},
     },
     events::{OutboxVersion, outbox},
     lifecycle::wants_restore,
@@ -263,16 +263,14 @@ impl<P: Provider> Reconciler<P> {
             is_settled: &|event_id| self.controller.outbox.is_settled(event_id),
             limits,
             has_room_in_account: &|| {
-                let all = self.controller.index.within(namespace(backup));
-                has_room(backup, all.iter().map(|other| &**other), limits.per_account)
+                let index = &self.controller.index;
+                index.sharing(namespace(backup), |all| has_room(backup, all, limits.per_account))
             },
             gives_way: &|| {
-                let limit = limits.per_account;
-                if self.controller.index.count(namespace(backup)) <= limit {
-                    return false;
-                }
-                let all = self.controller.index.within(namespace(backup));
-                gives_way(backup, all.iter().map(|other| &**other), limit)
+                let index = &self.controller.index;
+                index.sharing(namespace(backup), |all| {
+                    gives_way(backup, all, limits.per_account)
+                })
             },
             restored_to: restored_to.as_deref(),
         })
@@ -281,7 +279,7 @@ impl<P: Provider> Reconciler<P> {
     /// Name of an Instance to which a backup is being restored, or will be.
     fn restored_to(&self, backup: &Backup) -> Option<String> {
         let name = backup.name_any();
-        let shown = self.controller.by_namespace.of(namespace(backup)).into_iter();
+        let shown = self.controller.restores.targets(backup).into_iter();
         let mut instances = shown.map(|shown| self.controller.instance_queue.freshest(shown));
         let is_target = |instance: &Arc<Instance>| {
             let operation = instance
@@ -299,8 +297,7 @@ impl<P: Provider> Reconciler<P> {
     fn look_at_oldest(&self, backup: &Backup) {
         let index = &self.controller.index;
         if index.count(namespace(backup)) > self.controller.limits.per_account {
-            let all = index.within(namespace(backup));
-            self.queue.again(oldest_left_over(&all).cloned());
+            self.queue.again(index.oldest_left_over(namespace(backup)));
         }
     }
 

@@ -96,4 +96,13 @@ impl<P: Provider> InstanceController<P> {
             controller: self,
         }
     }
+
+    /// What [`run`](Self::run) runs, for a test that has its own time.
+    #[cfg(test)]
+    pub(super) fn reconciler(
+        self,
+        queue: ReconcileQueue<Instance>,
+    ) -> impl work_queue::Reconcile<Instance> + Send + 'static {
+        self.with(queue)
+    }
 }

@@ -7,14 +7,14 @@ use serde::de::DeserializeOwned;
 use crate::{
     billing::ledger::Books,
     resources::{
-        Invoice, InvoicePage,
+        Invoice, InvoicePage, LedgerEntry,
         invoice::SETTLED_LABEL,
         invoice_page::{INVOICE_LABEL, OPEN_LABEL},
     },
     runtime::client::{CallError, bounded, next_page},
 };
 
-/// Invoices or pages in one answer. A page has some 256 KiB.
+/// Invoices or pages in one answer. Each has some 256 KiB at most.
 const PAGE: u32 = 50;
 
 /// The books of an account, and its issued invoices whose events are not settled.
@@ -50,8 +50,7 @@ pub(super) async fn read(
     let last = open.len().saturating_sub(1);
     for (index, invoice) in open.into_iter().enumerate() {
         // Pages with lines no longer have the label of open ones.
-        let closing = books.pages_of(invoice.name()).next().is_none() || index < last;
-        if closing || has_gap(&books, invoice.name()) {
+        if index < last || lacks_pages(&books, &invoice) {
             let of_invoice = format!("{INVOICE_LABEL}={}", invoice.name());
             each(client, namespace, &of_invoice, |page: InvoicePage| {
                 books.put_page(page);
@@ -63,10 +62,12 @@ pub(super) async fn read(
     Ok((books, issued))
 }
 
-/// Whether pages of the invoice are missing, as the first ones are while they get their lines.
-fn has_gap(books: &Books, invoice: &str) -> bool {
-    let mut numbers = books.pages_of(invoice).map(|page| page.spec.number);
-    numbers.next() != Some(1)
+/// Whether pages of the last open invoice may be missing, as the first ones are while they get their lines. That is so only if
+/// nothing goes on.
+fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
+    let mut numbers = books.pages_of(invoice.name()).map(|page| page.spec.number);
+    let goes_on = |entry: &LedgerEntry| entry.ended.is_none();
+    numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
 /// The end of the last issued invoice of an account; the beginning of time if there is none.

@@ -196,6 +196,25 @@ impl InvoiceController {
     }
 }
 
+/// What [`run`](InvoiceController::run) runs, for a test that has its own time.
+#[cfg(test)]
+impl InvoiceController {
+    pub(super) fn reconciler(
+        &self,
+        accounts: Store<Account>,
+        invoices: Store<Invoice>,
+    ) -> impl work_queue::Reconcile<Account> + use<> {
+        Reconciler::new(self.shared.clone(), accounts, invoices)
+    }
+
+    /// Records the prices if they have changed. Returns whether they are stored.
+    pub(super) async fn record_prices(&self) -> bool {
+        let now = self.shared.now();
+        let last_month = Period::before(Period::month_of(now)).from;
+        matches!(self.shared.prices.record(now, last_month).await, Ok(None))
+    }
+}
+
 fn of(receiver: mpsc::UnboundedReceiver<String>) -> impl futures::Stream<Item = String> + Send {
     stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|next| (next, receiver))

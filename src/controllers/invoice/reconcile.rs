@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// How long changes of an account wait for others after a page was written, so that many are one write.
+/// How long changes of an account wait for others after its entries were written, so that many are one write.
 const TOGETHER: Duration = Duration::from_secs(1);
 /// When to try again after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
@@ -68,7 +68,8 @@ struct State {
     books: Books,
     /// Issued invoices whose events are not settled.
     issued: Vec<Invoice>,
-    page_written: Option<Timestamp>,
+    /// When the entries were last written.
+    written: Option<Timestamp>,
 }
 
 impl Reconcile<Account> for Reconciler {
@@ -189,7 +190,7 @@ impl Reconciler {
             account: uid.to_owned(),
             books,
             issued,
-            page_written: None,
+            written: None,
         };
         let nothing = HashMap::new();
         let again = self.go_on(&mut state, &account, &nothing, &prices).await?;
@@ -246,7 +247,7 @@ impl Reconciler {
                     account: uid.to_owned(),
                     books,
                     issued,
-                    page_written: None,
+                    written: None,
                 }
             }
         };
@@ -336,18 +337,11 @@ impl Reconciler {
                     state.books.issued_until = Some(until);
                 }
                 Step::Page { page, is_urgent } => {
-                    let clock = &self.shared.deps.clock;
-                    // It does not wait if the clock was set back.
-                    let age = state
-                        .page_written
-                        .map(|written| clock.now().duration_since(written));
-                    let age = age.and_then(|age| Duration::try_from(age).ok());
-                    let waits = age.map_or(Duration::ZERO, |age| TOGETHER.saturating_sub(age));
-                    if !is_urgent && !waits.is_zero() {
+                    if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
                         return Ok(Some(waits));
                     }
                     let written = self.put(*page).await?;
-                    state.page_written = Some(self.shared.deps.clock.now());
+                    state.written = Some(self.shared.deps.clock.now());
                     state.books.put_page(written);
                 }
                 Step::DeletePage(page) => {
@@ -356,10 +350,15 @@ impl Reconciler {
                 }
                 Step::Create(invoice) => {
                     let written = self.put(*invoice).await?;
+                    state.written = Some(self.shared.deps.clock.now());
                     state.books.put_invoice(written);
                 }
-                Step::Replace(invoice) => {
+                Step::Replace { invoice, is_urgent } => {
+                    if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
+                        return Ok(Some(waits));
+                    }
                     let written = self.put(*invoice).await?;
+                    state.written = Some(self.shared.deps.clock.now());
                     if written.is_issued() {
                         self.issued(&written);
                         state.issued.push(written.clone());
@@ -382,6 +381,13 @@ impl Reconciler {
             }
         }
         Ok(Some(Duration::ZERO))
+    }
+
+    /// How long a change that is not urgent waits for others. None does if the clock was set back.
+    fn waits(&self, state: &State) -> Option<Duration> {
+        let age = self.shared.deps.clock.now().duration_since(state.written?);
+        let left = TOGETHER.saturating_sub(Duration::try_from(age).ok()?);
+        (!left.is_zero()).then_some(left)
     }
 
     /// Hands over the event of an invoice that was issued.

@@ -204,15 +204,14 @@ enum Position {
     End,
 }
 
-/// The text of an invoice, page by page: one of them is in memory at a time, and none is read before the last one was sent. The
-/// first one is read before the answer begins, so that it can still be an error.
+/// The text of an invoice, page by page: one of them is in memory at a time, and none is read before the last one was sent.
 async fn chunks(
     opened: OpenedInvoice,
     head: String,
     rows: fn(&OpenedInvoice, &[InvoiceLine]) -> String,
     foot: impl Fn(&OpenedInvoice) -> Result<String, Error> + Send + Sync + 'static,
 ) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, ApiError> {
-    let first = opened.page(1).await?;
+    let first = opened.page(0).await?;
     let begin = (opened, Position::Head(head, first), foot);
     Ok(stream::unfold(
         begin,
@@ -221,7 +220,7 @@ async fn chunks(
                 Position::Head(mut text, first) => match first {
                     Some(lines) => {
                         text.push_str(&rows(&opened, &lines));
-                        (Ok(text), Position::Page(2))
+                        (Ok(text), Position::Page(1))
                     }
                     None => (foot(&opened).map(|foot| text + &foot), Position::End),
                 },

@@ -1,0 +1,179 @@
+//! Which instances are restored from which backup. No I/O: fed by the watch of Instances. A change of a backup takes a look at those
+//! that name it alone, however many instances the account has.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    resources::{Backup, Instance},
+    runtime::{
+        ReconcileQueue,
+        watch::{Change, Listener},
+    },
+};
+
+/// The instances that name a backup, as the watch shows them. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Restores {
+    state: Arc<Mutex<State>>,
+}
+
+/// Namespace and name.
+type Place = (String, String);
+
+#[derive(Default)]
+struct State {
+    /// Instances by name, by the place of the backup.
+    targets: HashMap<Place, BTreeMap<String, Arc<Instance>>>,
+    /// Names of backups by the place of the instance.
+    named: HashMap<Place, Vec<String>>,
+}
+
+fn place(instance: &Instance) -> Place {
+    let metadata = &instance.metadata;
+    (
+        metadata.namespace.clone().unwrap_or_default(),
+        metadata.name.clone().unwrap_or_default(),
+    )
+}
+
+/// The backup that the spec of an instance names, and the one that is being restored to it.
+fn named(instance: &Instance) -> impl Iterator<Item = &String> {
+    let status = instance.status.as_ref();
+    let operation = status.and_then(|status| status.operation.as_ref());
+    let under_way = operation.and_then(|operation| operation.restore_from.as_ref());
+    instance.spec.restore_from.iter().chain(under_way)
+}
+
+impl State {
+    fn insert(&mut self, instance: &Arc<Instance>) {
+        let (namespace, name) = place(instance);
+        for backup in named(instance) {
+            let targets = self.targets.entry((namespace.clone(), backup.clone()));
+            targets.or_default().insert(name.clone(), instance.clone());
+            let named = self.named.entry((namespace.clone(), name.clone()));
+            named.or_default().push(backup.clone());
+        }
+    }
+
+    fn remove(&mut self, instance: &Instance) {
+        let (namespace, name) = place(instance);
+        let backups = self.named.remove(&(namespace.clone(), name.clone()));
+        for backup in backups.into_iter().flatten() {
+            let of_backup = (namespace.clone(), backup);
+            if let Some(targets) = self.targets.get_mut(&of_backup) {
+                targets.remove(&name);
+                if targets.is_empty() {
+                    self.targets.remove(&of_backup);
+                }
+            }
+        }
+    }
+}
+
+impl Restores {
+    /// The instances that name this backup.
+    pub(super) fn targets(&self, backup: &Backup) -> Vec<Arc<Instance>> {
+        let metadata = &backup.metadata;
+        let place = (
+            metadata.namespace.clone().unwrap_or_default(),
+            metadata.name.clone().unwrap_or_default(),
+        );
+        let state = self.state.lock();
+        let targets = state.targets.get(&place).into_iter();
+        targets.flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// The listener for the watch of Instances.
+    pub fn listener(&self) -> Box<dyn Listener<Instance>> {
+        let restores = self.clone();
+        Box::new(move |change: &Change<Instance>| restores.changed(change))
+    }
+
+    /// The listener for the watch of Backups: queues the instances that are to be restored from one that has changed. It comes after
+    /// that of the index.
+    pub fn backup_listener(&self, queue: ReconcileQueue<Instance>) -> Box<dyn Listener<Backup>> {
+        let restores = self.clone();
+        Box::new(move |change: &Change<Backup>| {
+            if let Change::Applied(backup) | Change::Deleted(backup) = change {
+                queue.again(restores.targets(backup));
+            }
+        })
+    }
+
+    fn changed(&self, change: &Change<Instance>) {
+        let mut state = self.state.lock();
+        match change {
+            Change::Replaced(all) => {
+                *state = State::default();
+                for instance in all {
+                    state.insert(instance);
+                }
+            }
+            Change::Applied(instance) => {
+                state.remove(instance);
+                state.insert(instance);
+            }
+            Change::Deleted(instance) => state.remove(instance),
+            Change::Unreadable(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn instance(name: &str, wanted: Option<&str>, under_way: Option<&str>) -> Arc<Instance> {
+        let operation = under_way.map(|backup| {
+            json!({
+                "kind": "Rebuild", "startedAt": "2026-11-21T10:00:00Z", "plan": "starter", "image": "debian-13",
+                "restoreFrom": backup, "endsIn": "Running",
+            })
+        });
+        let instance = json!({
+            "metadata": { "name": name, "namespace": "ns" },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13", "restoreFrom": wanted },
+            "status": { "operation": operation },
+        });
+        Arc::new(serde_json::from_value(instance).unwrap())
+    }
+
+    fn targets(restores: &Restores, backup: &str) -> Vec<String> {
+        let backup =
+            json!({ "metadata": { "name": backup, "namespace": "ns" }, "spec": { "instance": "web" } });
+        let targets = restores.targets(&serde_json::from_value(backup).unwrap());
+        let names = targets
+            .into_iter()
+            .map(|target| target.metadata.name.clone().unwrap());
+        names.collect()
+    }
+
+    #[test]
+    fn it_knows_who_names_a_backup_and_forgets_who_no_longer_does() {
+        let restores = Restores::default();
+        restores.changed(&Change::Applied(instance("old", Some("a"), None)));
+        restores.changed(&Change::Replaced(vec![
+            instance("one", Some("a"), None),
+            instance("two", Some("a"), Some("b")),
+            instance("three", None, None),
+        ]));
+        assert_eq!(targets(&restores, "a"), ["one", "two"]);
+        assert_eq!(targets(&restores, "b"), ["two"]);
+        restores.changed(&Change::Applied(instance("one", Some("b"), None)));
+        restores.changed(&Change::Applied(instance("two", None, None)));
+        restores.changed(&Change::Applied(instance("three", Some("c"), Some("c"))));
+        assert_eq!(targets(&restores, "b"), ["one"]);
+        assert_eq!(targets(&restores, "c"), ["three"]);
+        restores.changed(&Change::Deleted(instance("one", Some("b"), None)));
+        restores.changed(&Change::Deleted(instance("three", None, None)));
+        let state = restores.state.lock();
+        assert!(state.targets.is_empty() && state.named.is_empty());
+    }
+}

@@ -1,0 +1,11 @@
+//! The controllers together, for a simulated year.
+//!
+//! - `year`: what happens in it;
+//! - `operator`: one process of the operator, with a clock that goes from one moment at which there is something to do to the next;
+//! - `api_server`: an API server in memory, which fails at times, and at whose writes a process can be killed;
+//! - `chronicle`: what must follow from what happened.
+
+mod api_server;
+mod chronicle;
+mod operator;
+mod year;
