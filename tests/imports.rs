@@ -1,4 +1,4 @@
-//! Checks that imports go one way (architecture, rule 10): at every level of the module tree, the children of a module form no
+//! Checks that imports go one way (docs/architecture.md): at every level of the module tree, the children of a module form no
 //! cycle, and the folders of the program use only folders below them. Needs no cluster, because it reads the source.
 //!
 //! There is an arrow from one child to another if the first one's files name anything in the second one's: in a `use`, in a

@@ -1,43 +1,38 @@
-//! A minimal HTTP client for readiness checks on loopback, without another dependency.
+//! HTTP requests to servers on loopback.
 
-use std::{io, time::Duration};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::timeout,
-};
+use std::{io, sync::OnceLock, time::Duration};
 
-/// Sends one HTTP/1.0 request to `authority` (`127.0.0.1:port`) and returns status and body. The timeout is two seconds.
+use http::Method;
+use reqwest::Client;
+
+/// Sends one request to `authority` (`127.0.0.1:port`) and returns status and body. The timeout is two seconds.
 pub async fn request(
     authority: &str,
-    method: &str,
+    method: Method,
     path: &str,
     headers: &[(&str, &str)],
     body: &str,
 ) -> io::Result<(u16, String)> {
-    let mut head = format!(
-        "{method} {path} HTTP/1.0\r\nHost: {authority}\r\nContent-Length: {}\r\n",
-        body.len()
-    );
+    let mut request = client()
+        .request(method, format!("http://{authority}{path}"))
+        .body(body.to_owned());
     for (name, value) in headers {
-        head.push_str(name);
-        head.push_str(": ");
-        head.push_str(value);
-        head.push_str("\r\n");
+        request = request.header(*name, *value);
     }
-    let exchange = async {
-        let mut stream = TcpStream::connect(authority).await?;
-        stream.write_all(format!("{head}\r\n{body}").as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
-    };
-    let answer = timeout(Duration::from_secs(2), exchange).await??;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status = head
-        .split_whitespace()
-        .nth(1)
-        .and_then(|status| status.parse().ok());
-    let status = status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an HTTP answer"))?;
-    Ok((status, body.to_owned()))
+    let answer = request.send().await.map_err(io::Error::other)?;
+    let status = answer.status().as_u16();
+    Ok((status, answer.text().await.map_err(io::Error::other)?))
+}
+
+fn client() -> &'static Client {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    CLIENT.get_or_init(|| {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::builder()
+            .no_proxy()
+            // Tests have a runtime each, with which its connections end.
+            .pool_max_idle_per_host(0)
+            .timeout(Duration::from_secs(2));
+        client.build().unwrap_or_default()
+    })
 }

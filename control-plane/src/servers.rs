@@ -1,6 +1,7 @@
 //! The command lines and readiness checks of the three servers.
 
 use crate::{Assets, Error, Identity, Options, audit, credentials::Tokens, loopback, random};
+use http::Method;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -117,7 +118,7 @@ impl Etcd {
     /// Whether it has a leader, and is the etcd that was started.
     pub(crate) async fn is_ready(&self) -> bool {
         let authority = format!("127.0.0.1:{}", self.client_port);
-        loopback::request(&authority, "POST", "/v3/cluster/member/list", &[], "{}")
+        loopback::request(&authority, Method::POST, "/v3/cluster/member/list", &[], "{}")
             .await
             .is_ok_and(|(status, body)| status == 200 && body.contains(&self.name))
     }

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 /// The time of the API server. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct ServerTime(Arc<Mutex<Option<Told>>>);
+pub struct ServerTime(Arc<Mutex<Option<Reading>>>);
 
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Reading {
     /// The time in an answer.
     time: Timestamp,
     /// When that answer arrived.
@@ -26,7 +26,7 @@ impl ServerTime {
         let time = text.and_then(|text| httpdate::parse_http_date(text).ok());
         if let Some(time) = time.and_then(|time| Timestamp::try_from(time).ok()) {
             let at = Instant::now();
-            *self.0.lock() = Some(Told { time, at });
+            *self.0.lock() = Some(Reading { time, at });
         }
     }
 
@@ -43,7 +43,7 @@ impl ServerTime {
     }
 }
 
-impl Told {
+impl Reading {
     /// The time at a later moment.
     fn later(self, now: Instant) -> Option<Timestamp> {
         let passed = SignedDuration::try_from(now.saturating_duration_since(self.at)).ok()?;

@@ -139,7 +139,7 @@ struct Key {
 struct Holders {
     /// Oldest first.
     keys: Vec<Arc<Key>>,
-    /// The oldest that there has been since there was none.
+    /// The oldest key seen since this digest last had none.
     oldest: Option<Oldest>,
 }
 

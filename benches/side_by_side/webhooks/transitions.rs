@@ -10,7 +10,7 @@
 //!
 //! Instances that REST made are not tracked (`managedFields` are emptied) from their first change on; those that kubectl made are. So
 //! there are both. With `--baseline`, another build of `stellage` does the same on the same cluster, in turns, with instances that
-//! are tracked: builds from before did not know others.
+//! are tracked: older builds always track fields.
 
 use std::{
     path::Path,

@@ -3,6 +3,7 @@
 use super::{Settings, folder::Folder};
 use crate::Failure;
 use control_plane::{ControlPlane, Daemon, Error, Identity, loopback};
+use http::Method;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::PostParams};
 use serde_json::Value;
@@ -153,7 +154,7 @@ impl Product<'_> {
         let started = Instant::now();
         loop {
             let headers = [("Authorization", header.as_str())];
-            let answer = loopback::request(authority, "GET", "/v1/instances", &headers, "").await;
+            let answer = loopback::request(authority, Method::GET, "/v1/instances", &headers, "").await;
             match answer {
                 Ok((200, _)) => return Ok((ACCOUNT, key.to_owned())),
                 _ if started.elapsed() < KEY_WORKS_WITHIN => sleep(Duration::from_millis(100)).await,

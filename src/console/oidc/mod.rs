@@ -39,9 +39,9 @@ pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest answer of the provider, in bytes.
 const MAX_ANSWER: usize = 256 * 1024;
-/// How long what the provider says about itself is believed.
-const BELIEVED: Duration = Duration::from_hours(1);
-/// How long nobody asks again after the provider could not be reached, so that those who wait do not take turns to time out.
+/// How long the provider's metadata and keys are cached.
+const CACHED_FOR: Duration = Duration::from_hours(1);
+/// How long nobody asks again after the provider could not be reached, so that waiting requests fail together instead of timing out one after another.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// How long nobody asks again for a key that the provider does not have.
 const AFTER_UNKNOWN_KEY: Duration = Duration::from_mins(1);
@@ -102,12 +102,12 @@ pub struct Provider {
     redirect_uri: String,
     name: String,
     http: Client,
-    known: Mutex<Known>,
+    known: Mutex<CachedMetadata>,
 }
 
 /// What is known about the provider.
 #[derive(Default)]
-struct Known {
+struct CachedMetadata {
     metadata: Option<(Instant, Arc<Metadata>)>,
     keys: Option<(Instant, Arc<[Jwk]>)>,
     failure: Option<(Instant, String)>,
@@ -316,7 +316,7 @@ impl Provider {
     async fn metadata(&self) -> Result<Arc<Metadata>, Failure> {
         let mut known = self.known.lock().await;
         if let Some((at, metadata)) = &known.metadata
-            && at.elapsed() < BELIEVED
+            && at.elapsed() < CACHED_FOR
         {
             return Ok(metadata.clone());
         }
@@ -343,7 +343,7 @@ impl Provider {
             let has_asked = known
                 .unknown_key
                 .is_some_and(|at| at.elapsed() < AFTER_UNKNOWN_KEY);
-            if at.elapsed() < BELIEVED && (!lack_one || has_asked) {
+            if at.elapsed() < CACHED_FOR && (!lack_one || has_asked) {
                 return Ok(keys.clone());
             }
         }
@@ -361,7 +361,7 @@ impl Provider {
     }
 }
 
-impl Known {
+impl CachedMetadata {
     /// Asks the provider, unless that has just failed.
     async fn ask<T: DeserializeOwned>(&mut self, request: RequestBuilder) -> Result<T, Failure> {
         if let Some((at, reason)) = &self.failure

@@ -159,7 +159,7 @@ impl InvoiceNumbers {
         }
     }
 
-    /// Stores the numbers of those who wait, and then tells them. Those who hear nothing ask again.
+    /// Stores the numbers of all waiting callers, then replies to them; callers without a reply retry.
     async fn hand_out(
         &self,
         stored: &mut Option<Stored>,

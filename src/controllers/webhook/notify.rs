@@ -11,7 +11,7 @@ use kube::{
 use serde_json::json;
 
 use super::{
-    shared::{AT_ONCE, CachedWebhook, Notification, Sent, Shared, State, Told, key_of},
+    shared::{AT_ONCE, CachedWebhook, Notification, NotificationContent, Sent, Shared, State, key_of},
     store::FIELD_MANAGER,
 };
 use crate::{
@@ -170,17 +170,17 @@ fn sent_earlier(shared: &Shared, namespace: &str, account: &str) -> BTreeSet<Tim
 
 /// What may be told of an account's webhooks now.
 #[derive(Default)]
-struct Untold {
-    webhooks: Vec<(Arc<Webhook>, Told)>,
+struct PendingNotification {
+    webhooks: Vec<(Arc<Webhook>, NotificationContent)>,
     /// When others may be told of.
     next: Option<Timestamp>,
 }
 
 /// What may be told of the webhooks of an account now. Takes those out of the queue about which there is nothing to tell.
-fn untold(shared: &Shared, namespace: &str, account: &str) -> Untold {
+fn untold(shared: &Shared, namespace: &str, account: &str) -> PendingNotification {
     let now = shared.now().wall;
     let can_send = shared.deps.mailer.is_configured();
-    let mut found = Untold::default();
+    let mut found = PendingNotification::default();
     let mut last: Option<WebhookKey> = None;
     loop {
         let mut guard = shared.state.lock();
@@ -214,7 +214,7 @@ fn untold(shared: &Shared, namespace: &str, account: &str) -> Untold {
 fn record(
     shared: &Shared,
     namespace: &str,
-    webhooks: &[(Arc<Webhook>, Told)],
+    webhooks: &[(Arc<Webhook>, NotificationContent)],
     result: &Result<Sent, String>,
     is_over: bool,
 ) {
@@ -250,8 +250,8 @@ impl CachedWebhook {
     }
 
     /// What can be told of it, if anything.
-    fn untold(&self, can_send: bool) -> Option<Told> {
-        let untold = Told::untold(&self.webhook);
+    fn untold(&self, can_send: bool) -> Option<NotificationContent> {
+        let untold = NotificationContent::untold(&self.webhook);
         let is_done = |last: &Notification| match &last.result {
             // It has been told, but that has not been recorded yet.
             Ok(_) => last.told.overlaps(&untold),
@@ -263,7 +263,11 @@ impl CachedWebhook {
 }
 
 /// The mail that tells of these webhooks; `None` if there is nothing to tell.
-fn problems(namespace: &str, account: &Account, webhooks: &[(Arc<Webhook>, Told)]) -> Option<Problems> {
+fn problems(
+    namespace: &str,
+    account: &Account,
+    webhooks: &[(Arc<Webhook>, NotificationContent)],
+) -> Option<Problems> {
     let mut all: Vec<(Timestamp, Cause<'_>, &Webhook)> = Vec::new();
     for (webhook, _) in webhooks {
         let disabled = webhook.untold().map(|it| (it.at, Cause::Disabled(it)));

@@ -145,14 +145,14 @@ pub(super) struct CachedWebhook {
 
 /// What an e-mail tells of a webhook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct NotificationContent {
     /// When the webhook was disabled.
     pub(super) disabled_at: Option<Timestamp>,
     /// When its backlog began.
     pub(super) backlog_since: Option<Timestamp>,
 }
 
-impl Told {
+impl NotificationContent {
     /// What the account holder has still to be told, according to the status.
     pub(super) fn untold(webhook: &Webhook) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl Told {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
     /// What it tells.
-    pub(super) told: Told,
+    pub(super) told: NotificationContent,
     /// Its sending, or why it has not been sent yet.
     pub(super) result: Result<Sent, String>,
 }
@@ -329,7 +329,7 @@ impl Shared {
                 state.disabled.remove(key);
             }
         }
-        if !Told::untold(&cached.webhook).is_nothing() {
+        if !NotificationContent::untold(&cached.webhook).is_nothing() {
             let namespace = cached.webhook.metadata.namespace.as_deref();
             state.mails.add(namespace.unwrap_or_default(), key, now.wall);
         }

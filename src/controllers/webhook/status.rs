@@ -384,7 +384,7 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::shared::{Sent, Told},
+        super::shared::{NotificationContent, Sent},
         *,
     };
 
@@ -445,7 +445,7 @@ mod tests {
         let untold = enabled.untold().unwrap();
         let sent_at = "2026-11-21T10:30:00Z".parse().unwrap();
         let notification = Notification {
-            told: Told {
+            told: NotificationContent {
                 disabled_at: Some(untold.at),
                 backlog_since: None,
             },
@@ -568,21 +568,24 @@ mod tests {
         assert_eq!((untold.dropped_before, begun.dropped), (4, 7));
         let sent_at = "2026-11-21T11:00:05Z".parse().unwrap();
         let mailed = |result| Notification {
-            told: Told::untold(&webhook),
+            told: NotificationContent::untold(&webhook),
             result,
         };
         // A mail that failed is tried again, one that was sent is not.
         let (failed, status) = again(&begun, &dropping, Some(&mailed(Err("down".to_owned()))));
-        assert_eq!(Told::untold(&failed), Told::untold(&webhook));
+        assert_eq!(
+            NotificationContent::untold(&failed),
+            NotificationContent::untold(&webhook)
+        );
         assert_eq!(status.backlog.unwrap().notification_error.unwrap(), "down");
         let (told, status) = again(&begun, &dropping, Some(&mailed(Ok(sent(sent_at)))));
-        assert!(Told::untold(&told).is_nothing());
+        assert!(NotificationContent::untold(&told).is_nothing());
         assert_eq!(status.notified_at, Some(sent_at));
         assert_eq!(status.account_notified_at, [sent_at]);
         assert!(is_urgent(&begun, &status), "no crash may repeat it");
         // Another process takes over, which drops more.
         let (still, status) = again(&status, &dropping, None);
-        assert!(Told::untold(&still).is_nothing());
+        assert!(NotificationContent::untold(&still).is_nothing());
         let (_, over) = again(&status, &Tally::default(), None);
         assert_eq!(over.backlog, None);
         let (anew, _) = again(&over, &dropping, None);
@@ -590,7 +593,10 @@ mod tests {
         // One that ends untold is told all the same.
         let (ended, status) = again(&begun, &Tally::default(), None);
         assert!(!conditions::is_true(&status.conditions, BACKLOG));
-        assert_eq!(Told::untold(&ended), Told::untold(&webhook));
+        assert_eq!(
+            NotificationContent::untold(&ended),
+            NotificationContent::untold(&webhook)
+        );
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct Cloud {
     pub made: usize,
     /// Operations that have begun, and when in the cloud's own time, which no wall clock changes.
     begun: HashMap<Id, Duration>,
-    /// The last that was done. It forgets those before: whoever asks for one of them again, gets it again.
+    /// The last operation done. Earlier ones are forgotten, so that repeating one runs it again.
     done: Option<Id>,
     deleted: bool,
     pub steps: usize,

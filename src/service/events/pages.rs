@@ -21,8 +21,8 @@ const PAGE: u32 = 500;
 /// Pages whose contents are in memory at the same time. Each has at most 1.5 MiB.
 const READS_AT_ONCE: usize = 4;
 
-/// The pages of an account, to whoever holds a permit to read many objects: a list of pages takes some MiB, and so does the
-/// contents of a few.
+/// The pages of an account, readable only with a permit to read many objects: a list of pages takes some MiB, and so do the
+/// contents of some.
 pub struct Pages<'a> {
     calls: &'a ApiCalls,
     namespace: &'a str,
