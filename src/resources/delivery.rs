@@ -323,6 +323,7 @@ impl Delivery {
     }
 
     /// A finished delivery as it is to be sent again to its webhook, as the request with this nonce asks.
+    #[must_use]
     pub fn requested_again(mut self, webhook: &Webhook, nonce: String) -> Self {
         let metadata = &mut self.metadata;
         let annotations = metadata.annotations.get_or_insert_default();

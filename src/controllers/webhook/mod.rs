@@ -8,7 +8,7 @@
 //! - `sources`: the kinds of objects whose outboxes it takes events from;
 //! - `worker`: carries out the dispatcher's commands;
 //! - `send`: makes one attempt;
-//! - `resend`: completes the requests to send a delivery in the event log again;
+//! - `resend`: completes the requests to send a delivery in the event log again, in `resend_queue`;
 //! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
@@ -30,6 +30,7 @@ mod mail_queue;
 mod notify;
 mod owners;
 mod resend;
+mod resend_queue;
 mod retention;
 mod secret_cache;
 mod secrets;

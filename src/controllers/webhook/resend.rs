@@ -1,8 +1,6 @@
 //! Completes the Deliveries with which account holders ask that a delivery in the event log be sent again: with what the page that
 //! they name has of it. Nothing that an account holder writes is signed.
 
-use std::collections::HashMap;
-
 use kube::{Api, ResourceExt as _, api::PostParams};
 
 use super::{
@@ -10,42 +8,10 @@ use super::{
     store::{self, FIELD_MANAGER},
 };
 use crate::{
-    delivery::dispatch::{JobKey, job_key_of, key},
+    delivery::dispatch::{job_key_of, key},
     resources::{Delivery, EventLog, Webhook, event_log::page_of, origin},
     runtime::client::{CallError, bounded},
 };
-
-/// The requests that have not been completed yet.
-#[derive(Debug, Default)]
-pub(super) struct Requests {
-    /// Each with whether it has changed since work on it began.
-    known: HashMap<JobKey, bool>,
-    /// Those that nobody works on yet.
-    new: Vec<JobKey>,
-}
-
-impl Requests {
-    fn add(&mut self, request: JobKey) {
-        if let Some(has_changed) = self.known.get_mut(&request) {
-            *has_changed = true;
-        } else {
-            self.known.insert(request.clone(), false);
-            self.new.push(request);
-        }
-    }
-
-    /// Those to begin with.
-    pub(super) fn take_new(&mut self) -> Vec<JobKey> {
-        std::mem::take(&mut self.new)
-    }
-
-    /// Records that work on a request has ended. It begins anew if the request has changed meanwhile, or has to be tried `again`.
-    pub(super) fn ended(&mut self, request: JobKey, again: bool) {
-        if self.known.remove(&request) == Some(true) || again {
-            self.add(request);
-        }
-    }
-}
 
 /// Takes a Delivery that is only a request, to complete it; `false` if it is a whole one, for the dispatcher.
 pub(super) fn take(state: &mut State, delivery: &Delivery) -> bool {
@@ -113,28 +79,4 @@ async fn in_log(
     let logged = page.delivery_of(&request.spec.event_id, origin::uid(&webhook.metadata));
     let logged = logged.filter(|logged| logged.metadata.name == request.metadata.name);
     Ok(logged.map(|logged| (logged, (*webhook).clone())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_that_changes_while_it_is_worked_on_is_taken_up_once_more_and_no_more_often() {
-        let mut requests = Requests::default();
-        let request = key("ada", "dlv-a");
-        for _ in 0..3 {
-            requests.add(request.clone());
-        }
-        assert_eq!(requests.take_new(), [request.clone()]);
-        requests.add(request.clone());
-        requests.add(request.clone());
-        assert!(requests.take_new().is_empty());
-        requests.ended(request.clone(), false);
-        assert_eq!(requests.take_new(), [request.clone()]);
-        requests.ended(request.clone(), true);
-        assert_eq!(requests.take_new(), [request.clone()]);
-        requests.ended(request, false);
-        assert!(requests.take_new().is_empty() && requests.known.is_empty());
-    }
 }

@@ -15,7 +15,7 @@ use super::{
     mail_limiter::MailLimiter,
     mail_queue::MailQueue,
     owners::Owners,
-    resend::Requests,
+    resend_queue::Requests,
     secret_cache::{Problem, SecretCache},
     sources::{Place, Sources},
     write_budget::WriteBudget,

@@ -62,7 +62,9 @@ pub(super) async fn run(shared: Arc<Shared>, shutdown: CancellationToken, grace:
     loop {
         let (commands, timer) = collect(&shared);
         let requests = shared.state.lock().requests.take_new();
-        requests.into_iter().for_each(|request| resends.push(request));
+        for request in requests {
+            resends.push(request);
+        }
         while resends.running() < RESENDS
             && let Some((request, permit)) = resends.pop()
         {
