@@ -15,7 +15,7 @@ use axum::{
     Router,
     extract::Path,
     response::Response,
-    routing::{get, post},
+    routing::get,
 };
 use http::StatusCode;
 
@@ -31,6 +31,7 @@ use super::{
     events::view::Event,
     form::Form,
     page::{List, Pager, Query, Shell, Single, page},
+    refresh::Refresh,
     refusal::Refusal,
     text::Moment,
     visit::Visit,
@@ -49,7 +50,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/console/instances", get(list).post(create::send))
         .route("/console/instances/new", get(create::show))
         .route("/console/instances/{id}", get(detail))
-        .route("/console/instances/{id}/power/{action}", post(operate::power))
+        .route(
+            "/console/instances/{id}/power/{action}",
+            get(operate::show_power).post(operate::power),
+        )
         .route(
             "/console/instances/{id}/plan",
             get(operate::show_plan).post(operate::change_plan),
@@ -82,8 +86,7 @@ struct ListPage {
     items: Vec<ListItem>,
     pager: Pager,
     is_filtered: bool,
-    /// Where the rows are read again from, while something is under way.
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -116,7 +119,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         regions,
         pager: Pager::new(pagination, "/console/instances", &visit.query),
         is_filtered: visit.query.has_any(&filters),
-        refresh: is_under_way.then(|| visit.path.clone()),
+        refresh: visit.refresh(is_under_way),
         query: visit.query,
         items,
     };
@@ -141,13 +144,17 @@ struct DetailPage {
     may_rebuild: bool,
     may_back_up: bool,
     backups: Vec<Backup>,
-    /// `None` if events are not logged, or are not read again.
+    /// `None` if events are not logged.
     events: Option<Vec<Event>>,
-    /// `None` if it is not monitored, or they are not read again.
+    /// `None` if it is not monitored.
     usage: Option<Usage>,
     /// Idempotency-Key of the buttons.
     form: Form,
-    refresh: Option<String>,
+    refresh: Refresh,
+    /// When usage was read.
+    now: Moment,
+    /// Whether monitoring and events have been read, too.
+    has_more: bool,
 }
 
 /// What monitoring shows of an instance.
@@ -195,14 +202,17 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         &[("limit", FEW)],
     ));
     let backups: List<Backup> = visit.get(&backups).await?;
-    // Events are read from the API server, not from a watch, and a refresh does not show them.
-    let events: Option<List<Event>> = if visit.is_refresh {
-        None
-    } else {
+    let backs_up = backups.data.iter().any(Backup::is_running);
+    let is_under_way = instance.is_under_way() || backs_up;
+    // Events are read from the API server, not from a watch: a page that refreshes itself fast reads them when all is over.
+    let has_more = !(visit.is_refresh && is_under_way);
+    let events: Option<List<Event>> = if has_more {
         let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
         visit.find(&Call::get(events)).await?
+    } else {
+        None
     };
-    let usage = if instance.monitoring_enabled && !visit.is_refresh {
+    let usage = if instance.monitoring_enabled && has_more {
         Some(usage(&visit, &id).await?)
     } else {
         None
@@ -241,8 +251,6 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
             .iter()
             .map(|power| Call::post(format!("/v1/instances/{id}/{}", power.action))),
     );
-    let backs_up = backups.data.iter().any(Backup::is_running);
-    let is_under_way = instance.is_under_way() || backs_up;
     let template = DetailPage {
         shell: visit.shell_with(SECTION, instance.name.as_str(), &calls),
         may_change_plan: may(Action::ChangePlan),
@@ -253,7 +261,9 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         events: events.map(|events| events.data),
         usage,
         form: Form::new(),
-        refresh: is_under_way.then(|| format!("/console/instances/{id}")),
+        refresh: visit.refresh(is_under_way),
+        now: Moment(visit.now()),
+        has_more,
         instance,
     };
     Ok(page(StatusCode::OK, &template))

@@ -5,10 +5,13 @@ use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, SECTION, kinds, view::WithSecret, webhook};
+use super::{
+    Kind, SECTION, kinds,
+    view::{Webhook, WithSecret},
+};
 use crate::console::{
     call::{Call, segment},
-    form::Form,
+    form::{Field, Form},
     page::{Shell, Single, page},
     refusal::Refusal,
     visit::Visit,
@@ -53,7 +56,8 @@ fn create_call(form: &Form) -> Call {
 }
 
 fn change_call(id: &str, form: &Form) -> Call {
-    Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body(form, false))
+    let call = Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body(form, false));
+    call.if_match(form.version())
 }
 
 /// The call as it is shown: without a secret.
@@ -110,21 +114,56 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
     }
 }
 
+/// The fields that can be changed.
+const FIELDS: [Field; 2] = [
+    Field {
+        name: "url",
+        label: "URL of the receiver",
+        is_choice: false,
+    },
+    Field {
+        name: "events",
+        label: "Events",
+        is_choice: true,
+    },
+];
+
+/// The form with what a webhook is, and its version.
+async fn current(visit: &Visit, id: &str) -> Result<(Form, String), Refusal> {
+    let call = Call::get(format!("/v1/webhooks/{id}"));
+    let (found, version): (Single<Webhook>, _) = visit.get_version(&call).await?;
+    let mut form = Form::default().with("url", &found.data.url);
+    for event in &found.data.events {
+        form = form.with("events", event);
+    }
+    Ok((form, version))
+}
+
 /// Shows the form for changes.
 pub async fn show_edit(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     visit.check_may_write()?;
-    let webhook = webhook(&visit, &segment(&id)).await?;
-    let mut form = Form::new().with("url", &webhook.url);
-    for event in &webhook.events {
-        form = form.with("events", event);
-    }
-    Ok(filled(&visit, StatusCode::OK, Some(webhook.id), form))
+    let id = segment(&id);
+    let (form, version) = current(&visit, &id).await?;
+    let form = form.remembering(&version);
+    Ok(filled(&visit, StatusCode::OK, Some(id), form))
 }
 
-/// Changes a webhook.
+/// Changes a webhook, unless somebody else has changed it since the form was opened.
 pub async fn change(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
-    match visit.send(&change_call(&id, &form)).await {
+    let mut sent = visit.send(&change_call(&id, &form)).await;
+    if let Err(refusal) = &sent
+        && refusal.status == StatusCode::PRECONDITION_FAILED
+    {
+        let (current, version) = current(&visit, &id).await?;
+        form.catch_up(current, &version, &FIELDS);
+        if !form.meanwhile.is_empty() {
+            return Ok(filled(&visit, StatusCode::PRECONDITION_FAILED, Some(id), form));
+        }
+        // Something else about it has changed, such as its secret.
+        sent = visit.send(&change_call(&id, &form)).await;
+    }
+    match sent {
         Ok(_) => Ok(visit
             .done(&format!("/console/webhooks/{id}"), "The changes are saved.")
             .await),
