@@ -442,7 +442,10 @@ async fn an_instance_is_created_operated_and_deleted() {
     let tenant = Tenant::new("console-instance").await;
     let person = Person::with_key(&tenant.url, &tenant.key).await;
     let form = person.get("/console/instances/new").await;
-    form.is(200).shows("5.00 EUR a month").shows("0.00745 EUR an hour").shows("value=\"image:debian-13\" selected");
+    form.is(200)
+        .shows("5.00 EUR a month")
+        .shows("0.00745 EUR an hour")
+        .shows("value=\"image:debian-13\" selected");
     let wrong = person
         .post(
             "/console/instances",
@@ -610,7 +613,10 @@ async fn an_instance_is_created_operated_and_deleted() {
             &[("install", &install), ("confirm", "web")],
         )
         .await;
-    wrong.is(422).shows("id=\"confirm-problem\"").shows(">Restore before</button>");
+    wrong
+        .is(422)
+        .shows("id=\"confirm-problem\"")
+        .shows(">Restore before</button>");
     let fields = [("install", install.as_str()), ("confirm", "web-2")];
     person
         .submit(&format!("{path}/rebuild"), &fields)
@@ -627,7 +633,9 @@ async fn an_instance_is_created_operated_and_deleted() {
         .submit(&format!("{path}/rebuild"), &fields)
         .await
         .shows("is being reinstalled from ubuntu-22.04");
-    wait_for_status(&person, id, "stopped").await.shows("<dd>ubuntu-22.04</dd>");
+    wait_for_status(&person, id, "stopped")
+        .await
+        .shows("<dd>ubuntu-22.04</dd>");
 
     let look = async || person.get(&path).await;
     eventually("an event", look, |page| page.has("instance.stopped")).await;
@@ -731,7 +739,10 @@ async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing(
     fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
     person.submit(&path, &fields).await.shows("The changes are saved");
     let shown = tenant.call(Method::GET, &api, None).await.json()["data"].clone();
-    assert_eq!((&shown["url"], &shown["events"]), (&json!(url), &others["events"]));
+    assert_eq!(
+        (&shown["url"], &shown["events"]),
+        (&json!(url), &others["events"])
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -993,7 +1004,8 @@ async fn an_api_key_is_shown_once_and_can_be_revoked() {
     let once = wrong.once();
     let fields = [("once", once.as_str()), ("scope", "read"), ("days", "30")];
     let page = person.post("/console/keys", &fields).await;
-    let key = page.is(201).between("<code id=\"new-key\">", "</code>");
+    page.is(201).shows("data-copy=\"new-key\"");
+    let key = page.between("<code id=\"new-key\">", "</code>");
     let id = page.between("<code>key-", "</code>");
     let again = person.post("/console/keys", &fields).await;
     again.is(201).shows("The key was shown before").hides(&key);
@@ -1065,6 +1077,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
         .await
         .is(200)
         .shows(made["key"].as_str().unwrap())
+        .shows("made for a sign-in link")
         .shows("this session");
     assert!(loser.cookies.lock().is_empty());
     // Revoking the key ends the session.

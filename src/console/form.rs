@@ -207,15 +207,23 @@ impl Form {
     pub fn catch_up(&mut self, current: Self, version: &str, fields: &[Field]) {
         let was = Self::parse(self.was());
         let mut merged = Self::default();
-        merged.values.extend(self.values.iter().filter(|(name, _)| name == KEY).cloned());
+        merged
+            .values
+            .extend(self.values.iter().filter(|(name, _)| name == KEY).cloned());
         self.meanwhile.clear();
         for field in fields {
             let of = |form: &Self| form.all(field.name).map(str::to_owned).collect::<Vec<_>>();
             let (before, now, mine) = (of(&was), of(&current), of(self));
             let kept = if field.is_choice {
                 let unticked = |value: &&String| before.contains(value) && !mine.contains(value);
-                let ticked = mine.iter().filter(|value| !before.contains(value) && !now.contains(value));
-                now.iter().filter(|value| !unticked(value)).chain(ticked).cloned().collect()
+                let ticked = mine
+                    .iter()
+                    .filter(|value| !before.contains(value) && !now.contains(value));
+                now.iter()
+                    .filter(|value| !unticked(value))
+                    .chain(ticked)
+                    .cloned()
+                    .collect()
             } else if mine == before {
                 now.clone()
             } else {

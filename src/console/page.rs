@@ -57,7 +57,14 @@ impl Shell {
     pub fn section_of(path: &str) -> &'static str {
         let section = path.split('/').nth(2).unwrap_or_default();
         let sections = [
-            "instances", "backups", "alerts", "webhooks", "events", "invoices", "keys", "account",
+            "instances",
+            "backups",
+            "alerts",
+            "webhooks",
+            "events",
+            "invoices",
+            "keys",
+            "account",
         ];
         sections.into_iter().find(|it| *it == section).unwrap_or_default()
     }

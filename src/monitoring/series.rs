@@ -459,7 +459,10 @@ mod tests {
             let now = START + second;
             for window in Window::ALL {
                 let shown = series.window(window, at(now), now);
-                let known = shown.network_in.windows(2).filter_map(|pair| Some(pair[1]? - pair[0]?));
+                let known = shown
+                    .network_in
+                    .windows(2)
+                    .filter_map(|pair| Some(pair[1]? - pair[0]?));
                 let resolution = window.resolution_seconds();
                 // The first minute began before the series; that of the missing sample is ten seconds late.
                 let late = |more: i64| (resolution - more).abs() <= 10;

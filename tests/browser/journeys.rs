@@ -256,7 +256,8 @@ impl Browser {
         self.operate("copy", "#power-start", "running").await;
         self.open(webhook).await;
         self.shows("It has been disabled since").await;
-        self.shows("That delivery is not held; step 3 sends it again").await;
+        self.shows("That delivery is not held; step 3 sends it again")
+            .await;
         self.check("a disabled webhook").await;
         self.open("/console/webhooks").await;
         self.check("webhooks").await;
@@ -713,6 +714,10 @@ async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_s
     let asked = async || browser.script("return window.asked").await.as_u64();
     eventually("a refresh", asked, |asked| *asked > Some(0)).await;
 
+    browser.click("#copy-instance-id").await;
+    let copied = async || browser.find("#copy-instance-id").await.text().await;
+    eventually("the id to be copied", copied, |text| text == "Copied").await;
+
     // What somebody has chosen meanwhile stays.
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let body = json!({ "url": receiver.url("/"), "events": ["instance.created", "instance.deleted"] });
@@ -728,7 +733,9 @@ async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_s
     let swaps = async || browser.script("return window.swaps").await.as_u64();
     eventually("a refresh", swaps, |swaps| *swaps > Some(0)).await;
     assert_eq!(
-        browser.script("return document.getElementById('test-type').value").await,
+        browser
+            .script("return document.getElementById('test-type').value")
+            .await,
         json!("instance.deleted")
     );
     browser.quit().await;

@@ -19,6 +19,21 @@
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
+  // Browsers give the clipboard to pages over HTTPS alone.
+  if (navigator.clipboard) {
+    document.documentElement.classList.add("copies-text");
+    document.addEventListener("click", async (event) => {
+      const button = event.target.closest?.("[data-copy]");
+      if (!button) return;
+      try {
+        await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+        button.textContent = "Copied";
+      } catch {
+        button.textContent = "Refused";
+      }
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
   // A page that is not seen reads nothing, and catches up when it is.
   document.addEventListener("htmx:before:request", (event) => {
     if (document.hidden && event.target.id === "refresh") event.preventDefault();

@@ -11,12 +11,7 @@ mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{
-    Router,
-    extract::Path,
-    response::Response,
-    routing::get,
-};
+use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
 
 use self::{
@@ -166,6 +161,17 @@ struct Usage {
     /// Why there are no charts.
     problem: Option<String>,
     alerts: Vec<Alert>,
+}
+
+impl Usage {
+    /// When the charts begin.
+    fn begins(&self) -> &'static str {
+        if self.window == "24h" {
+            "24 hours ago"
+        } else {
+            "an hour ago"
+        }
+    }
 }
 
 /// Reads what monitoring shows of an instance; and how to read it.

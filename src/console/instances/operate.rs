@@ -166,9 +166,14 @@ fn plan_note(before: &Instance, after: &Instance) -> String {
     let name = &after.name;
     match (&before.pending_plan, &after.pending_plan) {
         (_, Some(plan)) if after.is_changing_plan() => format!("Instance {name} is being resized to {plan}."),
-        (_, Some(plan)) => format!("The plan {plan} was requested from the next reboot, or stop and start, on."),
+        (_, Some(plan)) => {
+            format!("The plan {plan} was requested from the next reboot, or stop and start, on.")
+        }
         (Some(dropped), None) => {
-            format!("The change to {dropped} was called off; {name} keeps the plan {}.", after.plan)
+            format!(
+                "The change to {dropped} was called off; {name} keeps the plan {}.",
+                after.plan
+            )
         }
         (None, None) if before.plan == after.plan => {
             format!("Nothing was changed: {name} has the plan {} already.", after.plan)

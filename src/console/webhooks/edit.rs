@@ -9,12 +9,15 @@ use super::{
     Kind, SECTION, kinds,
     view::{Webhook, WithSecret},
 };
-use crate::console::{
-    call::{Call, segment},
-    form::{Field, Form},
-    page::{Shell, Single, page},
-    refusal::Refusal,
-    visit::Visit,
+use crate::{
+    console::{
+        call::{Call, segment},
+        form::{Field, Form},
+        page::{Shell, Single, page},
+        refusal::Refusal,
+        visit::Visit,
+    },
+    events::EventType,
 };
 
 #[derive(Template)]
@@ -40,7 +43,12 @@ pub(super) struct SecretPage {
 fn body(form: &Form, is_new: bool) -> Value {
     let mut body = Map::new();
     body.insert("url".to_owned(), json!(form.text("url")));
-    body.insert("events".to_owned(), json!(form.all("events").collect::<Vec<_>>()));
+    let events = if form.has("all", "true") {
+        EventType::ALL.map(EventType::as_str).to_vec()
+    } else {
+        form.all("events").collect()
+    };
+    body.insert("events".to_owned(), json!(events));
     let secret = form.value("secret");
     if is_new && !secret.is_empty() {
         body.insert("secret".to_owned(), json!(secret));
@@ -115,7 +123,7 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
 }
 
 /// The fields that can be changed.
-const FIELDS: [Field; 2] = [
+const FIELDS: [Field; 3] = [
     Field {
         name: "url",
         label: "URL of the receiver",
@@ -124,6 +132,11 @@ const FIELDS: [Field; 2] = [
     Field {
         name: "events",
         label: "Events",
+        is_choice: true,
+    },
+    Field {
+        name: "all",
+        label: "All events",
         is_choice: true,
     },
 ];
@@ -197,5 +210,8 @@ mod tests {
         let off = Form::parse("url=https%3A%2F%2Fa.example&off=true");
         assert_eq!(create_call(&off).body.unwrap()["active"], json!(false));
         assert!(change_call("wh_1", &form).body.unwrap().get("secret").is_none());
+        let all = Form::parse("url=https%3A%2F%2Fa.example&events=instance.created&all=true");
+        let body = create_call(&all).body.unwrap();
+        assert_eq!(body["events"].as_array().unwrap().len(), EventType::ALL.len());
     }
 }

@@ -95,7 +95,9 @@ fn kinds() -> Vec<Kind> {
             EventType::InstanceStopped => "An instance is off.",
             EventType::BackupCompleted => "A backup is completed and can be restored.",
             EventType::BackupFailed => "A backup failed; the event says why.",
-            EventType::AlertTriggered => "CPU, memory or disk usage of a monitored instance has been high for some time.",
+            EventType::AlertTriggered => {
+                "CPU, memory or disk usage of a monitored instance has been high for some time."
+            }
             EventType::InvoiceCreated => "An invoice was issued.",
         },
         example: serde_json::to_string_pretty(&catalogue::example(event)).unwrap_or_default(),
