@@ -50,6 +50,11 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let section = Shell::section_of(&path);
         response = problem(&refusal, &path, visit::shell_of(&app, &headers, section).await);
+        if headers.contains_key("hx-request") && response.status() == StatusCode::NOT_FOUND {
+            // What an open page is about is gone: the whole page says so.
+            let reload = HeaderValue::from_static("true");
+            response.headers_mut().insert("hx-refresh", reload);
+        }
     }
     if method == Method::GET
         && response.status() == StatusCode::OK

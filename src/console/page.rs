@@ -145,7 +145,7 @@ impl Back {
     }
 }
 
-/// The page about a refusal, of the page at `path`. Only who surrounds all pages knows that, and who asks.
+/// The page about a refusal of the page at `path`. The middleware makes it, because a refusal knows neither the path nor who asks.
 pub fn problem(refusal: &Refusal, path: &str, shell: Shell) -> Response {
     let heading = match refusal.status {
         StatusCode::NOT_FOUND => "There is nothing here",

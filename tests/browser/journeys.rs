@@ -718,6 +718,13 @@ async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_s
     let copied = async || browser.find("#copy-instance-id").await.text().await;
     eventually("the id to be copied", copied, |text| text == "Copied").await;
 
+    let gone = format!("/v1/instances/{id}");
+    tenant.call(reqwest::Method::DELETE, &gone, None).await;
+    browser.script(WAKE).await;
+    browser.shows("There is nothing here").await;
+    browser.press("To the instances").await;
+    browser.arrives("/console/instances").await;
+
     // What somebody has chosen meanwhile stays.
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let body = json!({ "url": receiver.url("/"), "events": ["instance.created", "instance.deleted"] });

@@ -139,17 +139,21 @@ struct DetailPage {
     may_rebuild: bool,
     may_back_up: bool,
     backups: Vec<Backup>,
-    /// `None` if events are not logged.
-    events: Option<Vec<Event>>,
-    /// `None` if it is not monitored.
-    usage: Option<Usage>,
+    /// `None` if it is not read again.
+    more: Option<More>,
     /// Idempotency-Key of the buttons.
     form: Form,
     refresh: Refresh,
     /// When usage was read.
     now: Moment,
-    /// Whether monitoring and events have been read, too.
-    has_more: bool,
+}
+
+/// What the page of an instance shows of its past.
+struct More {
+    /// `None` if events are not logged.
+    events: Option<Vec<Event>>,
+    /// `None` if it is not monitored.
+    usage: Option<Usage>,
 }
 
 /// What monitoring shows of an instance.
@@ -211,19 +215,20 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     let backs_up = backups.data.iter().any(Backup::is_running);
     let is_under_way = instance.is_under_way() || backs_up;
     // Events are read from the API server, not from a watch: a page that refreshes itself fast reads them when all is over.
-    let has_more = !(visit.is_refresh && is_under_way);
-    let events: Option<List<Event>> = if has_more {
+    let (more, usage_call) = if visit.is_refresh && is_under_way {
+        (None, None)
+    } else {
         let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
-        visit.find(&Call::get(events)).await?
-    } else {
-        None
+        let events: Option<List<Event>> = visit.find(&Call::get(events)).await?;
+        let usage = if instance.monitoring_enabled {
+            Some(usage(&visit, &id).await?)
+        } else {
+            None
+        };
+        let (usage, usage_call) = usage.unzip();
+        let events = events.map(|events| events.data);
+        (Some(More { events, usage }), usage_call)
     };
-    let usage = if instance.monitoring_enabled && has_more {
-        Some(usage(&visit, &id).await?)
-    } else {
-        None
-    };
-    let (usage, usage_call) = usage.unzip();
     let may = |action: Action| instance.allows(action) && visit.may_write();
     let powers = [
         (Action::Start, "Start", "Power it on", false),
@@ -264,12 +269,10 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         may_back_up: instance.may_be_backed_up() && !backs_up && visit.may_write(),
         powers,
         backups: backups.data,
-        events: events.map(|events| events.data),
-        usage,
+        more,
         form: Form::new(),
         refresh: visit.refresh(is_under_way),
         now: Moment(visit.now()),
-        has_more,
         instance,
     };
     Ok(page(StatusCode::OK, &template))
