@@ -208,8 +208,7 @@ async fn create(person: &Person, name: &str) -> String {
         ("name", name.to_owned()),
         ("plan", "starter".to_owned()),
         ("region", "fr-par-1".to_owned()),
-        ("source", "image".to_owned()),
-        ("image", "debian-13".to_owned()),
+        ("install", "image:debian-13".to_owned()),
     ];
     let fields: Vec<_> = fields
         .iter()
@@ -443,7 +442,10 @@ async fn an_instance_is_created_operated_and_deleted() {
     let tenant = Tenant::new("console-instance").await;
     let person = Person::with_key(&tenant.url, &tenant.key).await;
     let form = person.get("/console/instances/new").await;
-    form.is(200).shows("5.00 EUR a month").shows("0.00745 an hour");
+    form.is(200)
+        .shows("5.00 EUR a month")
+        .shows("0.00745 EUR an hour")
+        .shows("value=\"image:debian-13\" selected");
     let wrong = person
         .post(
             "/console/instances",
@@ -452,9 +454,9 @@ async fn an_instance_is_created_operated_and_deleted() {
                 ("name", "\"><script>alert(1)</script>"),
                 ("plan", "business"),
                 ("region", "fr-par-1"),
-                ("source", "image"),
-                ("image", "debian-13"),
+                ("install", "image:debian-13"),
                 ("tags", "env:prod, no way!"),
+                ("ssh_keys", "nonsense"),
                 ("backup_enabled", "true"),
             ],
         )
@@ -464,6 +466,8 @@ async fn an_instance_is_created_operated_and_deleted() {
         .is(422)
         .shows("id=\"name-problem\"")
         .shows("id=\"tags-problem\"")
+        .shows("<title>Error: New instance")
+        .shows("<a href=\"#ssh_keys\">SSH public keys, line 1</a>")
         .hides("id=\"region-problem\"")
         .hides("<script>alert")
         .shows("value=\"&#34;&#62;&#60;script&#62;alert(1)&#60;/script&#62;\"")
@@ -476,8 +480,7 @@ async fn an_instance_is_created_operated_and_deleted() {
         ("name", "web-1"),
         ("plan", "starter"),
         ("region", "fr-par-1"),
-        ("source", "image"),
-        ("image", "debian-13"),
+        ("install", "image:debian-13"),
         ("tags", "env:prod"),
     ];
     let (one, two) = tokio::join!(
@@ -488,14 +491,20 @@ async fn an_instance_is_created_operated_and_deleted() {
     assert_eq!(path, two.location());
     assert_eq!(tenant.all_instances().await.len(), 1);
     let id = path.strip_prefix("/console/instances/").unwrap();
-    person.get(&path).await.shows("is being created");
+    let page = person.get(&path).await;
+    page.shows("is being created");
+    // It is not offered where it would be refused.
+    assert_eq!(page.has("Back it up now"), page.has("Back up…"));
+    let page = person.get(&format!("{path}/power/poweroff")).await;
+    page.is(200).shows("Like pulling the plug");
+    person.get(&format!("{path}/power/stop")).await.is(404);
     let page = wait_for_status(&person, id, "running").await;
     // The note is told once; the commands have the real id and not the key.
     page.hides("is being created")
         .shows(&format!("/v1/instances/{id}/stop"))
         .shows("$STELLAGE_API_KEY")
         .hides(&tenant.key)
-        .hides("hx-get")
+        .shows("every 15s")
         .hides("id=\"power-start\"");
     person
         .get("/console/instances?status=running&tag=env%3Aprod")
@@ -518,7 +527,12 @@ async fn an_instance_is_created_operated_and_deleted() {
     let page = person
         .post(&format!("{path}/power/stop"), &[("once", &page.once())])
         .await;
-    page.is(409).shows("invalid_state");
+    page.is(409)
+        .shows("invalid_state")
+        .shows("The instance is stopped; stop is allowed from running.")
+        .hides("<li>")
+        .shows(&format!("href=\"{path}\">Back to the instance"))
+        .shows("aria-current=\"page\">Instances");
 
     person
         .get(&format!("{path}/plan"))
@@ -528,9 +542,16 @@ async fn an_instance_is_created_operated_and_deleted() {
     let page = person
         .submit(&format!("{path}/plan"), &[("plan", "business"), ("when", "now")])
         .await;
-    page.is(200);
+    page.is(200)
+        .shows("is being resized to business")
+        .hides("with the next reboot");
     let page = wait_for_status(&person, id, "stopped").await;
     page.shows("business: 2 vCPU");
+    let page = person
+        .submit(&format!("{path}/plan"), &[("plan", "business"), ("when", "now")])
+        .await;
+    page.shows("Nothing was changed: web-1 has the plan business already")
+        .hides("The changes are saved");
     let wrong = person
         .post(&format!("{path}/plan"), &[("plan", "huge"), ("when", "now")])
         .await;
@@ -572,28 +593,49 @@ async fn an_instance_is_created_operated_and_deleted() {
         .is(200)
         .shows("on request")
         .shows("Restore…");
-    person
-        .get(&format!("{path}/rebuild?backup={backup}"))
-        .await
+    // One field decides what is installed, and the page that asks for the name says what that is.
+    let choose = person.get(&format!("{path}/rebuild")).await;
+    choose
         .is(200)
-        .shows("value=\"backup\" checked");
+        .shows("value=\"image:debian-13\" selected")
+        .shows(&format!("<option value=\"backup:{backup}\""))
+        .hides("type=\"radio\"");
+    let install = format!("backup:{backup}");
+    let confirm = person.get(&format!("{path}/rebuild?install={install}")).await;
+    confirm
+        .is(200)
+        .shows("Restore web-2")
+        .shows("the backup <strong>before</strong>")
+        .shows(">Restore before</button>");
     let wrong = person
         .post(
             &format!("{path}/rebuild"),
-            &[("source", "backup"), ("backup", &backup), ("confirm", "web")],
+            &[("install", &install), ("confirm", "web")],
         )
         .await;
-    wrong.is(422).shows("id=\"confirm-problem\"");
-    let fields = [
-        ("source", "backup"),
-        ("backup", backup.as_str()),
-        ("confirm", "web-2"),
-    ];
+    wrong
+        .is(422)
+        .shows("id=\"confirm-problem\"")
+        .shows(">Restore before</button>");
+    let fields = [("install", install.as_str()), ("confirm", "web-2")];
     person
         .submit(&format!("{path}/rebuild"), &fields)
         .await
-        .shows("is being reinstalled");
+        .shows(&format!("is being reinstalled from backup {backup}"));
     wait_for_status(&person, id, "stopped").await;
+    person
+        .get(&format!("{path}/rebuild?install=image:ubuntu-22.04"))
+        .await
+        .is(200)
+        .shows("the image <strong>ubuntu-22.04</strong>");
+    let fields = [("install", "image:ubuntu-22.04"), ("confirm", "web-2")];
+    person
+        .submit(&format!("{path}/rebuild"), &fields)
+        .await
+        .shows("is being reinstalled from ubuntu-22.04");
+    wait_for_status(&person, id, "stopped")
+        .await
+        .shows("<dd>ubuntu-22.04</dd>");
 
     let look = async || person.get(&path).await;
     eventually("an event", look, |page| page.has("instance.stopped")).await;
@@ -614,12 +656,127 @@ async fn an_instance_is_created_operated_and_deleted() {
     let page = person
         .submit(&format!("{path}/delete"), &[("confirm", "web-2")])
         .await;
-    page.shows("web-2 is being deleted");
+    page.shows("web-2 is deleted");
     person.get(&path).await.is(404);
     let page = person
         .submit(&format!("/console/backups/{backup}/delete"), &[])
         .await;
     page.shows("The backup is deleted").shows("no backups yet");
+}
+
+/// The fields of the form, as the page has them, that are hidden in it.
+fn opened(page: &Page) -> [(&'static str, String); 2] {
+    ["was", "version"].map(|name| {
+        let value = page.between(&format!("name=\"{name}\" value=\""), "\"");
+        (name, value.replace("&#38;", "&").replace("&#34;", "\""))
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing() {
+    let tenant = Tenant::new("console-stale").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let id = create(&person, "web-1").await;
+    wait_for_status(&person, &id, "running").await;
+    let path = format!("/console/instances/{id}/settings");
+    let api = format!("/v1/instances/{id}");
+    let form = opened(&person.get(&path).await);
+    let others = json!({ "deletion_protection": true, "tags": ["theirs"] });
+    tenant.call(Method::PATCH, &api, Some(&others)).await;
+    let mut fields = vec![("name", "web-2"), ("tags", "")];
+    fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
+    let page = person.post(&path, &fields).await;
+    page.is(412)
+        .shows("Nothing is saved yet")
+        .shows("Tags was nothing, and is theirs now.")
+        .shows("Protection was off, and is on now.")
+        .shows("value=\"web-2\"")
+        .shows("value=\"theirs\"")
+        .shows("name=\"deletion_protection\" value=\"true\" checked");
+    let shown = tenant.call(Method::GET, &api, None).await.json()["data"].clone();
+    assert_eq!(
+        (&shown["name"], &shown["deletion_protection"], &shown["tags"]),
+        (&json!("web-1"), &json!(true), &json!(["theirs"]))
+    );
+    // What the page shows by now is saved; a reboot meanwhile is no reason to ask again.
+    let form = opened(&page);
+    tenant.call(Method::POST, &format!("{api}/reboot"), None).await;
+    let mut fields = vec![
+        ("name", "web-2"),
+        ("tags", "theirs"),
+        ("deletion_protection", "true"),
+    ];
+    fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
+    person.submit(&path, &fields).await.shows("The changes are saved");
+    let shown = tenant.call(Method::GET, &api, None).await.json()["data"].clone();
+    assert_eq!(
+        (&shown["name"], &shown["deletion_protection"], &shown["tags"]),
+        (&json!("web-2"), &json!(true), &json!(["theirs"]))
+    );
+
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let (id, _) = new_webhook(&person, &receiver.url("/")).await;
+    let path = format!("/console/webhooks/{id}/edit");
+    let api = format!("/v1/webhooks/{id}");
+    let form = opened(&person.get(&path).await);
+    let others = json!({ "events": ["instance.created", "instance.started", "backup.failed"] });
+    tenant.call(Method::PATCH, &api, Some(&others)).await;
+    let url = receiver.url("/other");
+    let mut fields = vec![
+        ("url", url.as_str()),
+        ("events", "instance.created"),
+        ("events", "instance.started"),
+    ];
+    fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
+    let page = person.post(&path, &fields).await;
+    page.is(412)
+        .shows("Events was instance.created, instance.started, and is")
+        .shows("value=\"backup.failed\" checked")
+        .shows("/other");
+    let form = opened(&page);
+    fields.truncate(3);
+    fields.push(("events", "backup.failed"));
+    fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
+    person.submit(&path, &fields).await.shows("The changes are saved");
+    let shown = tenant.call(Method::GET, &api, None).await.json()["data"].clone();
+    assert_eq!(
+        (&shown["url"], &shown["events"]),
+        (&json!(url), &others["events"])
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_is_open_goes_on_reading_fast_until_all_that_has_happened_shows() {
+    let tenant = Tenant::new("console-open").await;
+    let person = Person::with_key(&tenant.url, &tenant.key).await;
+    let id = create(&person, "web-1").await;
+    let page = wait_for_status(&person, &id, "running").await;
+    page.shows("every 15s").hides("data-over").hides("hx-headers");
+    for list in ["instances", "backups", "webhooks", "alerts", "events"] {
+        person
+            .get(&format!("/console/{list}"))
+            .await
+            .shows("hx-trigger=\"every 15s, wake\"");
+    }
+    // Something was under way some seconds ago.
+    let path = format!("/console/instances/{id}?window=24h");
+    let at = jiff::Timestamp::now().as_second() - 5;
+    let headers = [("hx-request", "true"), ("stellage-busy-at", &at.to_string())];
+    let page = person.send(Method::GET, &path, &[], &headers).await;
+    page.shows("every 2s")
+        .shows(&format!("{{\"Stellage-Busy-At\": {at}}}"))
+        .shows("data-over")
+        .shows("id=\"more\"")
+        .shows("?window=24h");
+    let headers = [("hx-request", "true"), ("stellage-busy-at", "1")];
+    let page = person.send(Method::GET, &path, &[], &headers).await;
+    page.shows("every 15s").hides("hx-headers");
+    // A page that tells what has begun reads fast, whatever the status says yet.
+    let page = person
+        .submit(&format!("/console/instances/{id}/power/reboot"), &[])
+        .await;
+    page.shows("id=\"note\" class=\"alert good passes\"")
+        .shows("every 2s");
 }
 
 /// Creates a webhook through the console; its id and its secret.
@@ -712,7 +869,9 @@ async fn a_webhook_is_created_tested_rotated_switched_and_deleted() {
     let page = person
         .submit(&format!("{path}/switch"), &[("active", "true")])
         .await;
-    page.shows("The webhook is on").shows("Switch off");
+    page.shows("The webhook is on. It gets the events that happen from now on.")
+        .shows("Switch off…")
+        .hides("held are sent");
     let fields = [("url", &*receiver.url("/other")), ("events", "backup.failed")];
     let page = person.submit(&format!("{path}/edit"), &fields).await;
     page.shows("/other")
@@ -845,7 +1004,8 @@ async fn an_api_key_is_shown_once_and_can_be_revoked() {
     let once = wrong.once();
     let fields = [("once", once.as_str()), ("scope", "read"), ("days", "30")];
     let page = person.post("/console/keys", &fields).await;
-    let key = page.is(201).between("<code id=\"new-key\">", "</code>");
+    page.is(201).shows("data-copy=\"new-key\"");
+    let key = page.between("<code id=\"new-key\">", "</code>");
     let id = page.between("<code>key-", "</code>");
     let again = person.post("/console/keys", &fields).await;
     again.is(201).shows("The key was shown before").hides(&key);
@@ -917,6 +1077,7 @@ async fn a_link_signs_in_one_person_once_whichever_replica_is_asked() {
         .await
         .is(200)
         .shows(made["key"].as_str().unwrap())
+        .shows("made for a sign-in link")
         .shows("this session");
     assert!(loser.cookies.lock().is_empty());
     // Revoking the key ends the session.
@@ -1030,6 +1191,8 @@ async fn every_page_is_small_and_its_files_are_kept_for_ever() {
         format!("/console/instances/{id}"),
         format!("/console/instances/{id}/plan"),
         format!("/console/instances/{id}/rebuild"),
+        format!("/console/instances/{id}/rebuild?install=image:debian-13"),
+        format!("/console/instances/{id}/power/poweroff"),
         format!("/console/instances/{id}/settings"),
         "/console/backups".to_owned(),
         "/console/alerts".to_owned(),

@@ -11,6 +11,7 @@ use super::{
     App,
     call::{Call, with_query},
     page::{List, Pager, Query, Shell, page},
+    refresh::Refresh,
     refusal::Refusal,
     text::{Moment, percent},
     visit::Visit,
@@ -77,6 +78,7 @@ struct ListPage {
     items: Vec<Alert>,
     pager: Pager,
     is_filtered: bool,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -95,6 +97,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         shell: visit.shell_with("alerts", "Alerts", &[call]),
         pager: Pager::new(pagination, "/console/alerts", &visit.query),
         is_filtered: visit.query.has_any(&filters),
+        refresh: visit.refresh(false),
         query: visit.query,
         items,
     };

@@ -1,4 +1,4 @@
-//! The console's three files: styles, htmx, and a script that shows times in the reader's zone. Their names contain their hashes, so
+//! The console's three files: styles, htmx, and a script of the console's own. Their names contain their hashes, so
 //! browsers may keep them for ever.
 
 use std::{io::Write as _, sync::LazyLock};
@@ -39,8 +39,8 @@ pub struct Assets {
     pub styles: Asset,
     /// htmx 4.0.1, which refreshes what changes (0BSD, see `assets/htmx-LICENSE`).
     pub htmx: Asset,
-    /// Times in the reader's zone.
-    pub times: Asset,
+    /// Times in the reader's zone, and when a page refreshes itself.
+    pub script: Asset,
 }
 
 /// The files.
@@ -54,14 +54,14 @@ pub static ASSETS: LazyLock<Assets> = LazyLock::new(|| {
             include_bytes!("assets/console.css"),
         ),
         htmx: Asset::new("htmx", "js", script, include_bytes!("assets/htmx-4.0.1.min.js")),
-        times: Asset::new("times", "js", script, include_bytes!("assets/times.js")),
+        script: Asset::new("page", "js", script, include_bytes!("assets/page.js")),
     }
 });
 
 /// Answers a request for a file; `None` if there is no such file.
 pub fn answer(path: &str, headers: &HeaderMap) -> Option<Response> {
     let assets = &*ASSETS;
-    let asset = [&assets.styles, &assets.htmx, &assets.times]
+    let asset = [&assets.styles, &assets.htmx, &assets.script]
         .into_iter()
         .find(|asset| asset.path == path)?;
     let is_compressed = accepts_gzip(headers);

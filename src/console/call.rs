@@ -15,6 +15,8 @@ pub struct Call {
     pub body: Option<Value>,
     /// `Idempotency-Key`.
     pub key: Option<String>,
+    /// `If-Match`: the version that the request is for.
+    pub version: Option<String>,
 }
 
 impl Call {
@@ -44,6 +46,7 @@ impl Call {
             path: path.into(),
             body,
             key: None,
+            version: None,
         }
     }
 
@@ -52,6 +55,15 @@ impl Call {
     pub fn once(self, key: &str) -> Self {
         Self {
             key: (!key.is_empty()).then(|| key.to_owned()),
+            ..self
+        }
+    }
+
+    /// The same request, for one version alone.
+    #[must_use]
+    pub fn if_match(self, version: &str) -> Self {
+        Self {
+            version: (!version.is_empty()).then(|| version.to_owned()),
             ..self
         }
     }
@@ -66,6 +78,10 @@ impl Call {
             "curl {method}{} \\\n  -H \"Authorization: Bearer $STELLAGE_API_KEY\"",
             quoted(&format!("{origin}{}", self.path))
         );
+        if let Some(version) = &self.version {
+            text.push_str(" \\\n  -H ");
+            text.push_str(&quoted(&format!("If-Match: {version}")));
+        }
         if let Some(body) = &self.body {
             text.push_str(" \\\n  --json ");
             text.push_str(&quoted(&body.to_string()));
@@ -128,10 +144,11 @@ mod tests {
                 .curl(origin)
                 .starts_with("curl -X POST https")
         );
+        let change = Call::with(Method::PATCH, "/v1/x", json!({})).if_match("\"u-1\"");
+        let change = change.curl(origin);
         assert!(
-            Call::with(Method::PATCH, "/v1/x", json!({}))
-                .curl(origin)
-                .contains("-X PATCH")
+            change.contains("-X PATCH") && change.contains("-H 'If-Match: \"u-1\"'"),
+            "{change}"
         );
     }
 

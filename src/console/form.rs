@@ -1,4 +1,5 @@
-//! Forms: what was entered, what is wrong with it, and the Idempotency-Key that makes a second submission harmless.
+//! Forms: what was entered, what is wrong with it, and the Idempotency-Key that makes a second submission harmless. The form of an
+//! object that there is already also remembers which version it was opened with, and what that contained.
 
 use std::time::Duration;
 
@@ -17,6 +18,47 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_FIELDS: usize = 200;
 /// The hidden field with the Idempotency-Key.
 pub const KEY: &str = "once";
+/// The field for what is to be installed, as `image:…` or `backup:…`.
+pub const INSTALL: &str = "install";
+/// The hidden field with the `ETag` that the form was opened with.
+const VERSION: &str = "version";
+/// The hidden field with the values that the form was opened with.
+const WAS: &str = "was";
+
+/// A field that changes an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// Its label.
+    pub label: &'static str,
+    /// Whether it is made of boxes to tick, rather than a text.
+    pub is_choice: bool,
+}
+
+/// What somebody else has changed since a form was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meanwhile {
+    /// Label of the field.
+    pub label: &'static str,
+    /// What it was.
+    pub was: String,
+    /// What it is now.
+    pub is: String,
+    /// What the form has now, if that is something else.
+    pub entered: Option<String>,
+}
+
+/// A problem, as the summary at the top of a form lists it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problem<'a> {
+    /// Label of the field.
+    pub label: String,
+    /// Id of the field.
+    pub id: &'a str,
+    /// What is wrong, to be read after the label.
+    pub message: &'a str,
+}
 
 /// A form.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +68,8 @@ pub struct Form {
     problems: Vec<Detail>,
     /// What is wrong with the form as a whole.
     pub complaint: Option<String>,
+    /// What somebody else has changed since it was opened.
+    pub meanwhile: Vec<Meanwhile>,
 }
 
 impl Form {
@@ -106,6 +150,25 @@ impl Form {
         found.map(|problem| problem.message.as_str())
     }
 
+    /// What is to be installed: `image` or `backup`, and its id.
+    pub fn install(&self) -> (&'static str, &str) {
+        match self.value(INSTALL).split_once(':') {
+            Some(("backup", id)) => ("backup", id),
+            Some((_, id)) => ("image", id),
+            None => ("image", self.value(INSTALL)),
+        }
+    }
+
+    /// Whether this is to be installed.
+    pub fn installs(&self, source: &str, id: &str) -> bool {
+        self.install() == (source, id)
+    }
+
+    /// What is wrong with what is to be installed.
+    pub fn install_problem(&self) -> Option<&str> {
+        self.problem("image").or_else(|| self.problem("backup"))
+    }
+
     /// Marks what is wrong with a field.
     pub fn mark(&mut self, field: &str, message: &str) {
         self.problems.push(Detail {
@@ -115,17 +178,127 @@ impl Form {
     }
 
     /// What is wrong with all fields.
-    pub fn problems(&self) -> &[Detail] {
-        &self.problems
+    pub fn problems(&self) -> Vec<Problem<'_>> {
+        self.problems.iter().map(Problem::of).collect()
+    }
+
+    /// The same form, which remembers what it contains, and of which version of the object that is.
+    #[must_use]
+    pub fn remembering(self, version: &str) -> Self {
+        let fields = self.values.iter().filter(|(name, _)| name != KEY);
+        let was = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(fields)
+            .finish();
+        self.with(WAS, &was).with(VERSION, version)
+    }
+
+    /// What it contained when it was opened.
+    pub fn was(&self) -> &str {
+        self.value(WAS)
+    }
+
+    /// The `ETag` that it was opened with.
+    pub fn version(&self) -> &str {
+        self.value(VERSION)
+    }
+
+    /// Catches up with the object, which has another version by now and contains what `current` does. What was not touched becomes what it
+    /// is now; what was entered stays.
+    pub fn catch_up(&mut self, current: Self, version: &str, fields: &[Field]) {
+        let was = Self::parse(self.was());
+        let mut merged = Self::default();
+        merged
+            .values
+            .extend(self.values.iter().filter(|(name, _)| name == KEY).cloned());
+        self.meanwhile.clear();
+        for field in fields {
+            let of = |form: &Self| form.all(field.name).map(str::to_owned).collect::<Vec<_>>();
+            let (before, now, mine) = (of(&was), of(&current), of(self));
+            let kept = if field.is_choice {
+                let unticked = |value: &&String| before.contains(value) && !mine.contains(value);
+                let ticked = mine
+                    .iter()
+                    .filter(|value| !before.contains(value) && !now.contains(value));
+                now.iter()
+                    .filter(|value| !unticked(value))
+                    .chain(ticked)
+                    .cloned()
+                    .collect()
+            } else if mine == before {
+                now.clone()
+            } else {
+                mine
+            };
+            if before != now {
+                self.meanwhile.push(Meanwhile {
+                    label: field.label,
+                    was: shown(&before),
+                    is: shown(&now),
+                    entered: (kept != now).then(|| shown(&kept)),
+                });
+            }
+            let kept = kept.into_iter().map(|value| (field.name.to_owned(), value));
+            merged.values.extend(kept);
+        }
+        let opened = current.remembering(version);
+        merged = merged.with(WAS, opened.was()).with(VERSION, version);
+        self.values = merged.values;
     }
 
     /// Marks what `/v1` has refused. The values stay, with a new Idempotency-Key: the next submission is another request.
     pub fn refused(&mut self, refusal: &Refusal) {
         self.problems.clone_from(&refusal.details);
-        self.complaint = refusal.details.is_empty().then(|| refusal.message.clone());
+        // Only 422 is about the fields alone.
+        let is_of_fields = refusal.status == StatusCode::UNPROCESSABLE_ENTITY && !refusal.details.is_empty();
+        self.complaint = (!is_of_fields).then(|| refusal.message.clone());
         self.values.retain(|(name, _)| name != KEY);
         let key: [u8; 16] = rand::random();
         self.values.push((KEY.to_owned(), hex::encode(key)));
+    }
+}
+
+/// The values of a field for people.
+fn shown(values: &[String]) -> String {
+    match values {
+        [] => "off".to_owned(),
+        [value] if value.is_empty() => "nothing".to_owned(),
+        [value] if value == "true" => "on".to_owned(),
+        values => values.join(", "),
+    }
+}
+
+impl<'a> Problem<'a> {
+    /// The problem that `/v1` has with a field, in the words of the forms.
+    fn of(detail: &'a Detail) -> Self {
+        let (name, rest) = detail.field.split_once('[').unwrap_or((&detail.field, ""));
+        let position = rest.trim_end_matches(']').parse::<usize>().ok();
+        let (id, label) = match name {
+            "name" => ("name", "Name"),
+            "plan" => ("plan", "Plan"),
+            "region" => ("region", "Region"),
+            "image" | "backup" => ("install", "What to install"),
+            "ssh_keys" => ("ssh_keys", "SSH public keys"),
+            "tags" => ("tags", "Tags"),
+            "private_network" => ("private_network", "Private network"),
+            "confirm" => ("confirm", "The name to type"),
+            "url" => ("url", "URL of the receiver"),
+            "events" => ("events", "Events"),
+            "secret" => ("secret", "Secret"),
+            "overlap_seconds" => ("overlap", "Overlap"),
+            "scope" => ("scope", "Scope"),
+            "days" => ("days", "Days"),
+            other => (other, other),
+        };
+        let label = match position {
+            Some(position) if name == "ssh_keys" => format!("{label}, line {}", position + 1),
+            Some(position) => format!("{label}, entry {}", position + 1),
+            None => label.to_owned(),
+        };
+        Self {
+            label,
+            id,
+            message: &detail.message,
+        }
     }
 }
 
@@ -173,6 +346,7 @@ mod tests {
         form.refused(&refusal);
         assert_eq!(form.complaint.as_deref(), Some("an internal error occurred"));
         let key = form.key().to_owned();
+        refusal.status = StatusCode::UNPROCESSABLE_ENTITY;
         refusal.details = vec![Detail {
             field: "tags[2]".to_owned(),
             message: "must be short".to_owned(),
@@ -180,7 +354,55 @@ mod tests {
         form.refused(&refusal);
         assert_eq!(form.problem("tags"), Some("must be short"));
         assert_eq!((form.problem("tag"), form.complaint.as_deref()), (None, None));
+        let listed = form.problems();
+        assert_eq!((&*listed[0].label, listed[0].id), ("Tags, entry 3", "tags"));
         assert!(key.len() == 32 && form.key().len() == 32 && form.key() != key);
         assert_eq!(form.value("name"), "web 1");
+    }
+
+    #[test]
+    fn a_form_that_catches_up_keeps_what_was_entered_and_takes_over_the_rest() {
+        let field = |name, is_choice| Field {
+            name,
+            label: name,
+            is_choice,
+        };
+        let fields = [
+            field("name", false),
+            field("tags", false),
+            field("on", true),
+            field("events", true),
+        ];
+        let opened = Form::parse("name=web&tags=a&events=x&events=y").remembering("\"1\"");
+        // Another name, and z in place of y.
+        let mut form = Form::parse("name=db&tags=a&events=x&events=z")
+            .with(WAS, opened.was())
+            .with(VERSION, opened.version());
+        let current = Form::parse("name=www&tags=b&on=true&events=x&events=y&events=w");
+        form.catch_up(current, "\"2\"", &fields);
+        assert_eq!((form.value("name"), form.value("tags")), ("db", "b"));
+        assert!(form.has("on", "true"));
+        assert_eq!(form.all("events").collect::<Vec<_>>(), ["x", "w", "z"]);
+        assert_eq!(form.version(), "\"2\"");
+        assert_eq!(form.was(), "name=www&tags=b&on=true&events=x&events=y&events=w");
+        let told: Vec<_> = form
+            .meanwhile
+            .iter()
+            .map(|it| (it.label, it.was.as_str(), it.is.as_str(), it.entered.as_deref()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("name", "web", "www", Some("db")),
+                ("tags", "a", "b", None),
+                ("on", "off", "on", None),
+                ("events", "x, y", "x, y, w", Some("x, w, z")),
+            ]
+        );
+        // Nothing that the form shows.
+        let current = Form::parse(form.was());
+        form.catch_up(current, "\"3\"", &fields);
+        assert_eq!((form.meanwhile.len(), form.version()), (0, "\"3\""));
+        assert_eq!((form.value("name"), form.value("tags")), ("db", "b"));
     }
 }

@@ -42,6 +42,15 @@ struct Key {
 }
 
 impl Key {
+    /// What has made it, if nobody has asked for a key: its own is known to nobody.
+    fn origin(&self) -> Option<&'static str> {
+        match self.id.split_once('-')?.0 {
+            "console" => Some("made for a sign-in link; to revoke it ends its session"),
+            "signin" => Some("made by a sign-in; to revoke it ends its session"),
+            _ => None,
+        }
+    }
+
     fn has_expired(&self, now: &Moment) -> bool {
         self.expires_at.is_some_and(|end| end <= *now)
     }

@@ -17,8 +17,9 @@ use hyper::body::Body as _;
 use super::{
     App,
     assets::{accepts_gzip, compressed},
+    page::{Shell, problem},
     refusal::Refusal,
-    same_origin,
+    same_origin, visit,
 };
 use crate::runtime::metrics::RequestLabels;
 
@@ -31,6 +32,7 @@ const WORTH_COMPRESSING: usize = 1024;
 pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let headers = request.headers().clone();
     let method = request.method().clone();
+    let path = request.uri().path().to_owned();
     let mut response = if same_origin::is_allowed(&method, &headers) {
         let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
         answered.unwrap_or_else(|_| {
@@ -45,6 +47,15 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
         )
         .into_response()
     };
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        let section = Shell::section_of(&path);
+        response = problem(&refusal, &path, visit::shell_of(&app, &headers, section).await);
+        if headers.contains_key("hx-request") && response.status() == StatusCode::NOT_FOUND {
+            // What an open page is about is gone: the whole page says so.
+            let reload = HeaderValue::from_static("true");
+            response.headers_mut().insert("hx-refresh", reload);
+        }
+    }
     if method == Method::GET
         && response.status() == StatusCode::OK
         && !headers.contains_key("hx-request")

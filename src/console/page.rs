@@ -53,6 +53,22 @@ impl Shell {
         }
     }
 
+    /// The section of the page at this path.
+    pub fn section_of(path: &str) -> &'static str {
+        let section = path.split('/').nth(2).unwrap_or_default();
+        let sections = [
+            "instances",
+            "backups",
+            "alerts",
+            "webhooks",
+            "events",
+            "invoices",
+            "keys",
+            "account",
+        ];
+        sections.into_iter().find(|it| *it == section).unwrap_or_default()
+    }
+
     /// Whether a section is the current one.
     pub fn is_in(&self, section: &str) -> bool {
         self.section == section
@@ -61,7 +77,10 @@ impl Shell {
 
 /// A page.
 pub fn page(status: StatusCode, template: &impl Template) -> Response {
-    match template.render() {
+    // Browsers and screen readers say the title first.
+    let is_refused: &dyn std::any::Any = &status.is_client_error();
+    let values = ("is_refused", is_refused);
+    match template.render_with_values(&values) {
         Ok(html) => (status, [(header::CONTENT_TYPE, HTML)], html).into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot render a page of the console");
@@ -82,6 +101,76 @@ struct Problem<'a> {
     shell: Shell,
     refusal: &'a Refusal,
     heading: &'a str,
+    back: Back,
+}
+
+/// The page to go back to from one that is refused.
+struct Back {
+    path: String,
+    label: &'static str,
+}
+
+impl Back {
+    /// From the page at this path: to the object that it is about, or to the list if there is no such object.
+    fn of(path: &str, status: StatusCode) -> Self {
+        let mut parts = path.trim_start_matches("/console").split('/').skip(1);
+        let section = parts.next().unwrap_or_default();
+        let object = parts.next().filter(|_| status != StatusCode::NOT_FOUND);
+        let has_page = !["new", "current", "verify"].contains(&object.unwrap_or("new"));
+        let (list, of_object) = match section {
+            "instances" => ("To the instances", Some("Back to the instance")),
+            "backups" => ("To the backups", Some("Back to the backup")),
+            "webhooks" => ("To the webhooks", Some("Back to the webhook")),
+            "alerts" => ("To the alerts", None),
+            "events" => ("To the events", None),
+            "invoices" => ("To the invoices", None),
+            "keys" => ("To the API keys", None),
+            _ => {
+                return Self {
+                    path: "/console".to_owned(),
+                    label: "Back to the console",
+                };
+            }
+        };
+        match (object, of_object) {
+            (Some(id), Some(label)) if has_page => Self {
+                path: format!("/console/{section}/{id}"),
+                label,
+            },
+            _ => Self {
+                path: format!("/console/{section}"),
+                label: list,
+            },
+        }
+    }
+}
+
+/// The page about a refusal of the page at `path`. The middleware makes it, because a refusal knows neither the path nor who asks.
+pub fn problem(refusal: &Refusal, path: &str, shell: Shell) -> Response {
+    let heading = match refusal.status {
+        StatusCode::NOT_FOUND => "There is nothing here",
+        StatusCode::FORBIDDEN => "This is not allowed",
+        StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => "This cannot be done now",
+        StatusCode::TOO_MANY_REQUESTS => "Too many requests",
+        StatusCode::SERVICE_UNAVAILABLE => "Not available at the moment",
+        status if status.is_server_error() => "Something went wrong",
+        _ => "This cannot be done",
+    };
+    let template = Problem {
+        shell: Shell {
+            title: heading.to_owned(),
+            ..shell
+        },
+        refusal,
+        heading,
+        back: Back::of(path, refusal.status),
+    };
+    let mut response = page(refusal.status, &template);
+    let wait = refusal.retry_after.as_deref();
+    if let Some(wait) = wait.and_then(|wait| HeaderValue::try_from(wait).ok()) {
+        response.headers_mut().insert(header::RETRY_AFTER, wait);
+    }
+    response
 }
 
 impl IntoResponse for Refusal {
@@ -90,27 +179,9 @@ impl IntoResponse for Refusal {
             // The key was revoked between two steps of one page.
             return see_other("/console/sign-in?ended=1");
         }
-        let heading = match self.status {
-            StatusCode::NOT_FOUND => "There is nothing here",
-            StatusCode::FORBIDDEN => "This is not allowed",
-            StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => "This cannot be done now",
-            StatusCode::TOO_MANY_REQUESTS => "Too many requests",
-            StatusCode::SERVICE_UNAVAILABLE => "Not available at the moment",
-            status if status.is_server_error() => "Something went wrong",
-            _ => "This cannot be done",
-        };
-        let mut response = page(
-            self.status,
-            &Problem {
-                shell: Shell::bare(heading),
-                refusal: &self,
-                heading,
-            },
-        );
-        let wait = self.retry_after.and_then(|wait| HeaderValue::try_from(wait).ok());
-        if let Some(wait) = wait {
-            response.headers_mut().insert(header::RETRY_AFTER, wait);
-        }
+        // The page is made by the middleware.
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -219,6 +290,23 @@ impl Query {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_leads_back_to_what_it_is_about() {
+        let back = |path, status| Back::of(path, status).path;
+        let conflict = StatusCode::CONFLICT;
+        assert_eq!(
+            back("/console/instances/i-1/power/stop", conflict),
+            "/console/instances/i-1"
+        );
+        assert_eq!(back("/console/instances/new", conflict), "/console/instances");
+        assert_eq!(
+            back("/console/webhooks/wh_1/secret", StatusCode::NOT_FOUND),
+            "/console/webhooks"
+        );
+        assert_eq!(back("/console/keys/key-1/revoke", conflict), "/console/keys");
+        assert_eq!(back("/console/x/y", conflict), "/console");
+    }
 
     #[test]
     fn a_pager_keeps_the_filters() {

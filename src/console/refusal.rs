@@ -3,6 +3,8 @@
 use http::StatusCode;
 use serde::Deserialize;
 
+use super::text::sentence;
+
 /// A refusal of `/v1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -66,6 +68,17 @@ impl Refusal {
             request_id: Box::default(),
             retry_after: None,
         }
+    }
+
+    /// Its message as a sentence.
+    pub fn sentence(&self) -> String {
+        sentence(&self.message)
+    }
+
+    /// Whether its details say more than its message.
+    pub fn has_more_details(&self) -> bool {
+        let details = &mut self.details.iter();
+        details.any(|detail| !self.message.contains(&detail.message))
     }
 
     /// A fault of the console.

@@ -58,8 +58,13 @@ impl Session {
 }
 
 /// What the next page tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note(pub String);
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Note {
+    /// The text.
+    pub text: String,
+    /// Whether it tells what is under way, so that it is out of date when that has ended.
+    pub passes: bool,
+}
 
 /// The cookies of the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,12 +125,9 @@ impl Cookies {
     }
 
     /// The cookie of a note.
-    pub fn tell(self, text: &str, seal: &Seal) -> Option<HeaderValue> {
-        let end = (0..=MAX_NOTE.min(text.len()))
-            .rev()
-            .find(|end| text.is_char_boundary(*end));
-        let text = &text[..end.unwrap_or(0)];
-        let sealed = seal.seal(self.note_name(), text.as_bytes())?;
+    pub fn tell(self, mut note: Note, seal: &Seal) -> Option<HeaderValue> {
+        note.text.truncate(note.text.floor_char_boundary(MAX_NOTE));
+        let sealed = seal.seal(self.note_name(), &serde_json::to_vec(&note).ok()?)?;
         self.cookie(self.note_name(), &sealed, NOTE_LASTS, "Strict")
     }
 
@@ -133,7 +135,7 @@ impl Cookies {
     pub fn note(self, headers: &HeaderMap, seal: &Seal) -> Option<Note> {
         let name = self.note_name();
         let content = seal.open(name, read(headers, name)?)?;
-        String::from_utf8(content).ok().map(Note)
+        serde_json::from_slice(&content).ok()
     }
 
     /// The cookie that takes a note away, if a request has one.
@@ -248,10 +250,15 @@ mod tests {
     fn a_note_is_no_session_and_is_cut() {
         let seal = Seal::new(&[7; 32]).unwrap();
         let cookies = Cookies { insecure: false };
-        let note = cookies.tell(&"ä".repeat(2000), &seal).unwrap();
-        assert!(note.len() < 4000);
-        let headers = sent(&note);
-        assert_eq!(cookies.note(&headers, &seal).unwrap().0.chars().count(), 1000);
+        let note = Note {
+            text: "ä".repeat(2000),
+            passes: true,
+        };
+        let cookie = cookies.tell(note, &seal).unwrap();
+        assert!(cookie.len() < 4000);
+        let headers = sent(&cookie);
+        let note = cookies.note(&headers, &seal).unwrap();
+        assert_eq!((note.text.chars().count(), note.passes), (1000, true));
         assert!(cookies.told(&headers).is_some() && cookies.told(&HeaderMap::new()).is_none());
         assert!(cookies.session(&headers, &seal, Timestamp::MIN).is_none());
     }

@@ -15,6 +15,7 @@ use super::{
     page::{Query, Shell, page, see_other},
     refusal::Refusal,
     session::Session,
+    text::sentence,
 };
 use crate::service::{
     credentials::Credential,
@@ -209,11 +210,4 @@ pub fn too_many(app: &App, address: std::net::IpAddr) -> Option<Response> {
     let headers: &mut HeaderMap = response.headers_mut();
     headers.insert(header::RETRY_AFTER, seconds.into());
     Some(response)
-}
-
-/// A message of the service as a sentence.
-fn sentence(message: &str) -> String {
-    let mut characters = message.chars();
-    let first = characters.next().map(|first| first.to_uppercase().to_string());
-    format!("{}{}.", first.unwrap_or_default(), characters.as_str())
 }

@@ -46,6 +46,13 @@ pub struct Money {
     pub currency: String,
 }
 
+/// A message of the service as a sentence.
+pub fn sentence(message: &str) -> String {
+    let mut characters = message.chars();
+    let first = characters.next().map(|first| first.to_uppercase().to_string());
+    format!("{}{}.", first.unwrap_or_default(), characters.as_str())
+}
+
 /// A number of bytes, such as `1.5 GiB`, or a dash if it is not known.
 pub fn bytes(count: Option<i64>) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];

@@ -13,6 +13,7 @@ use super::{
     App,
     call::Call,
     page::{Query, Shell, see_other},
+    refresh::{self, Refresh},
     refusal::Refusal,
     session::Note,
 };
@@ -34,6 +35,8 @@ pub struct Visit {
     pub path: String,
     /// Whether a page refreshes a part of itself.
     pub is_refresh: bool,
+    /// When something was last under way on the page that refreshes itself.
+    busy_at: Option<i64>,
     /// Scheme, host and port of the console, which are those of the API.
     pub origin: String,
 }
@@ -60,6 +63,7 @@ impl FromRequestParts<Arc<App>> for Visit {
                 .path_and_query()
                 .map_or_else(String::new, ToString::to_string),
             is_refresh,
+            busy_at: refresh::busy_at(headers),
             origin: app.origin(headers),
         })
     }
@@ -91,6 +95,19 @@ async fn signed_in(
         }
     }
     Ok(found.map(|credential| (credential, app.cookies.note(headers, seal))))
+}
+
+/// The frame of a page about a refusal: with the navigation, for those who have signed in.
+pub async fn shell_of(app: &App, headers: &HeaderMap, section: &'static str) -> Shell {
+    match signed_in(app, headers, false).await {
+        Ok(Some((credential, _))) => Shell {
+            section,
+            account: credential.tenant.account.to_string(),
+            may_write: credential.may_write(),
+            ..Shell::default()
+        },
+        _ => Shell::default(),
+    }
 }
 
 /// Sends the browser to the page for signing in, and back afterwards.
@@ -170,11 +187,16 @@ impl Visit {
 
     /// Reads something.
     pub async fn get<T: DeserializeOwned>(&self, call: &Call) -> Result<T, Refusal> {
-        let bytes = self.send(call).await?;
-        serde_json::from_slice(&bytes).map_err(|error| {
-            tracing::error!(%error, path = call.path, "the console cannot read an answer of /v1");
-            Refusal::fault()
-        })
+        parse(call, &self.send(call).await?)
+    }
+
+    /// Reads something, with its `ETag`.
+    pub async fn get_version<T: DeserializeOwned>(&self, call: &Call) -> Result<(T, String), Refusal> {
+        let answer = self.open(call).await?;
+        let version = answer.headers().get(header::ETAG);
+        let version = version.and_then(|version| version.to_str().ok());
+        let version = version.unwrap_or_default().to_owned();
+        Ok((parse(call, &read(answer).await?)?, version))
     }
 
     /// Reads something that there may not be.
@@ -200,6 +222,9 @@ impl Visit {
         if let Some(key) = call.key.as_deref().filter(|_| call.method == Method::POST) {
             request = request.header("idempotency-key", key);
         }
+        if let Some(version) = &call.version {
+            request = request.header(header::IF_MATCH, version);
+        }
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| {
             tracing::error!(%error, path = call.path, "the console cannot make a request to /v1");
             Refusal::fault()
@@ -214,9 +239,33 @@ impl Visit {
         Err(Refusal::read(status, &read(answer).await?, wait))
     }
 
-    /// Sends the browser to a page of the console that tells this.
-    pub async fn done(&self, path: &str, note: &str) -> Response {
+    /// How the page keeps up with what changes. It has just begun something if it tells so.
+    pub fn refresh(&self, is_under_way: bool) -> Refresh {
+        Refresh::new(
+            &self.path,
+            is_under_way || self.note.is_some(),
+            self.busy_at,
+            self.is_refresh && !is_under_way,
+            self.now(),
+        )
+    }
+
+    /// Sends the browser to a page of the console that tells what was done.
+    pub async fn done(&self, path: &str, text: &str) -> Response {
+        self.tell(path, text, false).await
+    }
+
+    /// Sends the browser to a page of the console that tells what has begun, until that has ended.
+    pub async fn begun(&self, path: &str, text: &str) -> Response {
+        self.tell(path, text, true).await
+    }
+
+    async fn tell(&self, path: &str, text: &str, passes: bool) -> Response {
         let mut response = see_other(path);
+        let note = Note {
+            text: text.to_owned(),
+            passes,
+        };
         if let Ok(seal) = self.app.seal().await
             && let Some(cookie) = self.app.cookies.tell(note, seal)
         {
@@ -224,6 +273,13 @@ impl Visit {
         }
         response
     }
+}
+
+fn parse<T: DeserializeOwned>(call: &Call, bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        tracing::error!(%error, path = call.path, "the console cannot read an answer of /v1");
+        Refusal::fault()
+    })
 }
 
 /// The body of an answer.

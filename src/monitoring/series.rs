@@ -120,11 +120,9 @@ impl Counter {
         (self != Self::UNKNOWN).then(|| i64::from_le_bytes(bytes))
     }
 
-    /// The last known one: what is counted since the last start cannot be averaged.
-    fn last(all: impl Iterator<Item = Self>) -> Self {
-        all.filter(|one| *one != Self::UNKNOWN)
-            .last()
-            .unwrap_or(Self::UNKNOWN)
+    /// This one, or another if it is not known.
+    fn or(self, other: Self) -> Self {
+        if self == Self::UNKNOWN { other } else { self }
     }
 }
 
@@ -157,13 +155,16 @@ impl Point {
         }
     }
 
+    /// The averages of the points of a coarse one. The counters are those of the first: so those of two coarse points were read as far apart
+    /// as the points are, and a rate can be computed from them, also while the newer one is not complete.
     fn average(points: &[Self]) -> Self {
+        let first = points.first().copied().unwrap_or(Self::UNKNOWN);
         Self {
             cpu: Percent::average(points.iter().map(|point| point.cpu)),
             memory: Percent::average(points.iter().map(|point| point.memory)),
             disk: Percent::average(points.iter().map(|point| point.disk)),
-            network_in: Counter::last(points.iter().map(|point| point.network_in)),
-            network_out: Counter::last(points.iter().map(|point| point.network_out)),
+            network_in: first.network_in,
+            network_out: first.network_out,
         }
     }
 }
@@ -246,13 +247,21 @@ impl Series {
         }
     }
 
-    /// Adds the sample that was due at a moment; `None` if there is none. Of several in a minute the last known one counts.
+    /// Adds the sample that was due at a moment; `None` if there is none. Of several in a minute the last known one counts, but of its
+    /// counters the first.
     pub fn add(&mut self, at: i64, usage: Option<&Usage>) {
         let (slot, coarse) = (at.div_euclid(FINE), at.div_euclid(COARSE));
         self.fine.reach(slot);
         self.coarse.reach(coarse);
         let Some(usage) = usage else { return };
-        self.fine.put(slot, Point::of(usage));
+        let earlier = self.fine.get(slot);
+        let point = Point::of(usage);
+        let point = Point {
+            network_in: earlier.network_in.or(point.network_in),
+            network_out: earlier.network_out.or(point.network_out),
+            ..point
+        };
+        self.fine.put(slot, point);
         let first = coarse * FINE_IN_COARSE;
         let points: Vec<Point> = (first..first + FINE_IN_COARSE)
             .map(|slot| self.fine.get(slot))
@@ -414,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_has_the_averages_of_five_minutes_and_the_last_of_the_counters() {
+    fn a_day_has_the_averages_of_five_minutes_and_the_first_of_their_counters() {
         let mut series = Series::new(START);
         for minute in 0..1_600 {
             series.add(
@@ -427,7 +436,7 @@ mod tests {
         assert_eq!(shown.cpu_usage, vec![Some(2.0); 288]);
         assert_eq!(
             (shown.network_in[0], shown.network_in[287]),
-            (Some(1_600 - 287 * 5 - 1), Some(1_599))
+            (Some(1_595 - 287 * 5), Some(1_595))
         );
         // Nothing for two days.
         let later = now + 2 * 86_400;
@@ -438,6 +447,28 @@ mod tests {
             series.window(Window::Hour, at(later), later).cpu_usage,
             vec![None; 60]
         );
+    }
+
+    #[test]
+    fn counters_of_two_points_are_as_far_apart_as_the_points_even_if_the_newer_one_is_not_complete() {
+        // A byte a second, sampled every ten seconds from the middle of five minutes on; the sample at 900 s is missing.
+        let mut series = Series::new(START + 130);
+        for second in (130..1_750).step_by(10) {
+            let usage = usage(1.0, second);
+            series.add(START + second, (second != 900).then_some(&usage));
+            let now = START + second;
+            for window in Window::ALL {
+                let shown = series.window(window, at(now), now);
+                let known = shown
+                    .network_in
+                    .windows(2)
+                    .filter_map(|pair| Some(pair[1]? - pair[0]?));
+                let resolution = window.resolution_seconds();
+                // The first minute began before the series; that of the missing sample is ten seconds late.
+                let late = |more: i64| (resolution - more).abs() <= 10;
+                assert!(known.into_iter().all(late), "{second} {:?}", shown.network_in);
+            }
+        }
     }
 
     #[test]

@@ -100,6 +100,11 @@ impl Browser {
             ("#power-poweroff", "stopped"),
         ] {
             self.click(button).await;
+            if button == "#power-poweroff" {
+                self.shows("Like pulling the plug").await;
+                self.check("cut power").await;
+                self.press("Cut power").await;
+            }
             self.find("[role=status]").await;
             self.becomes(status).await;
         }
@@ -144,14 +149,21 @@ impl Browser {
         .await;
         self.click("#to-rebuild").await;
         self.check("rebuild").await;
+        self.choose("install", "ubuntu-22.04").await;
+        self.press("Continue").await;
+        self.check("rebuild, to confirm").await;
         self.fill("confirm", "web").await;
-        self.press("Rebuild").await;
+        self.press("Install ubuntu-22.04").await;
         self.shows("must be web-1").await;
+        // The summary has the focus.
+        self.find("[role=alert]:focus").await;
         self.check("rebuild, refused").await;
         self.fill("confirm", "web-1").await;
-        self.press("Rebuild").await;
-        self.shows("is being reinstalled").await;
+        self.press("Install ubuntu-22.04").await;
+        self.shows("is being reinstalled from ubuntu-22.04").await;
         self.becomes("running").await;
+        // The notice about what was under way is gone, and nothing has moved into its place.
+        self.find("#note.over").await;
 
         self.open("/console/instances").await;
         self.check("instances").await;
@@ -214,6 +226,8 @@ impl Browser {
         self.shows("New secret").await;
         self.check("a rotated secret").await;
         self.press("To the webhook").await;
+        self.press("Switch off…").await;
+        self.check("switch off").await;
         self.press("Switch off").await;
         self.shows("The webhook is off").await;
         self.check("a webhook that is off").await;
@@ -242,6 +256,8 @@ impl Browser {
         self.operate("copy", "#power-start", "running").await;
         self.open(webhook).await;
         self.shows("It has been disabled since").await;
+        self.shows("That delivery is not held; step 3 sends it again")
+            .await;
         self.check("a disabled webhook").await;
         self.open("/console/webhooks").await;
         self.check("webhooks").await;
@@ -256,7 +272,7 @@ impl Browser {
         let before = receiver.count();
         self.open(webhook).await;
         self.click("#switch-on").await;
-        self.shows("The webhook is on").await;
+        self.shows("The webhook is enabled").await;
         receiver.wait_for(before + 1).await;
         self.open(&delivery).await;
         self.press("Send again").await;
@@ -265,7 +281,7 @@ impl Browser {
         self.open(webhook).await;
         self.click("#to-resend").await;
         self.check("resend").await;
-        self.press("Resend").await;
+        self.press("Send again").await;
         self.shows("There are no deliveries to send again").await;
         self.open(&format!("{webhook}/deliveries?event_type=backup.failed"))
             .await;
@@ -414,7 +430,7 @@ async fn everything_that_the_api_does_is_done_in_the_console() {
     browser.check("delete an instance, refused").await;
     browser.fill("confirm", "web-1").await;
     browser.press("Delete instance").await;
-    browser.shows("web-1 is being deleted").await;
+    browser.shows("web-1 is deleted").await;
     browser.open("/console/nothing").await;
     browser.check("no such page").await;
     browser.open("/console").await;
@@ -569,7 +585,7 @@ async fn the_console_works_with_the_keyboard_alone() {
     browser.tabs_to("#confirm").await;
     browser.type_text("web-1").await;
     browser.key(Key::Enter).await;
-    browser.shows("web-1 is being deleted").await;
+    browser.shows("web-1 is deleted").await;
     browser.tabs_to("header button").await;
     browser.key(Key::Enter).await;
     browser.shows("You have signed out").await;
@@ -656,5 +672,78 @@ async fn a_page_that_refreshes_itself_does_not_jump_and_ends_with_its_key() {
     assert!(took.as_secs() < 10, "it took {took:?}");
     browser.shows("Your session has ended").await;
     browser.check("a session that has ended").await;
+    browser.quit().await;
+}
+
+/// Counts refreshes, and requests for them that were not held back.
+const COUNT_REFRESHES: &str = "window.swaps = 0; window.asked = 0; document.addEventListener('htmx:after:swap', () => { window.swaps += 1; });\
+     document.addEventListener('htmx:before:request', (e) => { if (!e.defaultPrevented) window.asked += 1; });";
+/// Has an open page refresh itself now.
+const WAKE: &str = "document.getElementById('refresh').dispatchEvent(new Event('wake'))";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_page_notices_what_others_do_and_reads_nothing_while_it_is_not_seen() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-open").await;
+    tenant.apply("web-1", |_| {}).await;
+    let id = tenant.wait_for_state("web-1", InstanceState::Running).await.id();
+    browser.sign_in(&tenant.key).await;
+    browser.open(&format!("/console/instances/{id}")).await;
+    browser.becomes("running").await;
+    browser.script(COUNT_REFRESHES).await;
+    let stop = format!("/v1/instances/{id}/stop");
+    tenant.call(reqwest::Method::POST, &stop, None).await;
+    // Neither was the page loaded anew, nor has anybody used it.
+    browser.becomes("stopped").await;
+    browser.find("#power-start").await;
+    browser.shows("instance.stopped").await;
+    assert!(browser.script("return window.swaps").await.as_u64() > Some(0));
+
+    browser
+        .script("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
+        .await;
+    browser.script("window.asked = 0").await;
+    browser.script(WAKE).await;
+    assert_eq!(browser.script("return window.asked").await, json!(0));
+    browser
+        .script("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        .await;
+    let asked = async || browser.script("return window.asked").await.as_u64();
+    eventually("a refresh", asked, |asked| *asked > Some(0)).await;
+
+    browser.click("#copy-instance-id").await;
+    let copied = async || browser.find("#copy-instance-id").await.text().await;
+    eventually("the id to be copied", copied, |text| text == "Copied").await;
+
+    let gone = format!("/v1/instances/{id}");
+    tenant.call(reqwest::Method::DELETE, &gone, None).await;
+    browser.script(WAKE).await;
+    browser.shows("There is nothing here").await;
+    browser.press("To the instances").await;
+    browser.arrives("/console/instances").await;
+
+    // What somebody has chosen meanwhile stays.
+    let receiver = Receiver::start(|_| Answer::ok()).await;
+    let body = json!({ "url": receiver.url("/"), "events": ["instance.created", "instance.deleted"] });
+    let made = tenant
+        .call(reqwest::Method::POST, "/v1/webhooks", Some(&body))
+        .await
+        .json();
+    let webhook = made["data"]["id"].as_str().unwrap();
+    browser.open(&format!("/console/webhooks/{webhook}")).await;
+    browser.choose("type", "instance.deleted").await;
+    browser.script(COUNT_REFRESHES).await;
+    browser.script(WAKE).await;
+    let swaps = async || browser.script("return window.swaps").await.as_u64();
+    eventually("a refresh", swaps, |swaps| *swaps > Some(0)).await;
+    assert_eq!(
+        browser
+            .script("return document.getElementById('test-type').value")
+            .await,
+        json!("instance.deleted")
+    );
     browser.quit().await;
 }

@@ -243,7 +243,7 @@ impl Browser {
 
     /// Chooses from the list with this name.
     async fn choose(&self, name: &str, option: &str) {
-        let path = format!("//select[@name='{name}']/option[normalize-space()='{option}']");
+        let path = format!("//select[@name='{name}']//option[normalize-space()='{option}']");
         let option = self.driver.find(By::XPath(path.as_str())).await.unwrap();
         option.click().await.unwrap();
     }

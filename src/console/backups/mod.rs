@@ -16,6 +16,7 @@ use super::{
     call::{Call, segment, with_query},
     form::Form,
     page::{List, Pager, Query, Shell, Single, page},
+    refresh::Refresh,
     refusal::Refusal,
     visit::Visit,
 };
@@ -37,7 +38,7 @@ struct ListPage {
     items: Vec<Backup>,
     pager: Pager,
     is_filtered: bool,
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -57,7 +58,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         shell: visit.shell_with(SECTION, "Backups", &[call]),
         pager: Pager::new(pagination, "/console/backups", &visit.query),
         is_filtered: visit.query.has_any(&filters),
-        refresh: is_under_way.then(|| visit.path.clone()),
+        refresh: visit.refresh(is_under_way),
         query: visit.query,
         items,
     };
@@ -69,7 +70,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
 struct DetailPage {
     shell: Shell,
     item: Backup,
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -78,7 +79,7 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     let Single { data: item, .. }: Single<Backup> = visit.get(&call).await?;
     let template = DetailPage {
         shell: visit.shell_with(SECTION, item.name.as_str(), &[call]),
-        refresh: item.is_running().then(|| visit.path.clone()),
+        refresh: visit.refresh(item.is_running()),
         item,
     };
     Ok(page(StatusCode::OK, &template))

@@ -15,6 +15,7 @@ use super::{
     App,
     call::{Call, segment, with_query},
     page::{List, Pager, Query, Shell, Single, page},
+    refresh::Refresh,
     refusal::Refusal,
     text::indented,
     visit::Visit,
@@ -40,6 +41,7 @@ struct ListPage {
     items: Option<Vec<Event>>,
     pager: Option<Pager>,
     is_filtered: bool,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -60,6 +62,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         shell: visit.shell_with(SECTION, "Events", &[call]),
         types: EventType::ALL.map(EventType::as_str).to_vec(),
         is_filtered: visit.query.has_any(&filters),
+        refresh: visit.refresh(false),
         query: visit.query,
         items: found.map(|found| found.data),
         pager,

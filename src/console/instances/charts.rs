@@ -43,6 +43,8 @@ pub struct Chart {
     pub last: String,
     /// Its greatest value.
     pub most: String,
+    /// The value at its upper edge.
+    pub top: String,
 }
 
 impl Measured {
@@ -90,7 +92,8 @@ impl Chart {
         shown: impl Fn(Option<f64>) -> String,
     ) -> Self {
         let most = values.iter().flatten().copied().reduce(f64::max);
-        let top = top.or(most).filter(|top| *top > 0.0).unwrap_or(1.0);
+        let edge = top.or(most);
+        let top = edge.filter(|top| *top > 0.0).unwrap_or(1.0);
         #[expect(clippy::cast_precision_loss, reason = "some hundred points at most")]
         let step = WIDTH / values.len().saturating_sub(1).max(1) as f64;
         let mut path = String::new();
@@ -99,8 +102,8 @@ impl Chart {
             if let Some(value) = value {
                 let y = HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT;
                 let command = if is_drawing { 'L' } else { 'M' };
-                // A line of no length shows a value between two gaps as a dot. Writing to a String cannot fail.
-                let _ = write!(path, "{command}{x:.1} {y:.1}h0");
+                // A short line shows a value between two gaps as a dot. Writing to a String cannot fail.
+                let _ = write!(path, "{command}{x:.1} {y:.1}h.1");
             }
             is_drawing = value.is_some();
             x += step;
@@ -110,7 +113,13 @@ impl Chart {
             path,
             last: shown(values.iter().rev().copied().find(Option::is_some).flatten()),
             most: shown(most),
+            top: shown(edge),
         }
+    }
+
+    /// Whether any value is known.
+    pub fn is_known(&self) -> bool {
+        !self.path.is_empty()
     }
 }
 
@@ -138,14 +147,15 @@ mod tests {
             charts[0],
             Chart {
                 label: "CPU",
-                path: "M0.0 60.0h0L100.0 30.0h0M300.0 0.0h0".to_owned(),
+                path: "M0.0 60.0h.1L100.0 30.0h.1M300.0 0.0h.1".to_owned(),
                 last: "100.0 %".to_owned(),
                 most: "100.0 %".to_owned(),
+                top: "100.0 %".to_owned(),
             }
         );
         assert_eq!((charts[1].path.as_str(), charts[2].last.as_str()), ("", "–"));
         // From 600 to 0 the server was started.
-        assert_eq!(charts[3].path, "M0.0 59.7h0M300.0 0.0h0");
+        assert_eq!(charts[3].path, "M0.0 59.7h.1M300.0 0.0h.1");
         assert_eq!(
             (charts[3].last.as_str(), charts[3].most.as_str()),
             ("2.0 KiB/s", "2.0 KiB/s")

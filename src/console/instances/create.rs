@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 
 use super::{
     SECTION,
-    view::{Image, Plan, Region},
+    view::{self, Image, Plan, Region},
 };
 use crate::console::{
     backups::view::Backup,
     call::Call,
-    form::Form,
+    form::{Form, INSTALL},
     page::{List, Shell, Single, page},
     refusal::Refusal,
     visit::Visit,
@@ -66,18 +66,19 @@ pub async fn show(visit: Visit) -> Result<Response, Refusal> {
     visit.check_may_write()?;
     let offers = offers(&visit).await?;
     let backup = visit.query.get("backup");
-    let mut form = Form::new()
+    let install = if backup.is_empty() {
+        let image = view::newest_of_the_first(&offers.images);
+        image.map(|image| format!("image:{}", image.id))
+    } else {
+        Some(format!("backup:{backup}"))
+    };
+    let plan = offers.smallest_plan_for(backup).map(|plan| plan.id.as_str());
+    let region = offers.regions.first().map(|region| region.id.as_str());
+    let form = Form::new()
         .with("name", visit.query.get("name"))
-        .with("source", if backup.is_empty() { "image" } else { "backup" })
-        .with("backup", backup);
-    let first = [
-        ("plan", offers.smallest_plan_for(backup).map(|plan| &plan.id)),
-        ("region", offers.regions.first().map(|region| &region.id)),
-        ("image", offers.images.first().map(|image| &image.id)),
-    ];
-    for (name, value) in first {
-        form = form.with(name, value.map_or("", String::as_str));
-    }
+        .with("plan", plan.unwrap_or_default())
+        .with("region", region.unwrap_or_default())
+        .with(INSTALL, &install.unwrap_or_default());
     Ok(filled(&visit, StatusCode::OK, form, offers))
 }
 
@@ -100,12 +101,8 @@ fn create(form: &Form) -> Call {
     for field in ["name", "plan", "region"] {
         body.insert(field.to_owned(), json!(form.text(field)));
     }
-    let source = if form.value("source") == "backup" {
-        "backup"
-    } else {
-        "image"
-    };
-    body.insert(source.to_owned(), json!(form.text(source)));
+    let (source, id) = form.install();
+    body.insert(source.to_owned(), json!(id));
     let mut list = |field: &str, values: Vec<&str>| {
         if !values.is_empty() {
             body.insert(field.to_owned(), json!(values));
@@ -132,7 +129,7 @@ pub async fn send(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
             let created: Single<Created> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let path = format!("/console/instances/{}", created.data.id);
             let note = created.message.unwrap_or_default();
-            Ok(visit.done(&path, &note).await)
+            Ok(visit.begun(&path, &note).await)
         }
         Err(refusal) if refusal.status.is_client_error() && visit.may_write() => {
             form.refused(&refusal);
@@ -155,7 +152,7 @@ mod tests {
     #[test]
     fn a_form_becomes_the_body_that_it_asks_for() {
         let form = Form::parse(
-            "name=+web-1&plan=starter&region=fr-par-1&source=image&image=debian-13&backup=bkp_1&tags=a%2C+b&ssh_keys=%0D%0Assh-ed25519+AAAA%0D%0A&backup_enabled=true&private_network=",
+            "name=+web-1&plan=starter&region=fr-par-1&install=image%3Adebian-13&tags=a%2C+b&ssh_keys=%0D%0Assh-ed25519+AAAA%0D%0A&backup_enabled=true&private_network=",
         );
         assert_eq!(
             create(&form).body,
@@ -164,7 +161,7 @@ mod tests {
                 "ssh_keys": ["ssh-ed25519 AAAA"], "backup_enabled": true,
             }))
         );
-        let form = Form::parse("source=backup&image=debian-13&backup=bkp_1&private_network=pn-a");
+        let form = Form::parse("install=backup%3Abkp_1&private_network=pn-a");
         assert_eq!(
             create(&form).body,
             Some(

@@ -11,12 +11,7 @@ mod view;
 use std::sync::Arc;
 
 use askama::Template;
-use axum::{
-    Router,
-    extract::Path,
-    response::Response,
-    routing::{get, post},
-};
+use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
 
 use self::{
@@ -31,6 +26,7 @@ use super::{
     events::view::Event,
     form::Form,
     page::{List, Pager, Query, Shell, Single, page},
+    refresh::Refresh,
     refusal::Refusal,
     text::Moment,
     visit::Visit,
@@ -49,7 +45,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/console/instances", get(list).post(create::send))
         .route("/console/instances/new", get(create::show))
         .route("/console/instances/{id}", get(detail))
-        .route("/console/instances/{id}/power/{action}", post(operate::power))
+        .route(
+            "/console/instances/{id}/power/{action}",
+            get(operate::show_power).post(operate::power),
+        )
         .route(
             "/console/instances/{id}/plan",
             get(operate::show_plan).post(operate::change_plan),
@@ -82,8 +81,7 @@ struct ListPage {
     items: Vec<ListItem>,
     pager: Pager,
     is_filtered: bool,
-    /// Where the rows are read again from, while something is under way.
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -116,7 +114,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
         regions,
         pager: Pager::new(pagination, "/console/instances", &visit.query),
         is_filtered: visit.query.has_any(&filters),
-        refresh: is_under_way.then(|| visit.path.clone()),
+        refresh: visit.refresh(is_under_way),
         query: visit.query,
         items,
     };
@@ -141,13 +139,21 @@ struct DetailPage {
     may_rebuild: bool,
     may_back_up: bool,
     backups: Vec<Backup>,
-    /// `None` if events are not logged, or are not read again.
-    events: Option<Vec<Event>>,
-    /// `None` if it is not monitored, or they are not read again.
-    usage: Option<Usage>,
+    /// `None` if it is not read again.
+    more: Option<More>,
     /// Idempotency-Key of the buttons.
     form: Form,
-    refresh: Option<String>,
+    refresh: Refresh,
+    /// When usage was read.
+    now: Moment,
+}
+
+/// What the page of an instance shows of its past.
+struct More {
+    /// `None` if events are not logged.
+    events: Option<Vec<Event>>,
+    /// `None` if it is not monitored.
+    usage: Option<Usage>,
 }
 
 /// What monitoring shows of an instance.
@@ -159,6 +165,17 @@ struct Usage {
     /// Why there are no charts.
     problem: Option<String>,
     alerts: Vec<Alert>,
+}
+
+impl Usage {
+    /// When the charts begin.
+    fn begins(&self) -> &'static str {
+        if self.window == "24h" {
+            "24 hours ago"
+        } else {
+            "an hour ago"
+        }
+    }
 }
 
 /// Reads what monitoring shows of an instance; and how to read it.
@@ -195,19 +212,23 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         &[("limit", FEW)],
     ));
     let backups: List<Backup> = visit.get(&backups).await?;
-    // Events are read from the API server, not from a watch, and a refresh does not show them.
-    let events: Option<List<Event>> = if visit.is_refresh {
-        None
+    let backs_up = backups.data.iter().any(Backup::is_running);
+    let is_under_way = instance.is_under_way() || backs_up;
+    // Events are read from the API server, not from a watch: a page that refreshes itself fast reads them when all is over.
+    let (more, usage_call) = if visit.is_refresh && is_under_way {
+        (None, None)
     } else {
         let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
-        visit.find(&Call::get(events)).await?
+        let events: Option<List<Event>> = visit.find(&Call::get(events)).await?;
+        let usage = if instance.monitoring_enabled {
+            Some(usage(&visit, &id).await?)
+        } else {
+            None
+        };
+        let (usage, usage_call) = usage.unzip();
+        let events = events.map(|events| events.data);
+        (Some(More { events, usage }), usage_call)
     };
-    let usage = if instance.monitoring_enabled && !visit.is_refresh {
-        Some(usage(&visit, &id).await?)
-    } else {
-        None
-    };
-    let (usage, usage_call) = usage.unzip();
     let may = |action: Action| instance.allows(action) && visit.may_write();
     let powers = [
         (Action::Start, "Start", "Power it on", false),
@@ -241,8 +262,6 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
             .iter()
             .map(|power| Call::post(format!("/v1/instances/{id}/{}", power.action))),
     );
-    let backs_up = backups.data.iter().any(Backup::is_running);
-    let is_under_way = instance.is_under_way() || backs_up;
     let template = DetailPage {
         shell: visit.shell_with(SECTION, instance.name.as_str(), &calls),
         may_change_plan: may(Action::ChangePlan),
@@ -250,10 +269,10 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         may_back_up: instance.may_be_backed_up() && !backs_up && visit.may_write(),
         powers,
         backups: backups.data,
-        events: events.map(|events| events.data),
-        usage,
+        more,
         form: Form::new(),
-        refresh: is_under_way.then(|| format!("/console/instances/{id}")),
+        refresh: visit.refresh(is_under_way),
+        now: Moment(visit.now()),
         instance,
     };
     Ok(page(StatusCode::OK, &template))

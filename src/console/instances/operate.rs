@@ -12,7 +12,7 @@ use super::{
 use crate::console::{
     backups::view::Backup,
     call::{Call, segment},
-    form::Form,
+    form::{Field, Form, INSTALL},
     page::{List, Shell, Single, page},
     refusal::Refusal,
     visit::Visit,
@@ -32,23 +32,57 @@ async fn send(
 ) -> Result<Result<Response, StatusCode>, Refusal> {
     match visit.send(call).await {
         Ok(bytes) => {
-            let answered: Option<Single<Value>> = serde_json::from_slice(&bytes).ok();
-            let message = answered.and_then(|answered| answered.message);
-            let message = message.unwrap_or_else(|| "The changes are saved.".to_owned());
-            Ok(Ok(visit
-                .done(&format!("/console/instances/{id}"), &message)
-                .await))
+            let answered: Single<Value> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let message = answered.message.unwrap_or_default();
+            Ok(Ok(visit.begun(&page_of(id), &message).await))
         }
-        Err(refusal)
-            if visit.may_write()
-                && refusal.status.is_client_error()
-                && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status) =>
-        {
-            form.refused(&refusal);
-            Ok(Err(refusal.status))
-        }
-        Err(refusal) => Err(refusal),
+        Err(refusal) => refused(visit, refusal, form).map(Err),
     }
+}
+
+/// Marks in the form why `/v1` has refused it, unless that is not because of the form.
+fn refused(visit: &Visit, refusal: Refusal, form: &mut Form) -> Result<StatusCode, Refusal> {
+    let is_of_form = visit.may_write()
+        && refusal.status.is_client_error()
+        && ![StatusCode::NOT_FOUND, StatusCode::UNAUTHORIZED].contains(&refusal.status);
+    if !is_of_form {
+        return Err(refusal);
+    }
+    form.refused(&refusal);
+    Ok(refusal.status)
+}
+
+/// The path of an instance's page.
+fn page_of(id: &str) -> String {
+    format!("/console/instances/{id}")
+}
+
+#[derive(Template)]
+#[template(path = "console/instances/power.html")]
+struct PowerPage {
+    shell: Shell,
+    instance: Instance,
+    form: Form,
+}
+
+/// Asks whether to cut the power; the other actions do no harm.
+pub async fn show_power(
+    visit: Visit,
+    Path((id, action)): Path<(String, String)>,
+) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    if action != "poweroff" {
+        return Err(Refusal::no_such_page());
+    }
+    let id = segment(&id);
+    let instance = instance(&visit, &id).await?;
+    let call = Call::post(format!("/v1/instances/{id}/{action}"));
+    let template = PowerPage {
+        shell: visit.shell_with(SECTION, format!("Cut the power of {}", instance.name), &[call]),
+        instance,
+        form: Form::new(),
+    };
+    Ok(page(StatusCode::OK, &template))
 }
 
 /// Starts, stops, reboots an instance or cuts its power.
@@ -65,7 +99,7 @@ pub async fn power(
     let answered: Single<Value> =
         serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
     let message = answered.message.unwrap_or_default();
-    Ok(visit.done(&format!("/console/instances/{id}"), &message).await)
+    Ok(visit.begun(&page_of(&id), &message).await)
 }
 
 #[derive(Template)]
@@ -108,16 +142,49 @@ pub async fn show_plan(visit: Visit, Path(id): Path<String>) -> Result<Response,
 /// Changes the plan.
 pub async fn change_plan(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let call = plan_call(&id, &form);
-    match send(&visit, &id, &call, &mut form).await? {
-        Ok(done) => Ok(done),
-        Err(status) => plan_page(&visit, status, &id, form).await,
+    let before = instance(&visit, &id).await?;
+    match visit.send(&plan_call(&id, &form)).await {
+        Ok(bytes) => {
+            let changed: Single<Instance> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
+            let note = plan_note(&before, &changed.data);
+            let path = page_of(&id);
+            Ok(if changed.data.is_changing_plan() {
+                visit.begun(&path, &note).await
+            } else {
+                visit.done(&path, &note).await
+            })
+        }
+        Err(refusal) => {
+            let status = refused(&visit, refusal, &mut form)?;
+            plan_page(&visit, status, &id, form).await
+        }
+    }
+}
+
+/// What a change of the plan has brought.
+fn plan_note(before: &Instance, after: &Instance) -> String {
+    let name = &after.name;
+    match (&before.pending_plan, &after.pending_plan) {
+        (_, Some(plan)) if after.is_changing_plan() => format!("Instance {name} is being resized to {plan}."),
+        (_, Some(plan)) => {
+            format!("The plan {plan} was requested from the next reboot, or stop and start, on.")
+        }
+        (Some(dropped), None) => {
+            format!(
+                "The change to {dropped} was called off; {name} keeps the plan {}.",
+                after.plan
+            )
+        }
+        (None, None) if before.plan == after.plan => {
+            format!("Nothing was changed: {name} has the plan {} already.", after.plan)
+        }
+        (None, None) => format!("Instance {name} was resized to {}.", after.plan),
     }
 }
 
 #[derive(Template)]
-#[template(path = "console/instances/rebuild.html")]
-struct RebuildPage {
+#[template(path = "console/instances/install.html")]
+struct InstallPage {
     shell: Shell,
     instance: Instance,
     images: Vec<Image>,
@@ -126,46 +193,74 @@ struct RebuildPage {
     form: Form,
 }
 
+#[derive(Template)]
+#[template(path = "console/instances/rebuild.html")]
+struct RebuildPage {
+    shell: Shell,
+    instance: Instance,
+    /// The backup to restore; `None` to install an image.
+    backup: Option<Backup>,
+    form: Form,
+}
+
 fn rebuild_call(id: &str, form: &Form) -> Call {
-    let source = if form.value("source") == "backup" {
-        "backup"
-    } else {
-        "image"
-    };
-    let body = json!({ source: form.value(source) });
+    let (source, what) = form.install();
+    let body = json!({ source: what });
     Call::with(Method::POST, format!("/v1/instances/{id}/rebuild"), body).once(form.key())
 }
 
-async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
-    let instance = instance(visit, id).await?;
+/// Shows the images and backups that an instance can be reinstalled from; or, once one is chosen, what that does.
+pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let chosen = visit.query.get(INSTALL);
+    if !chosen.is_empty() {
+        let form = Form::new().with(INSTALL, chosen);
+        return rebuild_page(&visit, StatusCode::OK, &id, form).await;
+    }
+    let instance = instance(&visit, &id).await?;
     let images: List<Image> = visit.get(&Call::get("/v1/images?limit=100")).await?;
     let backups: List<Backup> = visit
         .get(&Call::get("/v1/backups?status=completed&limit=100"))
         .await?;
     let fits = |backup: &Backup| backup.disk_size.is_none_or(|size| size <= instance.disk_size);
-    let backups = backups.data.into_iter().filter(fits).collect();
-    let title = format!("Rebuild {}", instance.name);
-    let template = RebuildPage {
-        shell: visit.shell_with(SECTION, title, &[rebuild_call(id, &form)]),
-        instance,
+    let form = Form::new().with(INSTALL, &format!("image:{}", instance.image));
+    let template = InstallPage {
+        shell: visit.shell_with(
+            SECTION,
+            format!("Rebuild {}", instance.name),
+            &[rebuild_call(&id, &form)],
+        ),
         images: images.data,
-        backups,
+        backups: backups.data.into_iter().filter(fits).collect(),
+        instance,
+        form,
+    };
+    Ok(page(StatusCode::OK, &template))
+}
+
+/// Says what is lost and what is installed, and asks for the name of the instance.
+async fn rebuild_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
+    let instance = instance(visit, id).await?;
+    let backup = match form.install() {
+        ("backup", backup) => {
+            let call = Call::get(format!("/v1/backups/{}", segment(backup)));
+            Some(visit.get::<Single<Backup>>(&call).await?.data)
+        }
+        _ => None,
+    };
+    let verb = if backup.is_some() { "Restore" } else { "Rebuild" };
+    let template = RebuildPage {
+        shell: visit.shell_with(
+            SECTION,
+            format!("{verb} {}", instance.name),
+            &[rebuild_call(id, &form)],
+        ),
+        instance,
+        backup,
         form,
     };
     Ok(page(status, &template))
-}
-
-/// Shows the images and backups that an instance can be reinstalled from.
-pub async fn show_rebuild(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
-    visit.check_may_write()?;
-    let id = segment(&id);
-    let instance = instance(&visit, &id).await?;
-    let backup = visit.query.get("backup");
-    let form = Form::new()
-        .with("source", if backup.is_empty() { "image" } else { "backup" })
-        .with("image", &instance.image)
-        .with("backup", backup);
-    rebuild_page(&visit, StatusCode::OK, &id, form).await
 }
 
 /// Reinstalls the server. Its name must be typed, because its data is lost.
@@ -176,7 +271,7 @@ pub async fn rebuild(visit: Visit, Path(id): Path<String>, mut form: Form) -> Re
     }
     let call = rebuild_call(&id, &form);
     match send(&visit, &id, &call, &mut form).await? {
-        Ok(done) => Ok(done),
+        Ok(begun) => Ok(begun),
         Err(status) => rebuild_page(&visit, status, &id, form).await,
     }
 }
@@ -186,7 +281,7 @@ async fn confirmed(visit: &Visit, id: &str, form: &mut Form) -> Result<bool, Ref
     let name = instance(visit, id).await?.name;
     let is_typed = form.text("confirm") == name;
     if !is_typed {
-        form.mark("confirm", &format!("must be {name}, the name of the instance"));
+        form.mark("confirm", &format!("must be {name}"));
     }
     Ok(is_typed)
 }
@@ -199,6 +294,35 @@ struct SettingsPage {
     form: Form,
 }
 
+/// The fields of the settings.
+const SETTINGS: [Field; 5] = [
+    Field {
+        name: "name",
+        label: "Name",
+        is_choice: false,
+    },
+    Field {
+        name: "tags",
+        label: "Tags",
+        is_choice: false,
+    },
+    Field {
+        name: "backup_enabled",
+        label: "Daily backups",
+        is_choice: true,
+    },
+    Field {
+        name: "monitoring_enabled",
+        label: "Monitoring",
+        is_choice: true,
+    },
+    Field {
+        name: "deletion_protection",
+        label: "Protection",
+        is_choice: true,
+    },
+];
+
 fn settings_call(id: &str, form: &Form) -> Call {
     let body = json!({
         "name": form.text("name"),
@@ -207,7 +331,27 @@ fn settings_call(id: &str, form: &Form) -> Call {
         "monitoring_enabled": form.has("monitoring_enabled", "true"),
         "deletion_protection": form.has("deletion_protection", "true"),
     });
-    Call::with(Method::PATCH, format!("/v1/instances/{id}"), body)
+    Call::with(Method::PATCH, format!("/v1/instances/{id}"), body).if_match(form.version())
+}
+
+/// An instance, the form with its settings, and its version.
+async fn settings(visit: &Visit, id: &str) -> Result<(Instance, Form, String), Refusal> {
+    let call = Call::get(format!("/v1/instances/{id}"));
+    let (found, version): (Single<Instance>, _) = visit.get_version(&call).await?;
+    let instance = found.data;
+    let mut form = Form::default()
+        .with("name", &instance.name)
+        .with("tags", &instance.tags_text());
+    for (name, is_on) in [
+        ("backup_enabled", instance.backup_enabled),
+        ("monitoring_enabled", instance.monitoring_enabled),
+        ("deletion_protection", instance.deletion_protection),
+    ] {
+        if is_on {
+            form = form.with(name, "true");
+        }
+    }
+    Ok((instance, form, version))
 }
 
 fn settings_page(visit: &Visit, status: StatusCode, instance: Instance, form: Form) -> Response {
@@ -223,33 +367,35 @@ fn settings_page(visit: &Visit, status: StatusCode, instance: Instance, form: Fo
 /// Shows the settings that can be changed at any time.
 pub async fn show_settings(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     visit.check_may_write()?;
-    let instance = instance(&visit, &segment(&id)).await?;
-    let mut form = Form::new()
-        .with("name", &instance.name)
-        .with("tags", &instance.tags_text());
-    for (name, is_on) in [
-        ("backup_enabled", instance.backup_enabled),
-        ("monitoring_enabled", instance.monitoring_enabled),
-        ("deletion_protection", instance.deletion_protection),
-    ] {
-        if is_on {
-            form = form.with(name, "true");
-        }
-    }
+    let (instance, form, version) = settings(&visit, &segment(&id)).await?;
+    let form = form.remembering(&version);
     Ok(settings_page(&visit, StatusCode::OK, instance, form))
 }
 
-/// Changes the settings.
+/// Changes the settings, unless somebody else has changed them since the form was opened.
 pub async fn change_settings(
     visit: Visit,
     Path(id): Path<String>,
     mut form: Form,
 ) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let call = settings_call(&id, &form);
-    match send(&visit, &id, &call, &mut form).await? {
-        Ok(done) => Ok(done),
-        Err(status) => {
+    let mut sent = visit.send(&settings_call(&id, &form)).await;
+    if let Err(refusal) = &sent
+        && refusal.status == StatusCode::PRECONDITION_FAILED
+    {
+        let (instance, current, version) = settings(&visit, &id).await?;
+        form.catch_up(current, &version, &SETTINGS);
+        if !form.meanwhile.is_empty() {
+            let status = StatusCode::PRECONDITION_FAILED;
+            return Ok(settings_page(&visit, status, instance, form));
+        }
+        // Something else about it has changed, such as its plan.
+        sent = visit.send(&settings_call(&id, &form)).await;
+    }
+    match sent {
+        Ok(_) => Ok(visit.done(&page_of(&id), "The changes are saved.").await),
+        Err(refusal) => {
+            let status = refused(&visit, refusal, &mut form)?;
             let instance = instance(&visit, &id).await?;
             Ok(settings_page(&visit, status, instance, form))
         }
@@ -335,7 +481,7 @@ pub async fn delete(visit: Visit, Path(id): Path<String>, mut form: Form) -> Res
     }
     match visit.send(&Call::delete(format!("/v1/instances/{id}"))).await {
         Ok(_) => {
-            let note = format!("Instance {} is being deleted.", form.text("confirm"));
+            let note = format!("Instance {} is deleted.", form.text("confirm"));
             Ok(visit.done("/console/instances", &note).await)
         }
         Err(refusal) if refusal.status == StatusCode::CONFLICT => {

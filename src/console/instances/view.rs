@@ -165,6 +165,11 @@ impl Instance {
         tone(&self.status)
     }
 
+    /// Whether a pending plan takes effect with what is under way.
+    pub fn is_changing_plan(&self) -> bool {
+        self.pending_plan.is_some() && ["resizing", "rebooting"].contains(&self.status.as_str())
+    }
+
     /// Whether `/v1` would carry out an action now.
     pub fn allows(&self, action: Action) -> bool {
         let states = action.allowed_from();
@@ -211,6 +216,21 @@ pub struct Region {
 pub struct Image {
     /// Identifier.
     pub id: String,
+    /// The distribution.
+    pub distribution: String,
+    /// Its version.
+    pub version: Option<String>,
+}
+
+/// The newest version of the distribution that is offered first.
+pub fn newest_of_the_first(images: &[Image]) -> Option<&Image> {
+    let version = |image: &&Image| -> Vec<u64> {
+        let parts = image.version.as_deref().unwrap_or_default().split('.');
+        parts.map_while(|part| part.parse().ok()).collect()
+    };
+    let first = &images.first()?.distribution;
+    let of_the_first = images.iter().filter(|image| image.distribution == *first);
+    of_the_first.max_by_key(version)
 }
 
 #[cfg(test)]
@@ -227,5 +247,18 @@ mod tests {
         assert_eq!(STATUSES.len(), shown.len());
         assert!(shown.iter().all(|status| STATUSES.contains(status)));
         assert!(is_under_way("rebooting") && !is_under_way("error"));
+    }
+
+    #[test]
+    fn the_newest_version_is_offered() {
+        let images: Vec<Image> = serde_json::from_value(serde_json::json!([
+            { "id": "debian-9", "distribution": "debian", "version": "9" },
+            { "id": "debian-13", "distribution": "debian", "version": "13" },
+            { "id": "debian-12", "distribution": "debian", "version": "12" },
+            { "id": "ubuntu-24.04", "distribution": "ubuntu", "version": "24.04" },
+        ]))
+        .unwrap();
+        assert_eq!(newest_of_the_first(&images).unwrap().id, "debian-13");
+        assert!(newest_of_the_first(&[]).is_none());
     }
 }

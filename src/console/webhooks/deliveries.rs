@@ -14,6 +14,7 @@ use crate::{
         call::{Call, segment, with_query},
         form::Form,
         page::{List, Pager, Query, Shell, Single, page},
+        refresh::Refresh,
         refusal::Refusal,
         text::indented,
         visit::Visit,
@@ -33,7 +34,7 @@ struct ListPage {
     deliveries: Vec<Delivery>,
     pager: Pager,
     is_filtered: bool,
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 /// Lists the deliveries.
@@ -61,7 +62,7 @@ pub async fn list(visit: Visit, Path(id): Path<String>) -> Result<Response, Refu
         types: EventType::ALL.map(EventType::as_str).to_vec(),
         pager: Pager::new(pagination, &path, &visit.query),
         is_filtered: visit.query.has_any(&filters),
-        refresh: is_under_way.then(|| visit.path.clone()),
+        refresh: visit.refresh(is_under_way),
         query: visit.query,
         deliveries: items,
     };
@@ -76,7 +77,7 @@ struct DetailPage {
     delivery: Delivery,
     body: String,
     form: Form,
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 /// Shows a delivery with its request, its attempts and the answer.
@@ -93,9 +94,7 @@ pub async fn detail(visit: Visit, Path((id, delivery)): Path<(String, String)>) 
     let body = found.request.as_ref().map(|request| indented(&request.body));
     let template = DetailPage {
         shell: visit.shell_with(SECTION, "Delivery", &calls),
-        refresh: found
-            .is_under_way(visit.now())
-            .then(|| format!("/console/webhooks/{id}/deliveries/{delivery}")),
+        refresh: visit.refresh(found.is_under_way(visit.now())),
         body: body.unwrap_or_default(),
         webhook,
         delivery: found,
@@ -115,5 +114,5 @@ pub async fn resend(
     let sent: Single<Delivery> =
         serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
+    Ok(visit.begun(&path, &sent.message.unwrap_or_default()).await)
 }

@@ -5,13 +5,19 @@ use axum::{extract::Path, response::Response};
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, SECTION, kinds, view::WithSecret, webhook};
-use crate::console::{
-    call::{Call, segment},
-    form::Form,
-    page::{Shell, Single, page},
-    refusal::Refusal,
-    visit::Visit,
+use super::{
+    Kind, SECTION, kinds,
+    view::{Webhook, WithSecret},
+};
+use crate::{
+    console::{
+        call::{Call, segment},
+        form::{Field, Form},
+        page::{Shell, Single, page},
+        refusal::Refusal,
+        visit::Visit,
+    },
+    events::EventType,
 };
 
 #[derive(Template)]
@@ -37,7 +43,12 @@ pub(super) struct SecretPage {
 fn body(form: &Form, is_new: bool) -> Value {
     let mut body = Map::new();
     body.insert("url".to_owned(), json!(form.text("url")));
-    body.insert("events".to_owned(), json!(form.all("events").collect::<Vec<_>>()));
+    let events = if form.has("all", "true") {
+        EventType::ALL.map(EventType::as_str).to_vec()
+    } else {
+        form.all("events").collect()
+    };
+    body.insert("events".to_owned(), json!(events));
     let secret = form.value("secret");
     if is_new && !secret.is_empty() {
         body.insert("secret".to_owned(), json!(secret));
@@ -53,7 +64,8 @@ fn create_call(form: &Form) -> Call {
 }
 
 fn change_call(id: &str, form: &Form) -> Call {
-    Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body(form, false))
+    let call = Call::with(Method::PATCH, format!("/v1/webhooks/{id}"), body(form, false));
+    call.if_match(form.version())
 }
 
 /// The call as it is shown: without a secret.
@@ -110,21 +122,61 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
     }
 }
 
+/// The fields that can be changed.
+const FIELDS: [Field; 3] = [
+    Field {
+        name: "url",
+        label: "URL of the receiver",
+        is_choice: false,
+    },
+    Field {
+        name: "events",
+        label: "Events",
+        is_choice: true,
+    },
+    Field {
+        name: "all",
+        label: "All events",
+        is_choice: true,
+    },
+];
+
+/// The form with what a webhook is, and its version.
+async fn current(visit: &Visit, id: &str) -> Result<(Form, String), Refusal> {
+    let call = Call::get(format!("/v1/webhooks/{id}"));
+    let (found, version): (Single<Webhook>, _) = visit.get_version(&call).await?;
+    let mut form = Form::default().with("url", &found.data.url);
+    for event in &found.data.events {
+        form = form.with("events", event);
+    }
+    Ok((form, version))
+}
+
 /// Shows the form for changes.
 pub async fn show_edit(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
     visit.check_may_write()?;
-    let webhook = webhook(&visit, &segment(&id)).await?;
-    let mut form = Form::new().with("url", &webhook.url);
-    for event in &webhook.events {
-        form = form.with("events", event);
-    }
-    Ok(filled(&visit, StatusCode::OK, Some(webhook.id), form))
+    let id = segment(&id);
+    let (form, version) = current(&visit, &id).await?;
+    let form = form.remembering(&version);
+    Ok(filled(&visit, StatusCode::OK, Some(id), form))
 }
 
-/// Changes a webhook.
+/// Changes a webhook, unless somebody else has changed it since the form was opened.
 pub async fn change(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
-    match visit.send(&change_call(&id, &form)).await {
+    let mut sent = visit.send(&change_call(&id, &form)).await;
+    if let Err(refusal) = &sent
+        && refusal.status == StatusCode::PRECONDITION_FAILED
+    {
+        let (current, version) = current(&visit, &id).await?;
+        form.catch_up(current, &version, &FIELDS);
+        if !form.meanwhile.is_empty() {
+            return Ok(filled(&visit, StatusCode::PRECONDITION_FAILED, Some(id), form));
+        }
+        // Something else about it has changed, such as its secret.
+        sent = visit.send(&change_call(&id, &form)).await;
+    }
+    match sent {
         Ok(_) => Ok(visit
             .done(&format!("/console/webhooks/{id}"), "The changes are saved.")
             .await),
@@ -158,5 +210,8 @@ mod tests {
         let off = Form::parse("url=https%3A%2F%2Fa.example&off=true");
         assert_eq!(create_call(&off).body.unwrap()["active"], json!(false));
         assert!(change_call("wh_1", &form).body.unwrap().get("secret").is_none());
+        let all = Form::parse("url=https%3A%2F%2Fa.example&events=instance.created&all=true");
+        let body = create_call(&all).body.unwrap();
+        assert_eq!(body["events"].as_array().unwrap().len(), EventType::ALL.len());
     }
 }

@@ -27,6 +27,7 @@ use super::{
     call::{Call, segment, with_query},
     form::Form,
     page::{List, Pager, Shell, Single, page},
+    refresh::Refresh,
     refusal::Refusal,
     visit::Visit,
 };
@@ -48,7 +49,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
             get(edit::show_edit).post(edit::change),
         )
         .route("/console/webhooks/{id}/test", post(operate::test))
-        .route("/console/webhooks/{id}/switch", post(operate::switch))
+        .route(
+            "/console/webhooks/{id}/switch",
+            get(operate::show_switch).post(operate::switch),
+        )
         .route(
             "/console/webhooks/{id}/secret",
             get(operate::show_rotate).post(operate::rotate),
@@ -91,7 +95,9 @@ fn kinds() -> Vec<Kind> {
             EventType::InstanceStopped => "An instance is off.",
             EventType::BackupCompleted => "A backup is completed and can be restored.",
             EventType::BackupFailed => "A backup failed; the event says why.",
-            EventType::AlertTriggered => "A monitored instance has used much of something for some time.",
+            EventType::AlertTriggered => {
+                "CPU, memory or disk usage of a monitored instance has been high for some time."
+            }
             EventType::InvoiceCreated => "An invoice was issued.",
         },
         example: serde_json::to_string_pretty(&catalogue::example(event)).unwrap_or_default(),
@@ -110,6 +116,7 @@ struct ListPage {
     shell: Shell,
     items: Vec<Webhook>,
     pager: Pager,
+    refresh: Refresh,
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
@@ -122,6 +129,7 @@ async fn list(visit: Visit) -> Result<Response, Refusal> {
     let template = ListPage {
         shell: visit.shell_with(SECTION, "Webhooks", &[call]),
         pager: Pager::new(pagination, "/console/webhooks", &visit.query),
+        refresh: visit.refresh(false),
         items,
     };
     Ok(page(StatusCode::OK, &template))
@@ -134,7 +142,7 @@ struct DetailPage {
     webhook: Webhook,
     deliveries: Vec<Delivery>,
     form: Form,
-    refresh: Option<String>,
+    refresh: Refresh,
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -157,7 +165,7 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         webhook,
         deliveries: deliveries.data,
         form: Form::new(),
-        refresh: is_under_way.then(|| format!("/console/webhooks/{id}")),
+        refresh: visit.refresh(is_under_way),
     };
     Ok(page(StatusCode::OK, &template))
 }

@@ -33,7 +33,7 @@ pub async fn test(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Re
     let sent: Single<Delivery> =
         serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
+    Ok(visit.begun(&path, &sent.message.unwrap_or_default()).await)
 }
 
 /// The request that switches a webhook on or off.
@@ -46,13 +46,39 @@ pub fn switch_call(id: &str, on: bool) -> Call {
 pub async fn switch(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
     let on = form.has("active", "true");
+    let before = webhook(&visit, &id).await?;
     visit.send(&switch_call(&id, on)).await?;
+    let path = format!("/console/webhooks/{id}");
+    // Nothing is held for one that was switched off.
+    if on && before.disabled.is_some() {
+        let note = "The webhook is enabled. What was held meanwhile is sent now, in the order of the events.";
+        return Ok(visit.begun(&path, note).await);
+    }
     let note = if on {
-        "The webhook is on. Deliveries that were held are sent now, in the order of their events."
+        "The webhook is on. It gets the events that happen from now on."
     } else {
         "The webhook is off. Events that happen from now on are not recorded for it."
     };
-    Ok(visit.done(&format!("/console/webhooks/{id}"), note).await)
+    Ok(visit.done(&path, note).await)
+}
+
+#[derive(Template)]
+#[template(path = "console/webhooks/switch.html")]
+struct SwitchPage {
+    shell: Shell,
+    webhook: Webhook,
+}
+
+/// Asks whether to switch a webhook off.
+pub async fn show_switch(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
+    visit.check_may_write()?;
+    let id = segment(&id);
+    let webhook = webhook(&visit, &id).await?;
+    let template = SwitchPage {
+        shell: visit.shell_with(SECTION, "Switch off", &[switch_call(&id, false)]),
+        webhook,
+    };
+    Ok(page(StatusCode::OK, &template))
 }
 
 #[derive(Template)]
@@ -150,7 +176,7 @@ pub async fn show_resend(visit: Visit, Path(id): Path<String>) -> Result<Respons
     let form = Form::new().with("hours", "24");
     let call = resend_call(&visit, &id, &form);
     let template = ResendPage {
-        shell: visit.shell_with(SECTION, "Resend", &[call]),
+        shell: visit.shell_with(SECTION, "Send exhausted deliveries again", &[call]),
         webhook,
         form,
     };
@@ -175,7 +201,7 @@ async fn told(visit: &Visit, id: &str, call: &Call) -> Result<Response, Refusal>
     let answered: Single<Value> =
         serde_json::from_slice(&visit.send(call).await?).map_err(|_| Refusal::fault())?;
     let note = answered.message.unwrap_or_default();
-    Ok(visit.done(&format!("/console/webhooks/{id}"), &note).await)
+    Ok(visit.begun(&format!("/console/webhooks/{id}"), &note).await)
 }
 
 #[derive(Template)]

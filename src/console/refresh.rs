@@ -1,0 +1,68 @@
+//! How an open page keeps up with what changes: a part of it is read again, every two seconds while something is under way and until what
+//! that has caused is listed too, else every fifteen. A page that is not seen reads nothing; `assets/page.js` holds it back.
+
+use http::HeaderMap;
+use jiff::Timestamp;
+
+/// Tells when something was last under way, in Unix seconds.
+const BUSY_AT: &str = "stellage-busy-at";
+/// Seconds between refreshes while something is under way.
+const FAST: u32 = 2;
+/// Seconds between refreshes otherwise.
+const SLOW: u32 = 15;
+/// Seconds until what has ended shows everywhere: events are listed, and the counters of a webhook have been written.
+const SETTLES: i64 = 15;
+
+/// How a page refreshes itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refresh {
+    /// Where it is read again from.
+    pub path: String,
+    /// Seconds until then.
+    pub seconds: u32,
+    /// When something was last under way, in Unix seconds; `None` if that is long ago.
+    pub busy_at: Option<i64>,
+    /// Whether a notice of what was under way is out of date.
+    pub is_over: bool,
+}
+
+impl Refresh {
+    /// The next refresh of a page.
+    pub fn new(path: &str, is_busy: bool, busy_at: Option<i64>, is_over: bool, now: Timestamp) -> Self {
+        let now = now.as_second();
+        let busy_at = if is_busy { Some(now) } else { busy_at };
+        let busy_at = busy_at.filter(|at| (0..SETTLES).contains(&now.saturating_sub(*at)));
+        Self {
+            path: path.to_owned(),
+            seconds: if busy_at.is_some() { FAST } else { SLOW },
+            busy_at,
+            is_over,
+        }
+    }
+}
+
+/// When something was last under way on the page that asks.
+pub fn busy_at(headers: &HeaderMap) -> Option<i64> {
+    headers.get(BUSY_AT)?.to_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_refreshes_fast_until_what_has_ended_shows_everywhere() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let begun = Refresh::new("/x", true, None, false, at(0));
+        assert_eq!((begun.seconds, begun.busy_at), (FAST, Some(1_800_000_000)));
+        let ended = Refresh::new("/x", false, begun.busy_at, true, at(14));
+        assert_eq!((ended.seconds, ended.busy_at), (FAST, begun.busy_at));
+        let settled = Refresh::new("/x", false, ended.busy_at, true, at(15));
+        assert_eq!((settled.seconds, settled.busy_at), (SLOW, None));
+        // A header that somebody has made up.
+        let future = Refresh::new("/x", false, Some(i64::MAX), true, at(0));
+        assert_eq!(future.seconds, SLOW);
+        let past = Refresh::new("/x", false, Some(i64::MIN), true, at(0));
+        assert_eq!(past.seconds, SLOW);
+    }
+}
