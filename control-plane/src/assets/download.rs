@@ -167,10 +167,7 @@ async fn fetch(client: &Client, url: &str, expected: &str, to: &Path) -> Result<
         digest.update(&bytes);
         file.write_all(&bytes).map_err(Error::file("write", to))?;
     }
-    let found = digest.finalize().iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
+    let found = hex::encode(digest.finalize());
     if found == expected {
         return Ok(());
     }
@@ -265,10 +262,7 @@ mod tests {
     }
 
     fn sum(bytes: &[u8]) -> String {
-        Sha256::digest(bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hex::encode(Sha256::digest(bytes))
     }
 
     /// What the publishers have of the pinned versions, under one host.
@@ -281,13 +275,13 @@ mod tests {
             } else {
                 "amd64"
             };
-            let fill = |path: &str| {
+            let in_full = |path: &str| {
                 format!(
                     "/{}",
                     path.replace("{version}", version).replace("{platform}", platform)
                 )
             };
-            let path = fill(download.path);
+            let path = in_full(download.path);
             let program = format!("this is {}", download.program).into_bytes();
             let file = if path.ends_with(".tar.gz") {
                 let mut archive = tar::Builder::new(flate2::write::GzEncoder::new(
@@ -310,7 +304,7 @@ mod tests {
             } else {
                 format!("{}  another.tar.gz\n{}  {name}\n", sum(b"another"), sum(&file))
             };
-            files.insert(fill(download.checksums), list.into_bytes());
+            files.insert(in_full(download.checksums), list.into_bytes());
             files.insert(path, file);
         }
         files
