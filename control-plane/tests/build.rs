@@ -62,7 +62,8 @@ impl Stub {
             .env_remove("KUBEBUILDER_ASSETS")
             .env("PATH", self.path())
             .env("STUB_NOTES", self.path().join("notes"))
-            .env("STELLAGE_CACHE_DIR", self.path().join("cache"));
+            .env("STELLAGE_CACHE_DIR", self.path().join("cache"))
+            .env("STELLAGE_DOWNLOADS", "never");
         command
     }
 
@@ -104,6 +105,18 @@ fn everything_is_built_once_also_by_two_at_once() {
     );
     assert!(stub.build().status.success());
     assert_eq!(stub.notes().len(), 4);
+}
+
+#[test]
+fn a_wrong_word_about_downloads_is_refused_with_the_right_one() {
+    let stub = Stub::new("go1.99.1", BUILDS);
+    let output = stub.command().env("STELLAGE_DOWNLOADS", "no").output().unwrap();
+    let message = error(&output);
+    assert!(
+        message.contains("STELLAGE_DOWNLOADS=no is unknown: set it to never"),
+        "{message}"
+    );
+    assert!(stub.notes().is_empty());
 }
 
 #[test]
