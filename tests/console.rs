@@ -688,8 +688,8 @@ async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing(
     let page = person.post(&path, &fields).await;
     page.is(412)
         .shows("Nothing is saved yet")
-        .shows("Tags was nothing, and is theirs now.")
-        .shows("Protection was off, and is on now.")
+        .shows("Tags: was nothing, now theirs.")
+        .shows("Protection: was off, now on.")
         .shows("value=\"web-2\"")
         .shows("value=\"theirs\"")
         .shows("name=\"deletion_protection\" value=\"true\" checked");
@@ -730,7 +730,7 @@ async fn a_form_that_was_opened_before_somebody_elses_change_overwrites_nothing(
     fields.extend(form.iter().map(|(name, value)| (*name, value.as_str())));
     let page = person.post(&path, &fields).await;
     page.is(412)
-        .shows("Events was instance.created, instance.started, and is")
+        .shows("Events: was instance.created, instance.started, now ")
         .shows("value=\"backup.failed\" checked")
         .shows("/other");
     let form = opened(&page);

@@ -214,6 +214,13 @@ impl Form {
         for field in fields {
             let of = |form: &Self| form.all(field.name).map(str::to_owned).collect::<Vec<_>>();
             let (before, now, mine) = (of(&was), of(&current), of(self));
+            let as_set = |values: &[String]| {
+                let mut values = values.to_vec();
+                values.sort_unstable();
+                values
+            };
+            // What is entered already is the outcome of the same form, sent twice.
+            let is_news = as_set(&before) != as_set(&now) && as_set(&mine) != as_set(&now);
             let kept = if field.is_choice {
                 let unticked = |value: &&String| before.contains(value) && !mine.contains(value);
                 let ticked = mine
@@ -229,12 +236,12 @@ impl Form {
             } else {
                 mine
             };
-            if before != now {
+            if is_news {
                 self.meanwhile.push(Meanwhile {
                     label: field.label,
-                    was: shown(&before),
-                    is: shown(&now),
-                    entered: (kept != now).then(|| shown(&kept)),
+                    was: field.shown(&before),
+                    is: field.shown(&now),
+                    entered: (as_set(&kept) != as_set(&now)).then(|| field.shown(&kept)),
                 });
             }
             let kept = kept.into_iter().map(|value| (field.name.to_owned(), value));
@@ -257,13 +264,16 @@ impl Form {
     }
 }
 
-/// The values of a field for people.
-fn shown(values: &[String]) -> String {
-    match values {
-        [] => "off".to_owned(),
-        [value] if value.is_empty() => "nothing".to_owned(),
-        [value] if value == "true" => "on".to_owned(),
-        values => values.join(", "),
+impl Field {
+    /// Its values for people.
+    fn shown(&self, values: &[String]) -> String {
+        match values {
+            [] if self.name == "events" => "nothing".to_owned(),
+            [] => "off".to_owned(),
+            [value] if value.is_empty() => "nothing".to_owned(),
+            [value] if self.is_choice && value == "true" => "on".to_owned(),
+            values => values.join(", "),
+        }
     }
 }
 
@@ -404,5 +414,22 @@ mod tests {
         form.catch_up(current, "\"3\"", &fields);
         assert_eq!((form.meanwhile.len(), form.version()), (0, "\"3\""));
         assert_eq!((form.value("name"), form.value("tags")), ("db", "b"));
+    }
+
+    #[test]
+    fn a_form_that_is_sent_twice_finds_its_own_changes_and_complains_about_nothing() {
+        let field = |name, is_choice| Field {
+            name,
+            label: name,
+            is_choice,
+        };
+        let opened = Form::parse("name=web&events=x&events=y").remembering("\"1\"");
+        let mut again = Form::parse("name=db&events=z&events=x")
+            .with(WAS, opened.was())
+            .with(VERSION, opened.version());
+        let current = Form::parse("name=db&events=x&events=z");
+        again.catch_up(current, "\"2\"", &[field("name", false), field("events", true)]);
+        assert!(again.meanwhile.is_empty());
+        assert_eq!((again.value("name"), again.version()), ("db", "\"2\""));
     }
 }

@@ -45,8 +45,8 @@ impl Key {
     /// What has made it, if nobody has asked for a key: its own is known to nobody.
     fn origin(&self) -> Option<&'static str> {
         match self.id.split_once('-')?.0 {
-            "console" => Some("made for a sign-in link; to revoke it ends its session"),
-            "signin" => Some("made by a sign-in; to revoke it ends its session"),
+            "console" => Some("made for a sign-in link; revoking it ends the session"),
+            "signin" => Some("made by a sign-in; revoking it ends the session"),
             _ => None,
         }
     }

@@ -167,18 +167,18 @@ fn plan_note(before: &Instance, after: &Instance) -> String {
     match (&before.pending_plan, &after.pending_plan) {
         (_, Some(plan)) if after.is_changing_plan() => format!("Instance {name} is being resized to {plan}."),
         (_, Some(plan)) => {
-            format!("The plan {plan} was requested from the next reboot, or stop and start, on.")
+            format!("{name} changes to {plan} with the next reboot, or when it is stopped and started.")
         }
-        (Some(dropped), None) => {
+        (Some(dropped), None) if *dropped != after.plan => {
             format!(
                 "The change to {dropped} was called off; {name} keeps the plan {}.",
                 after.plan
             )
         }
-        (None, None) if before.plan == after.plan => {
+        (_, None) if before.plan == after.plan => {
             format!("Nothing was changed: {name} has the plan {} already.", after.plan)
         }
-        (None, None) => format!("Instance {name} was resized to {}.", after.plan),
+        (_, None) => format!("Instance {name} was resized to {}.", after.plan),
     }
 }
 

@@ -114,5 +114,5 @@ pub async fn resend(
     let sent: Single<Delivery> =
         serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.begun(&path, &sent.message.unwrap_or_default()).await)
+    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
 }

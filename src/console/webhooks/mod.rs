@@ -154,7 +154,8 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     ));
     let deliveries: List<Delivery> = visit.get(&log).await?;
     let now = visit.now();
-    let is_under_way = deliveries.data.iter().any(|delivery| delivery.is_under_way(now));
+    let is_under_way =
+        webhook.is_sent_to() && deliveries.data.iter().any(|delivery| delivery.is_under_way(now));
     let mut calls = vec![Call::get(format!("/v1/webhooks/{id}")), log];
     if visit.may_write() {
         calls.push(Call::post(format!("/v1/webhooks/{id}/test")));

@@ -33,7 +33,7 @@ pub async fn test(visit: Visit, Path(id): Path<String>, form: Form) -> Result<Re
     let sent: Single<Delivery> =
         serde_json::from_slice(&visit.send(&call).await?).map_err(|_| Refusal::fault())?;
     let path = format!("/console/webhooks/{id}/deliveries/{}", sent.data.id);
-    Ok(visit.begun(&path, &sent.message.unwrap_or_default()).await)
+    Ok(visit.done(&path, &sent.message.unwrap_or_default()).await)
 }
 
 /// The request that switches a webhook on or off.
@@ -52,7 +52,7 @@ pub async fn switch(visit: Visit, Path(id): Path<String>, form: Form) -> Result<
     // Nothing is held for one that was switched off.
     if on && before.disabled.is_some() {
         let note = "The webhook is enabled. What was held meanwhile is sent now, in the order of the events.";
-        return Ok(visit.begun(&path, note).await);
+        return Ok(visit.done(&path, note).await);
     }
     let note = if on {
         "The webhook is on. It gets the events that happen from now on."
@@ -201,7 +201,7 @@ async fn told(visit: &Visit, id: &str, call: &Call) -> Result<Response, Refusal>
     let answered: Single<Value> =
         serde_json::from_slice(&visit.send(call).await?).map_err(|_| Refusal::fault())?;
     let note = answered.message.unwrap_or_default();
-    Ok(visit.begun(&format!("/console/webhooks/{id}"), &note).await)
+    Ok(visit.done(&format!("/console/webhooks/{id}"), &note).await)
 }
 
 #[derive(Template)]

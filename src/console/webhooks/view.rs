@@ -51,6 +51,11 @@ impl Webhook {
         !self.active && self.disabled.is_none()
     }
 
+    /// Whether attempts are made.
+    pub fn is_sent_to(&self) -> bool {
+        matches!(self.state(), "healthy" | "failing")
+    }
+
     /// Its state in a word.
     pub fn state(&self) -> &str {
         if self.is_off() { "off" } else { &self.health }
@@ -161,7 +166,8 @@ impl Delivery {
 
     /// Whether an attempt is being made, or is about to be.
     pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
-        let soon = |at: Moment| at.0.duration_since(now) < jiff::SignedDuration::from_secs(10);
+        // One that is long overdue waits for something else, such as its webhook's secret.
+        let soon = |at: Moment| (-60..10).contains(&at.0.duration_since(now).as_secs());
         self.status == "pending" && self.next_attempt_at.is_none_or(soon)
     }
 
