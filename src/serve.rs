@@ -227,6 +227,8 @@ pub async fn serve(
         } = candidate.slots.clone();
         let unfinished = watcher::Config::default().labels(&format!("!{FINISHED_LABEL}"));
         let unsettled = watcher::Config::default().labels(&format!("!{SETTLED_LABEL}"));
+        // They have their lines until these are left out.
+        let unsettled = unsettled.page_size(100);
         let stores = Stores {
             accounts,
             instances,

@@ -139,13 +139,14 @@ fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<Other
             let before = before.get(replica).map(of);
             for (uid, share) in of(entry).iter().filter(|(uid, _)| uid.len() <= UID) {
                 let sum = sums.entry(uid.clone()).or_default();
+                let after = u64::try_from(share.full_at.saturating_sub(now.as_second()));
+                let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER);
                 let known = before.and_then(|before| before.get(uid));
                 if let Some(known) = known.filter(|known| known.bucket == share.bucket) {
-                    let more = Duration::from_secs(share.taken.saturating_sub(known.taken));
+                    // No more than is not refilled, however long ago it was last read.
+                    let more = Duration::from_secs(share.taken.saturating_sub(known.taken)).min(after);
                     sum.more = sum.more.saturating_add(more).min(FULL_AFTER);
                 } else {
-                    let after = u64::try_from(share.full_at.saturating_sub(now.as_second()));
-                    let after = Duration::from_secs(after.unwrap_or(0)).min(FULL_AFTER);
                     sum.full_after = sum.full_after.max(after);
                 }
             }

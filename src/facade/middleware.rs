@@ -205,7 +205,17 @@ where
         let observer = self.observer.clone();
         let number = observer.number(request.extensions().get());
         let route = &observer.routes[number];
-        let traced = traced(request.headers(), method, route);
+        let takes_key = route.needs_key && route.methods.contains(request.method());
+        let (admitted, allowance) = if takes_key {
+            observer.app.admit(&mut request)
+        } else {
+            (Ok(()), None)
+        };
+        // Whoever has no key, or has spent its allowance, takes no room from the spans of others.
+        let is_traced = takes_key && admitted.is_ok();
+        let traced = is_traced
+            .then(|| traced(request.headers(), method, route))
+            .flatten();
         if let Some(traced) = &traced {
             traced.set(
                 "stellage.request_id",
@@ -213,11 +223,6 @@ where
             );
             span.record("trace_id", display(traced.trace_id()));
         }
-        let (admitted, allowance) = if route.needs_key && route.methods.contains(request.method()) {
-            observer.app.admit(&mut request)
-        } else {
-            (Ok(()), None)
-        };
         let context = traced.as_ref().map(traces::Span::context);
         // Combinators, since an async block would hold the inner future twice, and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
@@ -321,22 +326,9 @@ impl App {
 
 /// The span of a request, if it is traced. It has neither the path, in which a client may have put anything, nor the query.
 fn traced(headers: &HeaderMap, method: &'static str, route: &Route) -> Option<traces::Span> {
-    let method = if method == "other" { "HTTP" } else { method };
-    let is_known = !route.methods.is_empty();
-    let span = traces::of_request(headers, || {
-        if is_known {
-            format!("{method} {}", route.label)
-        } else {
-            method.to_owned()
-        }
-    })?;
-    span.set(
-        "http.request.method",
-        if method == "HTTP" { "_OTHER" } else { method },
-    );
-    if is_known {
-        span.set("http.route", route.label);
-    }
+    let span = traces::of_request(headers, || format!("{method} {}", route.label))?;
+    span.set("http.request.method", method);
+    span.set("http.route", route.label);
     Some(span)
 }
 

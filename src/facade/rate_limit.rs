@@ -171,15 +171,16 @@ impl<C: Clock + Clone> Buckets<C> {
     fn others_took(&self, taken: impl IntoIterator<Item = (Box<str>, OthersShare)>) {
         let now = self.clock.now();
         let mut by_uid = self.by_uid.write();
+        by_uid.unused.retain(|_, full_at| *full_at > now);
         for (uid, share) in taken {
             if let Some(bucket) = by_uid.buckets.get(&uid) {
                 bucket.spend_to(share.full_after);
                 bucket.spend(share.more);
             } else {
-                let full_after = share.full_after.saturating_add(share.more).min(FULL_AFTER);
-                let full_at = now + full_after.into();
-                let unused = by_uid.unused.entry(uid).or_insert(full_at);
-                *unused = full_at.max(*unused);
+                let before = by_uid.unused.get(&uid);
+                let before = before.map_or(Duration::ZERO, |full_at| full_at.duration_since(now).into());
+                let full_after = before.max(share.full_after).saturating_add(share.more);
+                by_uid.unused.insert(uid, now + full_after.min(FULL_AFTER).into());
             }
         }
     }
@@ -626,6 +627,16 @@ mod tests {
         second.others_took(others(0, 100));
         assert_eq!(second.take("busy", 3600).remaining, 557);
         assert_eq!(second.taken(seconds(1))[0].1.taken, seconds(3));
+        let third = buckets();
+        third.others_took(others(1000, 0));
+        third.others_took(others(0, 600));
+        third.others_took(others(0, 600));
+        assert_eq!(
+            third.take("busy", 3600).remaining,
+            1399,
+            "also before it is used here"
+        );
+
         second.others_took(others(0, 3600));
         assert!(
             second.take("busy", 3600).retry_after.is_some(),

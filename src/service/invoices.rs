@@ -72,7 +72,9 @@ impl Service {
         page: u64,
         limit: usize,
     ) -> Result<(Vec<Invoice>, usize), Error> {
-        let mut all = self.in_time(self.all_invoices(tenant, "")).await?;
+        let mut all = self
+            .in_time(self.all_invoices(tenant, "", Invoice::forget_lines))
+            .await?;
         all.retain(Invoice::is_issued);
         all.sort_by(|a, b| (b.spec.period.from, b.name()).cmp(&(a.spec.period.from, a.name())));
         let skip = usize::try_from(page.saturating_sub(1))
@@ -94,7 +96,9 @@ impl Service {
     /// The open invoice, with the hours that have begun; one without lines if there is none.
     pub async fn current_invoice(&self, tenant: &Tenant) -> Result<OpenedInvoice, Error> {
         let unsettled = format!("!{SETTLED_LABEL}");
-        let mut all = self.in_time(self.all_invoices(tenant, &unsettled)).await?;
+        let mut all = self
+            .in_time(self.all_invoices(tenant, &unsettled, |_| ()))
+            .await?;
         all.retain(|invoice| !invoice.is_issued());
         let newest = all.into_iter().max_by_key(|invoice| invoice.spec.period.from);
         self.opened(tenant, newest).await
@@ -146,8 +150,13 @@ impl Service {
             .ok_or_else(|| Error::unavailable("the prices are not known at the moment; try again"))
     }
 
-    /// All invoices of the account with these labels.
-    async fn all_invoices(&self, tenant: &Tenant, labels: &str) -> Result<Vec<Invoice>, Error> {
+    /// All invoices of the account with these labels, without what `leave_out` takes out of each.
+    async fn all_invoices(
+        &self,
+        tenant: &Tenant,
+        labels: &str,
+        leave_out: fn(&mut Invoice),
+    ) -> Result<Vec<Invoice>, Error> {
         let _reading = self.calls.long_read(&tenant.namespace).await?;
         let api: Api<Invoice> = self.calls.api(&tenant.namespace);
         let mut parameters = ListParams::default().limit(PAGE).labels(labels);
@@ -166,7 +175,10 @@ impl Service {
                 .items
                 .into_iter()
                 .filter(|invoice| invoice.spec.account == *tenant.uid);
-            all.extend(of_account);
+            all.extend(of_account.map(|mut invoice| {
+                leave_out(&mut invoice);
+                invoice
+            }));
             if !next_page(&mut parameters, &list.metadata) || all.len() >= MOST {
                 return Ok(all);
             }

@@ -36,12 +36,12 @@ pub(super) async fn complete(shared: &Shared, namespace: &str, name: &str) -> Re
         return Ok(());
     }
     let Some((logged, webhook)) = logged else {
-        tracing::warn!(
+        tracing::debug!(
             namespace,
             name,
             "a Delivery without a body is not in the page of the event log that it names; deleting it"
         );
-        return store::delete(&api, &request).await;
+        return store::delete(&api, &request, request.resource_version()).await;
     };
     let nonce = format!("{:.6}", shared.deps.clock.now());
     let mut delivery = logged.requested_again(&webhook, nonce);

@@ -58,7 +58,7 @@ pub(super) async fn write(shared: &Shared, request: WriteRequest) -> Written {
                 Err(error) => failed(&delivery, &error),
             }
         }
-        WriteRequest::Delete(delivery) => match delete(&api(shared, &delivery), &delivery).await {
+        WriteRequest::Delete(delivery) => match delete(&api(shared, &delivery), &delivery, None).await {
             Ok(()) => Written::Gone,
             Err(error) => failed(&delivery, &error),
         },
@@ -81,7 +81,8 @@ async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     match bounded(api.get_opt(name(delivery))).await {
         Ok(Some(found)) if found.is_request() || found.spec.event_id != delivery.spec.event_id => {
             // An account holder has created it: what the operator does has this name for this event alone.
-            match delete(api, &found).await {
+            let version = found.metadata.resource_version.clone();
+            match delete(api, &found, version).await {
                 Ok(()) => Written::Failed,
                 Err(error) => failed(delivery, &error),
             }
@@ -92,12 +93,16 @@ async fn read_back(api: &Api<Delivery>, delivery: &Delivery) -> Written {
     }
 }
 
-/// Deletes a Delivery, but not another one that has its name by now.
-pub(super) async fn delete(api: &Api<Delivery>, delivery: &Delivery) -> Result<(), CallError> {
+/// Deletes a Delivery, but not another one that has its name by now; or only this version of it.
+pub(super) async fn delete(
+    api: &Api<Delivery>,
+    delivery: &Delivery,
+    version: Option<String>,
+) -> Result<(), CallError> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: delivery.metadata.uid.clone(),
-            resource_version: None,
+            resource_version: version,
         }),
         ..DeleteParams::default()
     };
