@@ -42,7 +42,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts `control-plane run` in an empty folder, through `wrapper` if there is one.
+    /// Starts `control-plane run` in a folder with rights for nobody, through `wrapper` if there is one.
     fn start(wrapper: &[&str]) -> Self {
         // With a quote and a space: everything that is written has to survive them.
         let checkout = tempfile::Builder::new()
@@ -59,6 +59,9 @@ impl Run {
                 let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n{}");
             }
         });
+        let rights = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: nobody, namespace: default}}";
+        fs::create_dir(checkout.path().join("deploy")).unwrap();
+        fs::write(checkout.path().join("deploy/rbac.yaml"), rights).unwrap();
         let stellage = checkout.path().join("fake-stellage");
         let script = STELLAGE.replace("@PORT@", &port.to_string());
         fs::write(&stellage, script).unwrap();
