@@ -939,7 +939,7 @@ async fn usage_and_what_it_costs_are_shown() {
         .is(200)
         .shows("aria-label=\"CPU: ")
         .shows("/metrics?window=1h")
-        .shows("nothing has fired");
+        .shows("No alerts in the last 24 hours");
     person
         .get(&format!("{path}?window=24h"))
         .await
