@@ -32,6 +32,11 @@ impl<K> Clone for ByNamespace<K> {
 }
 
 impl<K> ByNamespace<K> {
+    /// The number of objects of a namespace.
+    pub fn count(&self, namespace: &str) -> usize {
+        self.objects.lock().get(namespace).map_or(0, HashMap::len)
+    }
+
     /// The objects of a namespace, in no order.
     pub fn of(&self, namespace: &str) -> Vec<Arc<K>> {
         let objects = self.objects.lock();

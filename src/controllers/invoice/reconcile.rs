@@ -39,6 +39,8 @@ use crate::{
 
 /// How long changes of an account wait for others after its entries were written, so that many are one write.
 const TOGETHER: Duration = Duration::from_secs(1);
+/// Instances of an account from which on its changes wait as long before a look, too, which goes through all of them.
+const MANY: usize = 1000;
 /// When to try again after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 /// When to look again whether the prices have been read.
@@ -81,6 +83,9 @@ impl Reconcile<Account> for Reconciler {
         let account = self.accounts.get(place)?;
         let namespace = account.owned_namespace()?.to_owned();
         let uid = origin::uid(&account.metadata).to_owned();
+        if self.shared.deps.instances.count(&namespace) >= MANY {
+            tokio::time::sleep(TOGETHER).await;
+        }
         let begun = Instant::now();
         let outcome = Box::pin(self.look(&account, &namespace, &uid)).await;
         let label = outcome.as_ref().map_or_else(CallError::label, |_| "ok");
