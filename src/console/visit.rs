@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     App,
     call::Call,
+    form::{Field, Form},
     page::{Query, Shell, see_other},
     refresh::{self, Refresh},
     refusal::Refusal,
@@ -210,6 +211,29 @@ impl Visit {
     /// Sends a request to `/v1`; the body of its answer.
     pub async fn send(&self, call: &Call) -> Result<Bytes, Refusal> {
         read(self.open(call).await?).await
+    }
+
+    /// Sends what was entered in a form, if the object still has the version that the form was opened with. Otherwise the form catches
+    /// up with `current`; if it shows nothing of what has changed, that is no reason to ask again, and else `Form::meanwhile` tells.
+    pub async fn save(
+        &self,
+        form: &mut Form,
+        fields: &[Field],
+        call: impl Fn(&Form) -> Call,
+        current: impl AsyncFnOnce() -> Result<(Form, String), Refusal>,
+    ) -> Result<Bytes, Refusal> {
+        match self.send(&call(form)).await {
+            Err(refusal) if refusal.status == StatusCode::PRECONDITION_FAILED => {
+                let (now, version) = current().await?;
+                form.catch_up(now, &version, fields);
+                if form.meanwhile.is_empty() {
+                    self.send(&call(form)).await
+                } else {
+                    Err(refusal)
+                }
+            }
+            sent => sent,
+        }
     }
 
     /// Sends a request to `/v1`; its answer, which has not been read yet.

@@ -45,7 +45,8 @@ impl<K> ByNamespace<K> {
     }
 }
 
-fn place<K: Resource>(object: &K) -> (String, String) {
+/// Namespace and name.
+pub fn place<K: Resource>(object: &K) -> (String, String) {
     let metadata = object.meta();
     (
         metadata.namespace.clone().unwrap_or_default(),

@@ -431,9 +431,9 @@ struct Repetition {
 #[derive(Clone, Debug)]
 pub struct Kills {
     pub all: Vec<Kill>,
-    /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent counts,
-    /// not that in which nothing runs, or the next process has not begun to send. None if no process is killed, so that it goes on
-    /// sending what it cannot log.
+    /// A kill may lead to the repetition of what was sent in this time before it. Only time in which something is sent and can be
+    /// logged counts, not that in which nothing runs, or the next process has not begun to send. None if no process is killed, so
+    /// that it goes on sending what it cannot log.
     pub repeatable: Option<Duration>,
 }
 
@@ -442,7 +442,7 @@ fn repeatable_since(kills: &[Kill], repeatable: Duration, arrivals: &[Instant]) 
     let (last, earlier) = kills.split_last().unwrap();
     let (mut end, mut left) = (last.at, repeatable);
     for kill in earlier.iter().rev() {
-        let first = arrivals[arrivals.partition_point(|at| *at < kill.followed)..].first();
+        let first = arrivals[arrivals.partition_point(|at| *at < kill.risen)..].first();
         let sending = first.map_or(Duration::ZERO, |first| end.saturating_duration_since(*first));
         if sending >= left {
             break;

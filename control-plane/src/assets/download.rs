@@ -101,18 +101,9 @@ fn try_into(
             .build()?;
         for download in bundle.downloads {
             let version = bundle.version_of(download.module);
-            let path = download
-                .path
-                .replace("{version}", version)
-                .replace("{platform}", platform);
+            let path = Download::fill(download.path, version, platform);
             let from = url(download, &path);
-            let checksums = url(
-                download,
-                &download
-                    .checksums
-                    .replace("{version}", version)
-                    .replace("{platform}", platform),
-            );
+            let checksums = url(download, &Download::fill(download.checksums, version, platform));
             let expected = checksum(&client, &checksums, &path).await?;
             say(&format!("Downloading {from}"));
             let file = work.path().join("download");
@@ -275,12 +266,7 @@ mod tests {
             } else {
                 "amd64"
             };
-            let in_full = |path: &str| {
-                format!(
-                    "/{}",
-                    path.replace("{version}", version).replace("{platform}", platform)
-                )
-            };
+            let in_full = |path: &str| format!("/{}", Download::fill(path, version, platform));
             let path = in_full(download.path);
             let program = format!("this is {}", download.program).into_bytes();
             let file = if path.ends_with(".tar.gz") {

@@ -18,6 +18,11 @@ pub(super) struct Download {
 }
 
 impl Download {
+    /// A path of this download for a version and a platform.
+    pub(super) fn fill(path: &str, version: &str, platform: &str) -> String {
+        path.replace("{version}", version).replace("{platform}", platform)
+    }
+
     /// The URL of a path of the publisher.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}/{path}", self.publisher)

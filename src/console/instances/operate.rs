@@ -379,19 +379,12 @@ pub async fn change_settings(
     mut form: Form,
 ) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let mut sent = visit.send(&settings_call(&id, &form)).await;
-    if let Err(refusal) = &sent
-        && refusal.status == StatusCode::PRECONDITION_FAILED
-    {
-        let (instance, current, version) = settings(&visit, &id).await?;
-        form.catch_up(current, &version, &SETTINGS);
-        if !form.meanwhile.is_empty() {
-            let status = StatusCode::PRECONDITION_FAILED;
-            return Ok(settings_page(&visit, status, instance, form));
-        }
-        // Something else about it has changed, such as its plan.
-        sent = visit.send(&settings_call(&id, &form)).await;
-    }
+    let call = |form: &Form| settings_call(&id, form);
+    let current = async || {
+        let (_, form, version) = settings(&visit, &id).await?;
+        Ok((form, version))
+    };
+    let sent = visit.save(&mut form, &SETTINGS, call, current).await;
     match sent {
         Ok(_) => Ok(visit.done(&page_of(&id), "The changes are saved.").await),
         Err(refusal) => {

@@ -164,18 +164,10 @@ pub async fn show_edit(visit: Visit, Path(id): Path<String>) -> Result<Response,
 /// Changes a webhook, unless somebody else has changed it since the form was opened.
 pub async fn change(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
-    let mut sent = visit.send(&change_call(&id, &form)).await;
-    if let Err(refusal) = &sent
-        && refusal.status == StatusCode::PRECONDITION_FAILED
-    {
-        let (current, version) = current(&visit, &id).await?;
-        form.catch_up(current, &version, &FIELDS);
-        if !form.meanwhile.is_empty() {
-            return Ok(filled(&visit, StatusCode::PRECONDITION_FAILED, Some(id), form));
-        }
-        // Something else about it has changed, such as its secret.
-        sent = visit.send(&change_call(&id, &form)).await;
-    }
+    let call = |form: &Form| change_call(&id, form);
+    let sent = visit
+        .save(&mut form, &FIELDS, call, async || current(&visit, &id).await)
+        .await;
     match sent {
         Ok(_) => Ok(visit
             .done(&format!("/console/webhooks/{id}"), "The changes are saved.")

@@ -10,7 +10,6 @@ use kube::{
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::Instant};
-use tracing::Instrument as _;
 
 use super::{BackupController, create_scheduled, is_final_refusal};
 use crate::{
@@ -127,18 +126,19 @@ impl<P: Provider> Reconcile<Backup> for Reconciler<P> {
         };
         let begun = Instant::now();
         let span = span(&backup);
-        let in_logs = traces::in_logs(span.as_ref());
-        let pass = traces::within(span.as_ref(), Box::pin(self.pass(backup.clone())));
-        let result = pass.instrument(in_logs.clone()).await;
-        let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
-        let metrics = &self.controller.metrics;
-        metrics.reconciled("Backup", begun.elapsed(), outcome);
-        result.unwrap_or_else(|error| {
-            if let Some(span) = span {
-                span.fail(error.label());
-            }
-            in_logs.in_scope(|| self.after(&backup, &error))
-        })
+        let work = async {
+            let result = Box::pin(self.pass(backup.clone())).await;
+            let outcome = result.as_ref().map_or_else(CallError::label, |_| "ok");
+            let metrics = &self.controller.metrics;
+            metrics.reconciled("Backup", begun.elapsed(), outcome);
+            result.unwrap_or_else(|error| {
+                if let Some(span) = &span {
+                    span.fail(error.label());
+                }
+                self.after(&backup, &error)
+            })
+        };
+        traces::within_logged(span.as_ref(), work).await
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     resources::{Backup, Instance},
     runtime::{
         ReconcileQueue,
+        by_namespace::place,
         watch::{Change, Listener},
     },
 };
@@ -33,14 +34,6 @@ struct State {
     named: HashMap<Place, Vec<String>>,
 }
 
-fn place(instance: &Instance) -> Place {
-    let metadata = &instance.metadata;
-    (
-        metadata.namespace.clone().unwrap_or_default(),
-        metadata.name.clone().unwrap_or_default(),
-    )
-}
-
 /// The backup that the spec of an instance names, and the one that is being restored to it.
 fn named(instance: &Instance) -> impl Iterator<Item = &String> {
     let status = instance.status.as_ref();
@@ -51,7 +44,7 @@ fn named(instance: &Instance) -> impl Iterator<Item = &String> {
 
 impl State {
     fn insert(&mut self, instance: &Arc<Instance>) {
-        let (namespace, name) = place(instance);
+        let (namespace, name) = place(&**instance);
         for backup in named(instance) {
             let targets = self.targets.entry((namespace.clone(), backup.clone()));
             targets.or_default().insert(name.clone(), instance.clone());
@@ -78,13 +71,8 @@ impl State {
 impl Restores {
     /// The instances that name this backup.
     pub(super) fn targets(&self, backup: &Backup) -> Vec<Arc<Instance>> {
-        let metadata = &backup.metadata;
-        let place = (
-            metadata.namespace.clone().unwrap_or_default(),
-            metadata.name.clone().unwrap_or_default(),
-        );
         let state = self.state.lock();
-        let targets = state.targets.get(&place).into_iter();
+        let targets = state.targets.get(&place(backup)).into_iter();
         targets.flat_map(BTreeMap::values).cloned().collect()
     }
 

@@ -12,7 +12,6 @@ use kube::{
 use serde_json::json;
 use thiserror::Error;
 use tokio::{sync::Semaphore, time::Instant};
-use tracing::Instrument as _;
 
 use super::{InstanceController, trace};
 use crate::{
@@ -106,18 +105,19 @@ impl<P: Provider> Reconcile<Instance> for Reconciler<P> {
         };
         let begun = Instant::now();
         let span = trace::span(&instance);
-        let in_logs = traces::in_logs(span.as_ref());
-        let pass = traces::within(span.as_ref(), Box::pin(self.pass(instance.clone(), class)));
-        let result = pass.instrument(in_logs.clone()).await;
-        let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
-        let metrics = &self.controller.metrics;
-        metrics.reconciled("Instance", begun.elapsed(), outcome);
-        result.unwrap_or_else(|error| {
-            if let Some(span) = span {
-                span.fail(error.label());
-            }
-            in_logs.in_scope(|| self.after(&instance, &error))
-        })
+        let work = async {
+            let result = Box::pin(self.pass(instance.clone(), class)).await;
+            let outcome = result.as_ref().map_or_else(ReconcileError::label, |_| "ok");
+            let metrics = &self.controller.metrics;
+            metrics.reconciled("Instance", begun.elapsed(), outcome);
+            result.unwrap_or_else(|error| {
+                if let Some(span) = &span {
+                    span.fail(error.label());
+                }
+                self.after(&instance, &error)
+            })
+        };
+        traces::within_logged(span.as_ref(), work).await
     }
 }
 

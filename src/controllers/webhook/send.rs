@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{HeaderName, HeaderValue};
+use http::HeaderValue;
 use url::Url;
 
 use super::{
@@ -22,9 +22,6 @@ use crate::{
         traces::{self, Span, SpanKind},
     },
 };
-
-/// The header of W3C Trace Context.
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Sends an event to a webhook, once: its attempt of this number.
 pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Event, number: i32) -> Report {
@@ -55,7 +52,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, key: &WebhookKey, event: &Even
     if let Some(span) = &span
         && let Ok(parent) = HeaderValue::try_from(span.traceparent())
     {
-        headers.insert(TRACEPARENT, parent);
+        headers.insert(traces::TRACEPARENT, parent);
     }
     let receivers = &shared.deps.receivers;
     let outcome = receivers

@@ -28,8 +28,10 @@ use opentelemetry_sdk::{
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
 use thiserror::Error;
+use tracing::Instrument as _;
 use url::Url;
 
+pub use self::parent::TRACEPARENT;
 pub use opentelemetry::trace::SpanKind;
 
 use super::Metrics;
@@ -178,8 +180,12 @@ pub fn within<F: Future>(span: Option<&Span>, work: F) -> impl Future<Output = F
     }
 }
 
-/// The span with its trace for the lines that are logged in it.
-pub fn in_logs(span: Option<&Span>) -> tracing::Span {
+/// As [`within`], with the trace in the lines that `work` logs.
+pub fn within_logged<F: Future>(span: Option<&Span>, work: F) -> impl Future<Output = F::Output> {
+    within(span, work).instrument(in_logs(span))
+}
+
+fn in_logs(span: Option<&Span>) -> tracing::Span {
     span.map_or_else(
         tracing::Span::none,
         |span| tracing::error_span!("traced", trace_id = %span.trace_id()),

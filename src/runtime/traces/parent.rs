@@ -1,14 +1,14 @@
 //! The `traceparent` of W3C Trace Context, version 00. What callers and annotations say is not trusted: whatever has not exactly its
 //! form is ignored. `tracestate` is neither read nor sent.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use opentelemetry::{
     SpanId, TraceFlags, TraceId,
     trace::{SpanContext, TraceState},
 };
 
 /// The header.
-const TRACEPARENT: &str = "traceparent";
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The span of whoever makes a request.
 pub(super) fn of_caller(headers: &HeaderMap) -> Option<SpanContext> {
