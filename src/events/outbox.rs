@@ -90,6 +90,10 @@ pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
+    /// When the last event happened that a webhook in this namespace has not been sent yet, or is being sent for the first time. `None`
+    /// if there is none, or nothing can be sent to its webhook.
+    fn last_unattempted(&self, namespace: &str) -> Option<Timestamp>;
+
     /// Reports the outbox of an object that was just written. Events with a sequence number above `before` are new and are
     /// sent.
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64);

@@ -421,19 +421,12 @@ async fn the_etag_of_a_delivery_outlasts_its_attempts_and_recover_leaves_tests_a
     let path = url_of(&hook);
     let tested = expect(&tenant, 202, Method::POST, &format!("{path}/test"), None, &[]).await;
     let id = tested.json()["data"]["id"].as_str().unwrap().to_owned();
-    // As the controller writes it.
-    let ended = serde_json::json!({
-        "metadata": { "labels": { "stellage.dev/finished": "true", "stellage.dev/phase": "exhausted" } },
-        "status": { "phase": "Exhausted" },
-    });
-    deliveries(&tenant)
-        .patch(
-            &id.replace('_', "-"),
-            &kube::api::PatchParams::default(),
-            &kube::api::Patch::Merge(&ended),
-        )
-        .await
-        .unwrap();
+    eventually(
+        "the test to have failed",
+        async || deliveries(&tenant).get(&id.replace('_', "-")).await.unwrap(),
+        Delivery::is_finished,
+    )
+    .await;
     let none = expect(&tenant, 202, Method::POST, &format!("{path}/recover"), None, &[]).await;
     assert_eq!(none.json()["data"]["recovered"], 0);
     let etag = [("If-Match", tested.header("etag"))];

@@ -1,6 +1,6 @@
 //! Deletion of namespaces with everything in them. The timeouts are far shorter than the retry schedule of a delivery.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{
@@ -87,6 +87,27 @@ async fn a_namespace_that_is_deleted_with_instances_and_webhooks_in_it_goes_quic
 }
 
 #[tokio::test]
+async fn an_account_does_not_go_before_a_slow_receiver_has_got_its_last_events() {
+    let receiver = Receiver::start(|_| Answer::ok().after(Duration::from_secs(8))).await;
+    let tenant = Tenant::new("hooks-slow-end").await;
+    tenant.webhook("slow", &receiver.url("/"), &ALL).await;
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let all = DeleteParams::default();
+    accounts.delete("hooks-slow-end", &all).await.unwrap();
+    tenant.instances().delete("web", &all).await.unwrap();
+    eventually(
+        "the account to go",
+        async || accounts.get_opt("hooks-slow-end").await.unwrap(),
+        Option::is_none,
+    )
+    .await;
+    let types = types(&receiver.received());
+    assert!(types.contains(&"instance.deleted".to_owned()), "{types:?}");
+}
+
+#[tokio::test]
 async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_quickly() {
     let receiver = Receiver::start(|_| Answer::ok()).await;
     let silent = HostileReceiver::start(Hostile::SilentHttp);
@@ -106,7 +127,7 @@ async fn an_account_whose_instances_are_deleted_gets_their_last_events_and_goes_
     eventually(
         "all last events to arrive",
         async || types(&receiver.received()),
-        |types: &Vec<String>| types.iter().filter(|type_| *type_ == "instance.deleted").count() == INSTANCES,
+        |types: &Vec<String>| types.iter().filter(|type_| *type_ == "instance.deleted").count() >= INSTANCES,
     )
     .await;
     eventually(

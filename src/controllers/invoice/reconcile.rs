@@ -51,7 +51,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 const ORPHANS: Duration = Duration::from_secs(60);
 /// Most steps of one look. Those of an account with very many pages go on in the next one, so that others have their turn.
 const MAX_STEPS: usize = 1000;
-/// How long the invoices of a deleted Account wait for their events to be settled.
+/// How long a deleted Account waits for its last events to be sent.
 const FAREWELL: Duration = Duration::from_secs(30);
 
 pub(super) struct Reconciler {
@@ -280,9 +280,12 @@ impl Reconciler {
             };
         }
         if is_deleting && is_resting && state.books.invoices.is_empty() {
-            let patience = state.issued.iter().filter_map(|invoice| {
-                let issued_at = invoice.status.as_ref()?.issued_at?;
-                let age = Duration::try_from(self.shared.now().duration_since(issued_at)).ok()?;
+            // An invoice whose event is not settled, and any event that a webhook of the account has never been sent.
+            let issued = state.issued.iter();
+            let issued = issued.filter_map(|invoice| invoice.status.as_ref()?.issued_at);
+            let waiting = issued.chain(deps.outbox.last_unattempted(namespace));
+            let patience = waiting.filter_map(|since| {
+                let age = Duration::try_from(self.shared.now().duration_since(since)).ok()?;
                 Some(FAREWELL.saturating_sub(age))
             });
             let Some(patience) = patience.max().filter(|patience| !patience.is_zero()) else {
@@ -292,7 +295,10 @@ impl Reconciler {
             };
             again = Some(again.map_or(patience, |again| again.min(patience)));
         }
-        let is_needed = !state.books.invoices.is_empty() || !state.issued.is_empty() || !subjects.is_empty();
+        let is_needed = is_deleting
+            || !state.books.invoices.is_empty()
+            || !state.issued.is_empty()
+            || !subjects.is_empty();
         if is_needed {
             self.books.lock().insert(namespace.to_owned(), state);
         }

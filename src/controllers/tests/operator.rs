@@ -154,6 +154,10 @@ impl Outbox for TestOutbox {
         self.settled.lock().get(event_id).is_some_and(|at| *at <= now)
     }
 
+    fn last_unattempted(&self, _: &str) -> Option<Timestamp> {
+        None
+    }
+
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64) {
         for entry in outbox.entries.iter().filter(|entry| entry.sequence > before) {
             self.deliver(outbox.uid, entry);

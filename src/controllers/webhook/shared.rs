@@ -481,6 +481,10 @@ impl Outbox for Shared {
         self.state.lock().dispatcher.is_settled(event_id)
     }
 
+    fn last_unattempted(&self, namespace: &str) -> Option<Timestamp> {
+        self.state.lock().dispatcher.last_unattempted(namespace)
+    }
+
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64) {
         let entries = outbox.entries;
         let now = self.now();

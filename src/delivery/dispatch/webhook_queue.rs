@@ -355,6 +355,13 @@ impl WebhookQueue {
         }
     }
 
+    /// When the newest event that it owes happened, if it can be sent to and first attempts wait or are in flight.
+    pub(super) fn last_unattempted(&self) -> Option<Timestamp> {
+        let has_some = self.first_attempts.len() + self.first_in_flight > 0;
+        let newest = self.owed.last().map(|order| order.created_at);
+        newest.filter(|_| has_some && self.gate() == Gate::Open)
+    }
+
     /// Number of jobs that wait to be sent.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::{
     Dispatcher, JobKey, Now, WebhookKey, key,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
@@ -94,6 +96,15 @@ impl Dispatcher {
     pub(super) fn webhooks_of(&self, namespace: &str) -> impl Iterator<Item = (&WebhookKey, &WebhookFacts)> {
         let webhooks = self.by_namespace.get(namespace).into_iter().flatten();
         webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
+    }
+
+    /// When the newest event happened that a webhook of a namespace has not been sent yet, or is being sent for the first time; `None`
+    /// if there is none, or nothing can be sent to its webhook.
+    pub fn last_unattempted(&self, namespace: &str) -> Option<Timestamp> {
+        let webhooks = self.by_namespace.get(namespace).into_iter().flatten();
+        webhooks
+            .filter_map(|key| self.queues.get(key)?.last_unattempted())
+            .max()
     }
 
     /// The known webhooks of a namespace.

@@ -36,6 +36,26 @@ fn the_webhooks_of_a_namespace_are_known_until_they_are_gone() {
 }
 
 #[test]
+fn a_namespace_waits_for_first_attempts_at_webhooks_that_can_be_sent_to_until_they_have_ended() {
+    let (mut world, webhook) = world();
+    assert_eq!(world.dispatcher.last_unattempted("ns"), None);
+    world.record("ns", "i-1", Fate::Good);
+    world.pass(Duration::from_secs(1));
+    let second = world.now().wall;
+    world.record("ns", "i-1", Fate::Good);
+    assert_eq!(world.dispatcher.last_unattempted("ns"), Some(second));
+    assert_eq!(world.dispatcher.last_unattempted("other"), None);
+    world.work(false);
+    assert_eq!(world.dispatcher.last_unattempted("ns"), Some(second), "in flight");
+    world.set_secret(&webhook, false);
+    world.settle();
+    assert_eq!(world.dispatcher.last_unattempted("ns"), None, "blocked");
+    world.set_secret(&webhook, true);
+    world.run();
+    assert_eq!(world.dispatcher.last_unattempted("ns"), None);
+}
+
+#[test]
 fn a_delivery_is_known_to_be_for_its_webhook_until_it_has_ended() {
     let (mut world, webhook) = world();
     let event = world.record("ns", "i-1", Fate::Good).unwrap();
