@@ -81,7 +81,8 @@ async fn all_eight_event_types_arrive_signed_at_an_example_receiver() {
             .await
             .json()
     };
-    eventually("an alert", alerts, |list| list["pagination"]["total"] == 1).await;
+    // More than one if samples were missing for a while.
+    eventually("an alert", alerts, |list| list["pagination"]["total"] != 0).await;
     expect(&tenant, 202, Method::POST, &format!("{path}/stop"), None, &[]).await;
     wait_for(&tenant, &web, "stopped").await;
     expect(&tenant, 204, Method::DELETE, &path, None, &[]).await;

@@ -47,7 +47,7 @@ async fn an_applied_instance_becomes_ready_and_tells_its_story() {
             "wait",
             "--for=condition=Ready",
             "instance/web",
-            "--timeout=60s",
+            "--timeout=180s",
         ],
         None,
     )

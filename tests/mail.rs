@@ -452,7 +452,9 @@ async fn who_watches_the_folder_never_reads_half_a_mail() {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let watcher = std::thread::spawn(move || {
         let mut whole = 0;
-        while stopped.try_recv().is_err() {
+        loop {
+            // It looks once more when all have been sent.
+            let is_last = stopped.try_recv().is_ok();
             for entry in std::fs::read_dir(&path).unwrap() {
                 let file = entry.unwrap().path();
                 if file.extension().is_some_and(|extension| extension == "eml") {
@@ -465,8 +467,10 @@ async fn who_watches_the_folder_never_reads_half_a_mail() {
                     whole += 1;
                 }
             }
+            if is_last {
+                return whole;
+            }
         }
-        whole
     });
     for _ in 0..30 {
         mailer.send(&mail).await.unwrap();

@@ -95,6 +95,12 @@ impl Tenant {
         shown["data"]["metrics"].clone()
     }
 
+    /// Waits until an instance has this CPU usage: on a busy machine the provider or the leader may be late.
+    async fn wait_for_cpu(&self, id: &str, usage: f64) {
+        let cpu = async || self.metrics_of(id).await["cpu_usage"].clone();
+        eventually("the CPU usage", cpu, |cpu| *cpu == usage).await;
+    }
+
     /// The version of an instance once nothing is left to write.
     async fn settled(&self, name: &str) -> String {
         self.wait_for_clear_outboxes().await;
@@ -298,8 +304,8 @@ async fn replicas_of_the_api_ask_the_leader_which_answers_nobody_else() {
         ),
         (&json!(300), 288)
     );
-    assert_eq!(tenant.metrics_of(&id).await["cpu_usage"], 95.0);
-    assert_eq!(tenant.metrics_of(&unmonitored).await["cpu_usage"], 40.0);
+    tenant.wait_for_cpu(&id, 95.0).await;
+    tenant.wait_for_cpu(&unmonitored, 40.0).await;
     let nothing = json!({
         "cpu_usage": null, "memory_usage": null, "disk_usage": null, "network_in": null, "network_out": null,
     });
@@ -346,7 +352,7 @@ async fn replicas_of_the_api_ask_the_leader_which_answers_nobody_else() {
         "{anew} after {known_before}"
     );
     assert!(known(&anew) <= 3, "{anew}");
-    assert_eq!(tenant.metrics_of(&id).await["cpu_usage"], 95.0);
+    tenant.wait_for_cpu(&id, 95.0).await;
     api.stop().await;
     controller.stop().await;
 }
@@ -418,6 +424,6 @@ async fn an_account_whose_provider_hangs_keeps_nobody_from_being_sampled() {
     small.busy("web", 95, true).await;
     receiver.wait_for(1).await;
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(INTERVAL * 12), "{took:?}");
+    assert!(took < Duration::from_secs(120), "{took:?}");
     operator.stop().await;
 }

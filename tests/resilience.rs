@@ -205,13 +205,14 @@ async fn two_hundred_hanging_instances_of_one_account_hold_up_no_other_account()
             .metric("stellage_provider_calls_total", "ProviderTimeout")
             .await
     };
-    let (before, begun) = (calls().await, Instant::now());
+    let begun = Instant::now();
+    let before = calls().await;
     operate(&hanging, "healthy").await;
     operate(&other, "second").await;
     let took = begun.elapsed();
     assert!(took < 2 * PROMPT, "operated after {took:?}");
-    let most = f64::from(SUSPECTS) * (took.as_secs_f64() + 2.0);
     let asked = calls().await - before;
+    let most = f64::from(SUSPECTS) * (begun.elapsed().as_secs_f64() + 2.0);
     assert!(asked <= most, "{asked} calls that hang in {took:?}");
     println!(
         "operated in {while_they_hang:.1?} while {HANGING} hung, then two in {took:.1?} and {asked} calls that hung"
@@ -220,7 +221,7 @@ async fn two_hundred_hanging_instances_of_one_account_hold_up_no_other_account()
 }
 
 /// What a busy machine may need for a create, a stop and a start that wait for nothing.
-const PROMPT: Duration = Duration::from_secs(20);
+const PROMPT: Duration = Duration::from_secs(120);
 
 /// Creates an instance, stops it and starts it.
 async fn operate(tenant: &Tenant, name: &str) {

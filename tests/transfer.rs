@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use control_plane::{ControlPlane, Identity};
@@ -214,7 +215,16 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
         counts == [(Some(8), true), (Some(0), true), (Some(0), false)].into()
     };
     eventually("the counters", webhooks, are_counted).await;
-    let shown = shown(&tenant).await;
+    // Until nothing is written any more.
+    let look = async || {
+        let before = shown(&tenant).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        (before, shown(&tenant).await)
+    };
+    let (_, shown) = eventually("REST to show the same for a while", look, |(before, after)| {
+        lasting(&json!(before)) == lasting(&json!(after))
+    })
+    .await;
     let running = stellage(&plane, &["export", "--output", file.to_str().unwrap()]).unwrap_err();
     assert!(running.contains("the operator runs"), "{running}");
     assert!(!file.exists());

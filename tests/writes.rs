@@ -71,12 +71,14 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     let unnamed = writes.remove("").unwrap_or_default().len();
     let total: usize = writes.values().map(Vec::len).sum::<usize>() + unnamed;
     let most = writes.values().max_by_key(|all| all.len()).unwrap();
-    // A busy API server may answer 504 to a write, which is then repeated, and may be refused because the first one was made.
-    let failed = writes
-        .values()
-        .flatten()
-        .filter(|write| write.ends_with("504"))
-        .count();
+    // A busy API server may refuse a write, or be late with its answer. It is then repeated, which may be refused because the first one
+    // was made.
+    let is_forgiven = |write: &&String| {
+        let code = write.rsplit(' ').next().and_then(|code| code.parse().ok());
+        matches!(code, Some(409_u16 | 429 | 500..))
+    };
+    let failed = writes.values().flatten().filter(is_forgiven).count();
+    assert!(failed <= 200, "{failed} refused writes for 1000 instances");
     assert!(
         total <= 4000 + 2 * failed && most.len() <= 4 + 2 * failed,
         "{total} writes for 1000 instances; for one of them {most:?}"

@@ -244,8 +244,11 @@ impl Browser {
     /// Chooses from the list with this name.
     async fn choose(&self, name: &str, option: &str) {
         let path = format!("//select[@name='{name}']//option[normalize-space()='{option}']");
-        let option = self.driver.find(By::XPath(path.as_str())).await.unwrap();
-        option.click().await.unwrap();
+        self.patiently(option, async || {
+            let by = By::XPath(path.as_str());
+            self.driver.find(by).await?.click().await
+        })
+        .await;
     }
 
     async fn key(&self, key: Key) {

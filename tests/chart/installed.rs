@@ -583,14 +583,17 @@ async fn installed_with_helm_it_drives_the_tour_is_upgraded_rolled_back_and_unin
     let helm = Helm::on(&plane).await;
     let chart = chart();
     let release = ["stellage", chart.to_str().unwrap(), "--namespace", NAMESPACE];
-    helm.with(&[&["install"], &release[..]].concat(), &values())
+    // Time enough to ask a pod that ends, also on a busy machine.
+    let mut with_delay = values();
+    with_delay["api"]["settings"]["shutdownDelaySeconds"] = json!(15);
+    helm.with(&[&["install"], &release[..]].concat(), &with_delay)
         .unwrap();
     let established = [
         "wait",
         "--for=condition=Established",
         "crd",
         "--all",
-        "--timeout=60s",
+        "--timeout=180s",
     ];
     kubectl(&plane, &established, None).unwrap();
 

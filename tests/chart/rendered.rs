@@ -150,7 +150,7 @@ async fn the_api_server_takes_every_object_for_every_set_of_values_and_pods_are_
             "--for=condition=Established",
             "crd",
             "--all",
-            "--timeout=60s",
+            "--timeout=180s",
         ],
         None,
     )

@@ -10,10 +10,13 @@ use crate::support::receivers::{Answer, ConnectProxy, Proxying, Receiver};
 /// A sender that goes through a proxy, with user and password if any.
 fn through(proxy: &ConnectProxy, credentials: &str) -> Sender {
     let url = format!("http://{credentials}{}", proxy.address());
+    with_settings(&url, ClientSettings::default())
+}
+
+fn with_settings(proxy: &str, settings: ClientSettings) -> Sender {
     let settings = ClientSettings {
-        proxy: Some(ProxyUrl::parse(&url).unwrap()),
-        connect_timeout: Duration::from_secs(2),
-        ..ClientSettings::default()
+        proxy: Some(ProxyUrl::parse(proxy).unwrap()),
+        ..settings
     };
     Sender::new(settings, TargetRules::default())
 }
@@ -44,7 +47,12 @@ async fn deliveries_go_through_the_proxy_under_the_name_of_the_receiver() {
 /// The outcome of an attempt through such a proxy: its label, and whether it counts as the receiver's failure.
 async fn outcome_with(proxying: Proxying, url: &str) -> (&'static str, bool) {
     let proxy = ConnectProxy::start(proxying).await;
-    let outcome = through(&proxy, "").post(url).await;
+    let mut settings = ClientSettings::default();
+    if matches!(proxying, Proxying::IsSilent) {
+        settings.connect_timeout = Duration::from_secs(2);
+    }
+    let sender = with_settings(&format!("http://{}", proxy.address()), settings);
+    let outcome = sender.post(url).await;
     assert_eq!(proxy.targets().len(), 1, "{proxying:?}");
     (outcome.label(), !outcome.error.unwrap().is_local())
 }

@@ -30,7 +30,7 @@ use std::{
 use control_plane::{ControlPlane, Daemon, Identity};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt as _,
     api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::{Condition, await_condition},
 };
@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde_json::{Value, json};
 use stellage::{
-    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState, conditions},
+    resources::{Account, AccountSpec, Instance, InstanceSpec, InstanceState, conditions, ids},
     runtime::lease::LEASE_NAME,
 };
 use tokio::{
@@ -220,7 +220,7 @@ impl Operator {
     /// Sends SIGTERM. Fails the test if it has ended by itself before, does not exit with 0 in time, or a part of it panicked.
     pub async fn stop(&mut self) {
         self.assert_well();
-        let status = self.daemon.get_mut().stop(Duration::from_secs(30)).await;
+        let status = self.daemon.get_mut().stop(Duration::from_secs(120)).await;
         assert!(
             status.is_some_and(|status| status.success()),
             "{} ended with {status:?}; {}",
@@ -441,7 +441,7 @@ pub fn install(plane: &ControlPlane) {
             "--for=condition=Established",
             "crd",
             "--all",
-            "--timeout=60s",
+            "--timeout=180s",
         ],
         None,
     )
@@ -710,7 +710,7 @@ impl Tenant {
         .unwrap();
         change(&mut account.spec);
         let accounts: Api<Account> = Api::all(kube.clone());
-        accounts.create(&PostParams::default(), &account).await.unwrap();
+        create_account(&accounts, &account).await;
         let is_ready = |account: Option<&Account>| {
             let status = account.and_then(|account| account.status.as_ref());
             status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY))
@@ -831,23 +831,37 @@ impl Tenant {
     }
 }
 
+/// Creates an account, again if a busy API server fails.
+async fn create_account(accounts: &Api<Account>, account: &Account) {
+    for _ in 0..5 {
+        match accounts.create(&PostParams::default(), account).await {
+            Ok(_) => return,
+            Err(kube::Error::Api(status)) if status.code < 500 => panic!("{status:?}"),
+            Err(error) => println!("creating an account: {error}"),
+        }
+        // It may have been created although the answer was late.
+        if let Ok(Some(_)) = accounts.get_opt(&account.name_any()).await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    panic!("the account {} cannot be created", account.name_any());
+}
+
 /// A new key through the command that operators use.
 pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
-    let printed = stellage(
-        plane,
-        &[
-            "key",
-            "create",
-            "--account",
-            account,
-            "--scope",
-            scope,
-            "--output",
-            "json",
-        ],
-    )
-    .unwrap();
-    let key: Value = serde_json::from_str(&printed).unwrap();
+    let name = format!("key-{}", &ids::random_suffix()[..8]);
+    let of_account = ["--account", account];
+    let create = ["key", "create", "--scope", scope, "--output", "json", "--name", &name];
+    let create = [&create[..], &of_account].concat();
+    let printed = stellage(plane, &create).or_else(|error| {
+        // On a busy machine, it may have been created although the answer was late.
+        println!("creating a key: {error}");
+        let revoke = ["key", "revoke", &name];
+        let _ = stellage(plane, &[&revoke[..], &of_account].concat());
+        stellage(plane, &create)
+    });
+    let key: Value = serde_json::from_str(&printed.unwrap()).unwrap();
     let key = key["key"].as_str().unwrap();
     remember_secret(key);
     key.to_owned()

@@ -32,7 +32,7 @@ fn install_older_crds(plane: &ControlPlane) {
         "--for=condition=Established",
         "crd",
         "--all",
-        "--timeout=60s",
+        "--timeout=180s",
     ];
     kubectl(plane, &established, None).unwrap();
 }

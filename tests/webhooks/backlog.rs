@@ -29,12 +29,12 @@ const WEBHOOKS: usize = 20;
 /// Changes of each instance.
 const ROUNDS: usize = 8;
 /// How long an event of another account may take, however busy the machine is.
-const PROMPT: Duration = Duration::from_secs(30);
-/// How often the other account is measured before the attack.
-const QUIET: usize = 5;
+const PROMPT: Duration = Duration::from_secs(120);
+/// How often the other account is measured before the attack, and at least from its begin on.
+const MEASUREMENTS: usize = 5;
 /// Medians of the other account during the attack may be this many times those before, and this much more.
 const SLOWER: u32 = 10;
-const SLOWER_BY: Duration = Duration::from_secs(1);
+const SLOWER_BY: Duration = Duration::from_secs(5);
 /// What the attack may add to etcd beside the Deliveries: instances and Kubernetes Events.
 const OTHER_BYTES: u64 = 1024 * 1024;
 
@@ -174,7 +174,7 @@ async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_harms_nobo
     }))
     .await;
     let mut quiet = Waits::default();
-    for _ in 0..QUIET {
+    for _ in 0..MEASUREMENTS {
         quiet.measure(&good, &healthy).await;
     }
     let (bytes_before, memory_before) = (etcd_bytes(&plane).await, operator.memory_kb("VmRSS"));
@@ -193,7 +193,7 @@ async fn an_account_whose_receivers_fail_is_owed_a_bounded_number_and_harms_nobo
     };
     let observe = async {
         let (mut most, mut attacked) = (0, Waits::default());
-        while !is_over.load(Ordering::Relaxed) {
+        while !is_over.load(Ordering::Relaxed) || attacked.events.len() < MEASUREMENTS {
             most = most.max(deliveries(&bad).await);
             attacked.measure(&good, &healthy).await;
         }

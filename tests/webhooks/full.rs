@@ -97,12 +97,12 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     let options = ControlPlane::options().etcd_arg(format!("--quota-backend-bytes={QUOTA_BYTES}"));
     let plane = Arc::new(plane_with(options).await);
     // Longer than etcd stays full.
-    let ladder = ["2s"; 20].join(",");
+    let ladder = ["5s"; 20].join(",");
     let mut arguments = vec![
         "run",
         USUAL_LEASE,
         "--provisioning-seconds",
-        "12",
+        "25",
         "--retry-schedule",
         &ladder,
     ];
@@ -137,14 +137,24 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
     fill(&maps, &[(900_000, 16..100), (20_000, 0..100), (100, 0..1000)]).await;
     is_full.store(true, Ordering::Relaxed);
     let filled = begun.elapsed();
-    let patch = json!({ "spec": { "powerState": "Stopped" } });
+    let mut attempt = 0_u32;
     let refusal = async || {
+        attempt += 1;
+        // One that changes nothing would not be written.
+        let patch = json!({ "metadata": { "annotations": { "test/attempt": attempt.to_string() } } });
         let params = PatchParams::default();
         let patched = tenant
             .instances()
             .patch("web-0", &params, &Patch::Merge(&patch))
             .await;
-        patched.unwrap_err().to_string()
+        match patched {
+            Ok(_) => {
+                // What was written before has been removed meanwhile.
+                fill(&maps, &[(100, 0..1000)]).await;
+                String::new()
+            }
+            Err(error) => error.to_string(),
+        }
     };
     eventually("etcd to say that it is full", refusal, |refusal| {
         refusal.contains(IS_FULL)

@@ -38,6 +38,13 @@ async fn what_befalls_several_webhooks_is_one_mail_and_limits_and_backlogs_outla
     for name in ["one", "two", "three"] {
         merged.webhook(name, &gone.url("/"), &["instance.created"]).await;
     }
+    for name in ["one", "two", "three"] {
+        let is_ready = |webhook: &Webhook| {
+            let status = webhook.status.as_ref();
+            status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY))
+        };
+        merged.wait_for_webhook(name, "it to be ready", is_ready).await;
+    }
     merged.apply("web", |_| {}).await;
     let (to, subject, text) = read(&server.next().await);
     assert_eq!(to, "mails-merged@example.com");

@@ -15,7 +15,7 @@ use crate::support::{
 
 const INSTANCES: usize = 20;
 /// Longer than a Lease lasts (15 s), so that the retries of both fall due after the change of leaders.
-const RETRIES: &str = "25s,25s,25s";
+const RETRIES: &str = "35s,35s,35s";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_halted_for_longer_than_its_lease_lasts_sends_nothing_again_when_it_wakes_up() {
