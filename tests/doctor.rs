@@ -1,12 +1,6 @@
 //! `stellage doctor` on a real API server: an installation that is well, and one that is broken in each way.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::Read as _,
-    path::Path,
-    process::Command,
-};
+use std::{collections::BTreeMap, fs::File, io::Read as _, path::Path, process::Command};
 
 use control_plane::{ControlPlane, Identity};
 use flate2::read::GzDecoder;

@@ -74,8 +74,8 @@ async fn an_instance_takes_three_writes_to_run_one_to_clear_its_outbox_and_none_
     // A busy API server may refuse a write, or be late with its answer. It is then repeated, which may be refused because the first one
     // was made.
     let is_forgiven = |write: &&String| {
-        let code = write.rsplit(' ').next().and_then(|code| code.parse().ok());
-        matches!(code, Some(409_u16 | 429 | 500..))
+        let code: Option<u16> = write.rsplit(' ').next().and_then(|code| code.parse().ok());
+        matches!(code, Some(409 | 429 | 500..))
     };
     let failed = writes.values().flatten().filter(is_forgiven).count();
     assert!(failed <= 200, "{failed} refused writes for 1000 instances");

@@ -13,6 +13,7 @@ fn through(proxy: &ConnectProxy, credentials: &str) -> Sender {
     with_settings(&url, ClientSettings::default())
 }
 
+/// A sender with these settings that goes through the proxy at this URL.
 fn with_settings(proxy: &str, settings: ClientSettings) -> Sender {
     let settings = ClientSettings {
         proxy: Some(ProxyUrl::parse(proxy).unwrap()),

@@ -21,7 +21,7 @@ use tokio::{
 use super::contract::{code, expect};
 use crate::support::{Operator, PATIENCE, Tenant, eventually, receivers::Authority, shared, stellage};
 
-/// What takes longer was delayed by the machine, or by an attack.
+/// What takes longer was held up by the machine, or by an attack.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Sends a text to the facade; returns the head and the body of the answer.
@@ -131,7 +131,10 @@ async fn probes_are_answered_while_one_address_holds_many_connections_to_their_p
         give_way |= matches!(closed, Ok(Ok(0) | Err(_)));
     }
     assert!(give_way, "one address keeps 300 connections");
-    let probe = Client::builder().timeout(Duration::from_secs(60)).build().unwrap();
+    let probe = Client::builder()
+        .timeout(Duration::from_secs(60))
+        .build()
+        .unwrap();
     for path in ["healthz", "readyz", "metrics"] {
         let answer = probe.get(format!("{}/{path}", operator.metrics_url)).send().await;
         assert_eq!(answer.unwrap().status(), 200, "{path}");

@@ -30,7 +30,7 @@ use std::{
 use control_plane::{ControlPlane, Daemon, Identity};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client,
     api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     runtime::wait::{Condition, await_condition},
 };
@@ -833,27 +833,25 @@ impl Tenant {
 
 /// Creates an account, again if a busy API server fails.
 async fn create_account(accounts: &Api<Account>, account: &Account) {
-    for _ in 0..5 {
+    for attempt in 0..5 {
         match accounts.create(&PostParams::default(), account).await {
             Ok(_) => return,
-            Err(kube::Error::Api(status)) if status.code < 500 => panic!("{status:?}"),
+            // It was created although the answer was late.
+            Err(kube::Error::Api(status)) if status.code == 409 && attempt > 0 => return,
+            Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => panic!("{status:?}"),
             Err(error) => println!("creating an account: {error}"),
-        }
-        // It may have been created although the answer was late.
-        if let Ok(Some(_)) = accounts.get_opt(&account.name_any()).await {
-            return;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    panic!("the account {} cannot be created", account.name_any());
+    panic!("cannot create the account {:?}", account.metadata.name);
 }
 
 /// A new key through the command that operators use.
 pub fn new_key(plane: &ControlPlane, account: &str, scope: &str) -> String {
     let name = format!("key-{}", &ids::random_suffix()[..8]);
     let of_account = ["--account", account];
-    let create = ["key", "create", "--scope", scope, "--output", "json", "--name", &name];
-    let create = [&create[..], &of_account].concat();
+    let create = ["key", "create", "--scope", scope, "--name", &name];
+    let create = [&create[..], &of_account, &["--output", "json"]].concat();
     let printed = stellage(plane, &create).or_else(|error| {
         // On a busy machine, it may have been created although the answer was late.
         println!("creating a key: {error}");

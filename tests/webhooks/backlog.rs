@@ -30,7 +30,7 @@ const WEBHOOKS: usize = 20;
 const ROUNDS: usize = 8;
 /// How long an event of another account may take, however busy the machine is.
 const PROMPT: Duration = Duration::from_secs(120);
-/// How often the other account is measured before the attack, and at least from its begin on.
+/// How often the other account is measured before the attack; from then on, at least as often.
 const MEASUREMENTS: usize = 5;
 /// Medians of the other account during the attack may be this many times those before, and this much more.
 const SLOWER: u32 = 10;

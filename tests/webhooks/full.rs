@@ -149,7 +149,7 @@ async fn while_etcd_is_full_nothing_is_lost_and_work_resumes_by_itself() {
             .await;
         match patched {
             Ok(_) => {
-                // What was written before has been removed meanwhile.
+                // There is room again.
                 fill(&maps, &[(100, 0..1000)]).await;
                 String::new()
             }
