@@ -368,7 +368,36 @@ async fn the_invoices_of_a_deleted_account_are_issued_and_kept_in_the_operators_
     assert!(invoice.is_issued() && invoice.status.as_ref().unwrap().lines_count == 1);
     assert_eq!(invoice.labels()["stellage.dev/former-account"], "inv-farewell");
     assert_eq!(invoice.spec.lines.len(), 1);
+    assert_eq!(kept_of(&tenant).await.len(), 1, "no hour is billed twice");
     assert!(cluster.plane.check().is_ok());
+}
+
+/// The invoices of an account that is gone.
+async fn kept_of(tenant: &Tenant) -> Vec<Invoice> {
+    let kept: Api<Invoice> = Api::namespaced(tenant.kube.clone(), "stellage-system");
+    let label = format!("stellage.dev/former-account={}", tenant.namespace);
+    kept.list(&ListParams::default().labels(&label))
+        .await
+        .unwrap()
+        .items
+}
+
+#[tokio::test]
+async fn an_account_whose_deletion_was_held_back_is_invoiced_for_what_came_after_it() {
+    let tenant = Tenant::new("inv-held-back").await;
+    // Nothing is metered yet when the account is deleted.
+    tenant.apply("web", |_| {}).await;
+    let accounts: Api<Account> = Api::all(tenant.kube.clone());
+    let all = DeleteParams::default();
+    accounts.delete("inv-held-back", &all).await.unwrap();
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    tenant.wait_for_entries(1).await;
+    tenant.instances().delete("web", &all).await.unwrap();
+    let account = async || accounts.get_opt("inv-held-back").await.unwrap();
+    eventually("the account to go", account, Option::is_none).await;
+    let kept = kept_of(&tenant).await;
+    let lines: Vec<usize> = kept.iter().map(|invoice| invoice.spec.lines.len()).collect();
+    assert_eq!(lines, [1]);
 }
 
 /// A GET with the account's key.

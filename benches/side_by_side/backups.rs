@@ -123,6 +123,22 @@ async fn completed(
 /// Stores backups as if they had been completed long ago, each of another instance.
 async fn fill(cluster: &Cluster, account: &Account, template: &Value, count: u64) -> Result<()> {
     say(&format!("  filling up to {count} backups"));
+    // The operator itself replaces whole statuses.
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "bench-backups" },
+        "rules": [{ "apiGroups": ["stellage.dev"], "resources": ["backups/status"], "verbs": ["patch"] }],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": { "name": "bench-backups" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "bench-backups" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "stellage", "namespace": "stellage-system" }],
+    });
+    for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
+        let body = object.to_string();
+        let json = Some(("application/json", body.as_str()));
+        cluster.admin.call("POST", &path, json).await?;
+    }
     let target = &cluster.operator;
     let object = json!({
         "apiVersion": "stellage.dev/v1", "kind": "Backup",

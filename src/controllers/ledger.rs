@@ -1,7 +1,10 @@
 //! What the controllers of instances and accounts need to know of the ledger: an instance goes once its end is recorded, and an
 //! account once its last invoice is issued and kept.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -18,8 +21,8 @@ pub struct Ledger {
 struct Shared {
     /// UIDs of instances that are being deleted, and whose end is stored.
     ended: Mutex<HashSet<String>>,
-    /// UIDs of deleted Accounts whose invoices are all issued and kept.
-    closed: Mutex<HashSet<String>>,
+    /// UIDs of deleted Accounts in which there is nothing any more, and whether their invoices are all issued and kept.
+    closing: Mutex<HashMap<String, bool>>,
     /// Namespaces to look at; `None` while another replica is the leader.
     requests: Mutex<Option<mpsc::UnboundedSender<String>>>,
 }
@@ -39,13 +42,29 @@ impl Ledger {
         false
     }
 
-    /// Whether the invoices of a deleted Account are all issued and kept. Asks for it if they are not.
+    /// Whether the invoices of a deleted Account are all issued and kept. Asks for it if they are not. Only for an Account in which
+    /// there is nothing any more.
     pub fn is_closed(&self, account_uid: &str, namespace: &str) -> bool {
-        if self.shared.closed.lock().contains(account_uid) {
-            return true;
+        let is_closed = *self
+            .shared
+            .closing
+            .lock()
+            .entry(account_uid.to_owned())
+            .or_default();
+        if !is_closed {
+            self.request(namespace);
         }
-        self.request(namespace);
-        false
+        is_closed
+    }
+
+    /// Tells that there is something in a deleted Account, perhaps again.
+    pub fn reopen(&self, account_uid: &str) {
+        self.shared.closing.lock().remove(account_uid);
+    }
+
+    /// Whether a deleted Account is to be closed.
+    pub(super) fn is_closing(&self, account_uid: &str) -> bool {
+        self.shared.closing.lock().contains_key(account_uid)
     }
 
     /// Has the account with this namespace looked at.
@@ -85,11 +104,8 @@ impl Ledger {
 
     /// Takes over that all invoices of a deleted Account are issued and kept.
     pub(super) fn closed(&self, account_uid: &str) {
-        self.shared.closed.lock().insert(account_uid.to_owned());
-    }
-
-    /// Forgets an Account that is gone.
-    pub(super) fn forget_account(&self, account_uid: &str) {
-        self.shared.closed.lock().remove(account_uid);
+        if let Some(is_closed) = self.shared.closing.lock().get_mut(account_uid) {
+            *is_closed = true;
+        }
     }
 }

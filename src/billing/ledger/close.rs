@@ -40,11 +40,18 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let early = requested.filter(|until| from < *until && *until < to && nothing_until != Some(*until));
     let at = early.unwrap_or(to);
     let due = at.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
-    if facts.holder.is_deleting && facts.subjects.values().all(|subject| subject.ended.is_some()) {
-        let last = books.entries_of(invoice).filter_map(|entry| entry.ended).max();
+    // Only once everything is gone: what is still there, though it has ended, would be taken for new after the issue.
+    if facts.holder.is_deleting && facts.subjects.is_empty() {
+        // Also the first hour of what began just now: `facts.now` and deletions are cut to seconds.
+        let begun = |entry: &LedgerEntry| entry.since.saturating_add(SignedDuration::from_millis(1)).ok();
+        let last = books
+            .entries_of(invoice)
+            .flat_map(|entry| [entry.ended, begun(entry)])
+            .max()
+            .flatten();
         // Not beyond the month: what happened after it is on the next invoice.
         let ended = last.max(Some(facts.now)).unwrap_or(facts.now);
-        if ended < at && from < ended {
+        if ended < to && from < ended {
             return End {
                 at: ended,
                 due: facts.now,
@@ -95,7 +102,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     if end.is_early && !books.entries_of(invoice).any(has_line) {
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
-        if facts.holder.is_deleting {
+        if facts.holder.is_deleting && facts.subjects.is_empty() {
             return None;
         }
         status.nothing_until = Some(end.at);
@@ -105,7 +112,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
         });
     }
     let carried = books.entries_of(invoice).filter_map(|entry| {
-        let exists = facts.subjects.contains_key(entry.uid.as_str()) && !facts.holder.is_deleting;
+        let exists = facts.subjects.contains_key(entry.uid.as_str());
         entry::carried(entry, end.at, facts.prices, exists, end.is_early)
     });
     let mut successor = sync::invoice(books, facts, end.at);

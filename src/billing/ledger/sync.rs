@@ -63,6 +63,13 @@ pub(super) fn invoice(books: &Books, facts: &Facts<'_>, from: Timestamp) -> Invo
 /// What to write next, so that the open invoice and its pages have all that is metered; `None` if they have. Just before the invoice is closed
 /// (`is_due`), names are brought up to date, too.
 pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: bool) -> Option<Step> {
+    let currency = facts.prices.currency().to_string();
+    if invoice.spec.currency != currency {
+        let mut invoice = Box::new(invoice.clone());
+        invoice.spec.currency = currency;
+        let is_urgent = true;
+        return Some(Step::Replace { invoice, is_urgent });
+    }
     let mut draft = Draft::new(books, invoice);
     let mut is_urgent = is_due;
     for (number, index, uid) in draft.places() {

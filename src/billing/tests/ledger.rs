@@ -37,6 +37,8 @@ enum Op {
     Vanish(usize),
     /// The account's invoices are to be closed until so many seconds ago.
     Close(u32),
+    /// The account is deleted; it goes once it is empty.
+    Leave,
     Prices([u64; 4]),
     /// The operator works, at most so many steps.
     Run(u8),
@@ -58,6 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..8_usize).prop_map(Op::Vanish),
         1 => prop_oneof![Just(0_u32), 0..300_000_u32].prop_map(Op::Close),
         1 => prices,
+        1 => Just(Op::Leave),
         6 => prop_oneof![Just(u8::MAX), 0..6_u8].prop_map(Op::Run),
         2 => Just(Op::Restart),
     ]
@@ -191,6 +194,7 @@ impl World {
                 }
             }
             Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
+            Op::Leave => self.is_deleting = true,
             Op::Prices(monthly) if !self.prices.is_full() => {
                 if self.prices.record(&prices_of(*monthly), self.now) {
                     self.price_changes.push((self.now, *monthly));
@@ -477,29 +481,72 @@ proptest! {
 }
 
 #[test]
-fn a_deleted_account_is_billed_at_once_for_all_that_it_had() {
-    let mut world = World::new();
-    for _ in 0..2 {
-        world.apply(&Op::Begin(Plan::Starter));
-        world.apply(&Op::Advance(5000));
-    }
-    world.run(u8::MAX);
-    world.apply(&Op::Delete(0));
-    world.is_deleting = true;
-    world.apply(&Op::Advance(5000));
-    assert!(world.run(u8::MAX).is_some());
-    assert_eq!(world.last_number, 0, "one still runs");
-    world.apply(&Op::Delete(1));
-    // A process dies at each step.
-    for _ in 0..20 {
-        world.run(1);
-        world.apply(&Op::Finish);
+fn a_deleted_account_is_billed_at_once_for_all_that_it_had_and_once_only() {
+    // Also for what has just begun.
+    for age in [5000, 60] {
+        let mut world = World::new();
+        for _ in 0..2 {
+            world.apply(&Op::Begin(Plan::Starter));
+            world.apply(&Op::Advance(age));
+        }
+        world.run(u8::MAX);
+        world.apply(&Op::Delete(0));
+        world.apply(&Op::Leave);
+        world.apply(&Op::Advance(age));
+        assert!(world.run(u8::MAX).is_some());
+        assert_eq!(world.last_number, 0, "one still runs");
+        world.apply(&Op::Delete(1));
         world.apply(&Op::Advance(1));
-        world.apply(&Op::Restart);
+        world.run(u8::MAX);
+        assert_eq!(world.last_number, 0, "the objects are still there");
+        // A process dies at each step.
+        for _ in 0..20 {
+            world.run(1);
+            world.apply(&Op::Finish);
+            world.apply(&Op::Advance(1));
+            world.apply(&Op::Restart);
+        }
+        let issued: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
+        assert_eq!(issued, [true], "{age}");
+        world.check().unwrap();
     }
-    let issued: Vec<bool> = world.invoices.values().map(Invoice::is_issued).collect();
-    assert_eq!(issued, [true]);
-    world.check().unwrap();
+}
+
+#[test]
+fn what_is_deleted_with_its_account_in_the_second_in_which_it_began_is_billed_for_an_hour() {
+    let mut world = World::new();
+    world.now += SignedDuration::from_millis(900);
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    world.now -= SignedDuration::from_millis(900);
+    world.apply(&Op::Delete(0));
+    world.apply(&Op::Leave);
+    for _ in 0..3 {
+        world.run(u8::MAX);
+        world.apply(&Op::Finish);
+    }
+    let lines = world.invoices.values().map(|invoice| invoice.spec.lines.len());
+    assert_eq!(lines.collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn an_open_invoice_gets_the_currency_in_which_it_will_be_issued() {
+    let mut world = World::new();
+    world.apply(&Op::Begin(Plan::Starter));
+    world.run(u8::MAX);
+    let mut invoice = world.invoices.values().next().unwrap().clone();
+    "USD".clone_into(&mut invoice.spec.currency);
+    world.invoices.insert(invoice.name().to_owned(), invoice);
+    world.apply(&Op::Restart);
+    world.run(u8::MAX);
+    let currencies = world
+        .invoices
+        .values()
+        .map(|invoice| invoice.spec.currency.clone());
+    assert_eq!(
+        currencies.collect::<Vec<_>>(),
+        [world.prices.currency().to_string()]
+    );
 }
 
 #[test]

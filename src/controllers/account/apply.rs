@@ -516,7 +516,9 @@ impl Work<'_> {
                 self.contents::<Backup>(("backup", "backups"), "status.phase!=Failed")
                     .await?,
             ];
+            let ledger = &self.shared.deps.ledger;
             if let Some(in_the_way) = decide::in_the_way(&contents) {
+                ledger.reopen(&super::uid(account));
                 let note = format!("cannot be deleted yet: {in_the_way}");
                 let outcome = Outcome::HeldBack {
                     adopted: !created_by_operator,
@@ -528,12 +530,7 @@ impl Work<'_> {
                 }
                 return Ok(Action::requeue(CHECK_AGAIN));
             }
-            if account.owned_namespace().is_some()
-                && !self
-                    .shared
-                    .deps
-                    .ledger
-                    .is_closed(&super::uid(account), &self.namespace)
+            if account.owned_namespace().is_some() && !ledger.is_closed(&super::uid(account), &self.namespace)
             {
                 return Ok(Action::requeue(UNTIL_CLOSED));
             }

@@ -70,15 +70,16 @@ fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
     numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
-/// The end of the last issued invoice of an account; the beginning of time if there is none.
+/// The end of the last issued invoice in a namespace, of those with a label that `is_one`; the beginning of time if there is none.
 pub(super) async fn issued_until(
     client: &Client,
     namespace: &str,
-    account: &str,
+    label: &str,
+    is_one: impl Fn(&Invoice) -> bool + Send + Sync,
 ) -> Result<Timestamp, CallError> {
     let mut last = Timestamp::MIN;
-    each(client, namespace, "", |invoice: Invoice| {
-        if invoice.spec.account == account && invoice.is_issued() {
+    each(client, namespace, label, |invoice: Invoice| {
+        if invoice.is_issued() && is_one(&invoice) {
             last = last.max(invoice.spec.period.to);
         }
     })

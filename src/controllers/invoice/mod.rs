@@ -148,7 +148,7 @@ impl InvoiceController {
             }
             Change::Deleted(account) => {
                 let uid = origin::uid(&account.metadata);
-                shared.deps.ledger.forget_account(uid);
+                shared.deps.ledger.reopen(uid);
             }
             Change::Replaced(_) | Change::Unreadable(_) => {}
         })

@@ -26,7 +26,9 @@ use crate::{
     },
     events::{OutboxVersion, outbox},
     resources::{
-        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice, invoice::SETTLED_LABEL, origin,
+        Account, AccountSpec, Backup, BackupPhase, Instance, Invoice,
+        invoice::{FORMER_ACCOUNT_LABEL, SETTLED_LABEL},
+        origin,
         tracking::CONTROLLER_MANAGER,
     },
     runtime::{
@@ -39,7 +41,7 @@ use crate::{
 
 /// How long changes of an account wait for others after its entries were written, so that many are one write.
 const TOGETHER: Duration = Duration::from_secs(1);
-/// Instances of an account from which on its changes wait as long before a look, too, which goes through all of them.
+/// Instances of an account from which on looks at it are as far apart, too: each goes through all of them.
 const MANY: usize = 1000;
 /// When to try again after a write conflict.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
@@ -61,6 +63,8 @@ pub(super) struct Reconciler {
     invoices: Store<Invoice>,
     /// By namespace; not there while they are looked at, and after a write failed.
     books: Mutex<HashMap<String, State>>,
+    /// When accounts with very many instances were last looked at, by namespace.
+    looked: Mutex<HashMap<String, Instant>>,
     backoffs: Backoffs,
 }
 
@@ -83,10 +87,17 @@ impl Reconcile<Account> for Reconciler {
         let account = self.accounts.get(place)?;
         let namespace = account.owned_namespace()?.to_owned();
         let uid = origin::uid(&account.metadata).to_owned();
-        if self.shared.deps.instances.count(&namespace) >= MANY {
-            tokio::time::sleep(TOGETHER).await;
-        }
         let begun = Instant::now();
+        if self.shared.deps.instances.count(&namespace) >= MANY {
+            let mut looked = self.looked.lock();
+            let last = looked.get(&namespace).map_or(TOGETHER, |last| begun - *last);
+            if last < TOGETHER {
+                return Some(TOGETHER - last);
+            }
+            looked.insert(namespace.clone(), begun);
+        } else {
+            self.looked.lock().remove(&namespace);
+        }
         let outcome = Box::pin(self.look(&account, &namespace, &uid)).await;
         let label = outcome.as_ref().map_or_else(CallError::label, |_| "ok");
         let metrics = &self.shared.deps.metrics;
@@ -138,6 +149,7 @@ impl Reconciler {
             accounts,
             invoices,
             books: Mutex::default(),
+            looked: Mutex::default(),
             backoffs: Backoffs::default(),
         }
     }
@@ -279,14 +291,17 @@ impl Reconciler {
                 (one, other) => one.or(other),
             };
         }
-        if is_deleting && is_resting && state.books.invoices.is_empty() {
+        // The watches may still show what the Account no longer saw.
+        let is_empty = instances.is_empty() && subjects.is_empty() && state.books.invoices.is_empty();
+        if is_deleting && is_resting && is_empty && deps.ledger.is_closing(uid) {
             // An invoice whose event is not settled, and any event that a webhook of the account has never been sent.
             let issued = state.issued.iter();
             let issued = issued.filter_map(|invoice| invoice.status.as_ref()?.issued_at);
             let waiting = issued.chain(deps.outbox.last_unattempted(namespace));
-            let patience = waiting.filter_map(|since| {
-                let age = Duration::try_from(self.shared.now().duration_since(since)).ok()?;
-                Some(FAREWELL.saturating_sub(age))
+            let patience = waiting.map(|since| {
+                // Another clock may be ahead.
+                let age = Duration::try_from(self.shared.now().duration_since(since)).unwrap_or_default();
+                FAREWELL.saturating_sub(age)
             });
             let Some(patience) = patience.max().filter(|patience| !patience.is_zero()) else {
                 farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
@@ -344,8 +359,14 @@ impl Reconciler {
             match next(&state.books, &facts) {
                 Step::Rest(_) => return Ok(None),
                 Step::LookBack => {
-                    let until = books::issued_until(client, &namespace, &state.account).await?;
-                    state.books.issued_until = Some(until);
+                    let account_uid = state.account.as_str();
+                    let is_its = |invoice: &Invoice| invoice.spec.account == account_uid;
+                    let own = books::issued_until(client, &namespace, "", is_its).await?;
+                    // Those that were kept, of an earlier Account of this name, too: its instances may still be there.
+                    let former = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
+                    let kept = &self.shared.deps.namespace;
+                    let kept = books::issued_until(client, kept, &former, |_| true).await?;
+                    state.books.issued_until = Some(own.max(kept));
                 }
                 Step::Page { page, is_urgent } => {
                     if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
