@@ -70,6 +70,10 @@ impl Samples {
 
     /// As [`Self::shown`], for ratios.
     pub fn shown_as_ratio(&self) -> String {
+        // Nothing beside nothing.
+        if self.median().is_nan() {
+            return String::new();
+        }
         self.shown(Unit("", if self.median() >= 10.0 { 0 } else { 2 }))
     }
 }

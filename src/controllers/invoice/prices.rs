@@ -117,7 +117,7 @@ impl KeptPrices {
         history.forget(needed_since);
         if history.is_full() {
             return Ok(Some(
-                "prices have changed too often in this month: the last change holds from next month"
+                "prices have changed more than 20 times in two months: the last change holds once the oldest is forgotten, at the beginning of a month"
                     .to_owned(),
             ));
         }
