@@ -85,7 +85,7 @@ pub struct CommonSettings {
     pub ready_file: Option<PathBuf>,
 
     /// Seconds to wait for running requests and reconciles after SIGTERM
-    #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20)]
+    #[arg(long, env = "STELLAGE_SHUTDOWN_GRACE_SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=3600))]
     pub shutdown_grace_seconds: u64,
 
     /// Log lines as JSON rather than text

@@ -308,6 +308,13 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
     std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     let refused = import(&plane, &cut).unwrap_err();
     assert!(refused.contains("cut off"), "{refused}");
+    // One of a newer program.
+    let newer = folder.path().join("newer");
+    let own = format!(r#""version":"{}""#, env!("CARGO_PKG_VERSION"));
+    let text = String::from_utf8(bytes).unwrap();
+    std::fs::write(&newer, text.replacen(&own, r#""version":"99.0.0""#, 1)).unwrap();
+    let refused = import(&plane, &newer).unwrap_err();
+    assert!(refused.contains("written by version 99.0.0"), "{refused}");
     // An installation that is not empty.
     stellage(
         &plane,

@@ -172,7 +172,8 @@ pub struct ReceiverSettings {
         long = "receiver-allow-port",
         env = "STELLAGE_RECEIVER_ALLOW_PORT",
         value_name = "PORT",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub receiver_allow_port: Vec<u16>,
 

@@ -8,9 +8,11 @@ use std::{
 };
 
 use super::{Helm, chart, objects};
-use crate::docs::settings_of_the_program;
+use crate::docs::{Setting, settings_of_the_program};
+use clap::{Args as _, error::ErrorKind};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
+use stellage::settings::{ApiSettings, CommonSettings, ControllerSettings};
 
 /// Set by `make chart`: write files that are not as they should be.
 const WRITE: &str = "STELLAGE_WRITE_CHART";
@@ -101,7 +103,8 @@ metadata:
     .to_owned();
     // Helm orders objects by kind, and separates them.
     for document in rendered.split("\n---") {
-        if !document.contains("# Source: stellage/templates/rbac.yaml") {
+        let is_right = document.contains("# Source: stellage/templates/rbac.yaml");
+        if !is_right && !document.contains("# Source: stellage/templates/secrets.yaml") {
             continue;
         }
         let of_helm = [
@@ -224,6 +227,19 @@ fn camel_case(flag: &str) -> String {
     })
 }
 
+/// The value that a flag is, unless it is one of [`OTHERWISE`].
+fn value_of(flag: &str, setting: &Setting) -> Option<String> {
+    if OTHERWISE.iter().any(|(other, _)| *other == flag) {
+        return None;
+    }
+    let prefix = match setting.commands.as_str() {
+        "all" => "settings",
+        "api" => "api.settings",
+        _ => "controller.settings",
+    };
+    Some(format!("{prefix}.{}", camel_case(flag)))
+}
+
 #[test]
 fn every_flag_is_a_value_whose_comment_has_the_programs_default_and_no_value_is_another_flag() {
     let settings = settings_of_the_program();
@@ -234,15 +250,9 @@ fn every_flag_is_a_value_whose_comment_has_the_programs_default_and_no_value_is_
         .collect();
     let mut expected = BTreeSet::new();
     for (flag, setting) in &settings {
-        if OTHERWISE.iter().any(|(other, _)| other == flag) {
+        let Some(name) = value_of(flag, setting) else {
             continue;
-        }
-        let prefix = match setting.commands.as_str() {
-            "all" => "settings.",
-            "api" => "api.settings.",
-            _ => "controller.settings.",
         };
-        let name = format!("{prefix}{}", camel_case(flag));
         let Some(value) = values.get(&name) else {
             panic!("values.yaml lacks {name} for {flag}");
         };
@@ -291,6 +301,109 @@ fn the_schema_has_exactly_the_values_and_allows_no_others() {
     assert!(names.remove("global"));
     assert_eq!(open, Vec::<String>::new());
     assert_eq!(names, described().into_iter().map(|value| value.name).collect());
+}
+
+/// What settings that are texts may look like, right and wrong.
+const TEXTS: &[&str] = &[
+    "all",
+    "failures",
+    "nobody",
+    "a b",
+    "..",
+    "corp.example.com",
+    "*.Corp.example.com.",
+    "10.1.2.3",
+    "10.20.0.0/16",
+    "10.20.0.0/16/8",
+    "fd00::1",
+    "2001:db8::/32",
+    "2001:db8::/65",
+    "127.0.0.1:5353",
+    "[::1]:53",
+    "http://proxy.example:3128",
+    "http://ada:s%40@proxy.example",
+    "http://login.example.com",
+    "http://localhost:8081",
+    "http://127.0.0.1:8081/a",
+    "http://[::1]:8081",
+    "https://cloud.example.com",
+    "https://cloud.example.com/",
+    "https://login.example.com:8443/realms/cloud",
+    "https://ada:secret@login.example.com",
+    "https://login.example.com/?a=b",
+    "https://login.example.com/#a",
+    "http://collector:4318/otlp/",
+    "http://collector:4318/v1/traces",
+    "socks5://proxy.example",
+    "5m",
+    "1ms,5m",
+    "1h,",
+    "0s",
+    "5 minutes",
+    "it@example.com",
+    "Stellage <it@example.com>",
+];
+
+#[test]
+fn the_schema_refuses_what_the_program_refuses_and_nothing_else() {
+    let schema: Value = serde_json::from_str(&read(&chart().join("values.schema.json"))).unwrap();
+    let command = CommonSettings::augment_args(clap::Command::new("stellage"));
+    let command = ControllerSettings::augment_args(ApiSettings::augment_args(command));
+    let takes = |flag: &str, text: &str| {
+        let arguments = ["stellage".to_owned(), format!("{flag}={text}")];
+        match command.clone().try_get_matches_from(arguments) {
+            Ok(_) => true,
+            // Others must go with it.
+            Err(error) => error.kind() == ErrorKind::MissingRequiredArgument,
+        }
+    };
+    let mut compared = 0;
+    let mut wrong = Vec::new();
+    for (flag, setting) in settings_of_the_program() {
+        let Some(name) = value_of(&flag, &setting) else {
+            continue;
+        };
+        let part = name
+            .split('.')
+            .fold(&schema, |part, name| &part["properties"][name]);
+        let is_list = part["items"].is_object();
+        let one = if is_list { &part["items"] } else { part };
+        let is = |kind: &str| one["type"] == kind || one["type"][0] == kind;
+        if is("boolean") {
+            continue;
+        }
+        let candidates: Vec<Value> = if is("integer") || is("number") {
+            let bound = |keyword: &str| {
+                let bound = one[keyword].as_i64();
+                bound.unwrap_or_else(|| panic!("the schema has no {keyword} for {name}"))
+            };
+            let (least, most) = (bound("minimum"), bound("maximum"));
+            [least - 1, least, most, most + 1].map(Value::from).into()
+        } else {
+            // With a comma, a list has several.
+            let texts = TEXTS.iter().filter(|text| !is_list || !text.contains(','));
+            texts.map(|text| json!(text)).collect()
+        };
+        let validator = jsonschema::draft7::new(part).unwrap();
+        for candidate in candidates {
+            let text = candidate
+                .as_str()
+                .map_or_else(|| candidate.to_string(), ToOwned::to_owned);
+            let value = if is_list { json!([candidate]) } else { candidate };
+            // The chart's template refuses it.
+            if (name.as_str(), text.as_str()) == ("settings.otlpEndpoint", "http://collector:4318/v1/traces")
+            {
+                continue;
+            }
+            let (allowed, taken) = (validator.is_valid(&value), takes(&flag, &text));
+            if allowed != taken {
+                wrong.push(format!("{name}: {value} allowed: {allowed}, taken: {taken}"));
+            }
+            compared += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(compared > 300, "{compared}");
 }
 
 /// Everything in the parentheses after each `name` in a text, as numbers.

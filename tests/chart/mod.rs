@@ -2,6 +2,7 @@
 //!
 //! - `alerts`: alerts, their runbooks and the dashboard, with real promtool;
 //! - `files`: what is generated, and what has to agree with the program;
+//! - `optional`: what is there only if values ask for it;
 //! - `rendered`: several sets of values, with a real API server;
 //! - `installed`: installed, run, upgraded, rolled back and uninstalled;
 //! - `stolen`: what the operator's tokens are good for in the wrong hands;
@@ -10,6 +11,7 @@
 mod alerts;
 mod files;
 mod installed;
+mod optional;
 mod rendered;
 mod stolen;
 mod tenants;

@@ -12,7 +12,7 @@ use super::{Helm, chart, objects};
 use crate::support::{self, bare_plane, kubectl};
 
 /// Everything that can be switched on, with one process for both.
-fn everything() -> Value {
+pub(super) fn everything() -> Value {
     let peers = json!([{ "namespaceSelector": { "matchLabels": { "team": "web" } } }]);
     let constraint = json!([{ "maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule" }]);
     let pods = json!({
@@ -20,6 +20,8 @@ fn everything() -> Value {
         "nodeSelector": { "disk": "ssd" }, "tolerations": [{ "key": "dedicated", "operator": "Exists" }],
         "affinity": { "nodeAffinity": {} }, "topologySpreadConstraints": constraint, "priorityClassName": "high",
         "extraEnv": [{ "name": "RUST_LOG", "value": "info,stellage=debug" }],
+        "extraVolumes": [{ "name": "more-ca", "configMap": { "name": "more-ca" } }],
+        "extraVolumeMounts": [{ "name": "more-ca", "mountPath": "/etc/more-ca", "readOnly": true }],
     });
     let mut api = pods.clone();
     api["autoscaling"] = json!({ "enabled": true });
@@ -38,18 +40,20 @@ fn everything() -> Value {
         "smtp": { "url": "smtps://user:p%40ss@mail.example.com", "caSecret": "mail-ca" },
         "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
         "oidc": { "existingSecret": "login" }, "traces": { "existingSecret": "collector" },
-        "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25] },
+        "settings": { "otlpEndpoint": "http://collector.observability:4318", "traceRatio": 0.05, "provisioningSeconds": 0.5, "simulatorFaults": true, "deliveryLog": "failures", "receiverAllowPort": [22, 25], "receiverAllow": ["10.5.0.7", "fd00::/8"], "receiverProxy": "http://10.6.0.1:4750", "receiverNameServer": ["10.6.0.53:53", "[fd00::53]:5353"] },
         "api": api, "controller": controller,
         "service": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.0/24"] },
         "ingress": { "enabled": true, "className": "nginx", "hosts": ["api.example.com"], "tlsSecret": "web", "annotations": { "a": "b" } },
-        "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }], "hostnames": ["api.example.com"] },
+        "httpRoute": {
+            "enabled": true, "parentRefs": [{ "name": "gateway" }], "hostnames": ["api.example.com"], "sessionPersistence": { "type": "Cookie" },
+        },
         "serviceMonitor": { "enabled": true, "labels": { "release": "prometheus" } },
         "prometheusRule": { "enabled": true, "labels": { "release": "prometheus" }, "runbooks": "https://wiki.example.com/stellage" },
         "dashboard": { "enabled": true, "annotations": { "grafana_folder": "Cloud" } },
         "networkPolicy": {
             "enabled": true, "rest": peers, "metrics": peers, "apiServerRanges": ["10.0.0.1/32"],
             "mailRanges": ["10.1.0.0/16"], "oidcRanges": ["10.3.0.0/16"], "receiverRanges": ["10.2.0.0/16"],
-            "tracesRanges": ["10.4.0.0/16"],
+            "tracesRanges": ["10.4.0.0/16"], "extraEgress": [{ "to": peers }],
         },
     })
 }
@@ -243,6 +247,10 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
             json!({ "mode": "both" }),
             "at '/mode': value must be one of 'split', 'all'",
         ),
+        (
+            json!({ "fullnameOverride": "my.cloud" }),
+            "at '/fullnameOverride'",
+        ),
         (json!({ "ingress": { "enabled": true } }), "at '/ingress/hosts'"),
         (
             json!({ "httpRoute": { "enabled": true } }),
@@ -254,9 +262,45 @@ async fn helm_finds_no_fault_with_the_chart_and_wrong_values_are_refused_with_th
             json!({ "networkPolicy": { "apiServerRanges": ["10.0.0.1"] } }),
             "at '/networkPolicy/apiServerRanges/0'",
         ),
+        (
+            json!({ "api": { "autoscaling": { "enabled": true, "minReplicas": 7 } } }),
+            "api.autoscaling.minReplicas (7) must be at most api.autoscaling.maxReplicas (6)",
+        ),
+        (
+            json!({ "settings": { "otlpEndpoint": "http://collector:4318/v1/traces" } }),
+            "must be without /v1/traces",
+        ),
+        (
+            json!({ "oidc": { "existingSecret": "login" } }),
+            "also needs api.settings.consoleUrl, api.settings.oidcClientId, api.settings.oidcIssuer: oidc.existingSecret",
+        ),
+        (
+            json!({ "api": { "settings": { "oidcIssuer": "https://login.example.com", "oidcClientId": "console" } } }),
+            "also needs api.settings.consoleUrl, oidc.existingSecret: ",
+        ),
+        (
+            json!({ "api": { "settings": { "oidcName": "Example" } } }),
+            "oidc.existingSecret: api.settings.oidcName alone is refused",
+        ),
     ] {
         let refused = helm.template("stellage-system", &wrong).unwrap_err();
         assert!(refused.contains(place), "{wrong}: {refused}");
+    }
+    // What would be refused with another value beside it.
+    let from_secret = json!({ "name": "STELLAGE_OIDC_CLIENT_ID", "valueFrom": { "secretKeyRef": { "name": "login", "key": "id" } } });
+    for right in [
+        json!({ "api": { "autoscaling": { "minReplicas": 7 } } }),
+        json!({ "api": { "settings": { "consoleUrl": "https://cloud.example.com" } } }),
+        json!({
+            "oidc": { "existingSecret": "login" },
+            "api": {
+                "settings": { "consoleUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com" },
+                "extraEnv": [from_secret],
+            },
+        }),
+    ] {
+        helm.template("stellage-system", &right)
+            .unwrap_or_else(|error| panic!("{right}: {error}"));
     }
 }
 

@@ -145,7 +145,10 @@ async fn forbidden_urls_and_names_that_are_ids_are_refused_to_tenants_at_once() 
     }
 
     // What the administrator allows to the operator.
-    let settings = json!({ "receiverAllow": ["127.0.0.0/8", "10.1.0.0/16"], "receiverAllowName": ["svc.cluster.local"] });
+    let settings = json!({
+        "receiverAllow": ["127.0.0.0/8", "10.1.0.0/16", "10.3.0.7"],
+        "receiverAllowName": ["svc.cluster.local", "*.Hooks.Internal."],
+    });
     install(json!({ "settings": settings }));
     eventually(
         "the policy to be changed",
@@ -156,11 +159,18 @@ async fn forbidden_urls_and_names_that_are_ids_are_refused_to_tenants_at_once() 
     for url in [
         "https://localhost/",
         "https://10.1.2.3/",
+        "https://10.3.0.7/",
         "https://hooks.shop.svc.cluster.local/x",
+        "https://a.hooks.internal/",
     ] {
         webhook(url).unwrap_or_else(|said| panic!("{url}: {said}"));
     }
-    for url in ["https://10.2.0.1/", "https://db.internal/", "https://kubernetes/"] {
+    for url in [
+        "https://10.2.0.1/",
+        "https://10.3.0.8/",
+        "https://db.internal/",
+        "https://kubernetes/",
+    ] {
         assert!(webhook(url).is_err(), "{url}");
     }
 

@@ -55,6 +55,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Address ranges as JSON. A single address becomes a range, the only form that NetworkPolicies and CEL know. */}}
+{{- define "stellage.ranges" -}}
+{{- $ranges := list }}
+{{- range . }}
+{{- $ranges = append $ranges (contains "/" . | ternary . (printf "%s/%s" . (contains ":" . | ternary "128" "32"))) }}
+{{- end }}
+{{- toJson $ranges }}
+{{- end -}}
+
+{{/* DNS names as JSON, without the forms that the program takes as well: *.Example.com. is example.com. */}}
+{{- define "stellage.domains" -}}
+{{- $names := list }}
+{{- range . }}
+{{- $names = append $names (lower . | trimPrefix "*." | trimSuffix ".") }}
+{{- end }}
+{{- toJson $names }}
+{{- end -}}
+
 {{- define "stellage.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

@@ -166,20 +166,24 @@ spec:
             httpGet: {path: /readyz, port: metrics}
             periodSeconds: 2
             timeoutSeconds: 2
-            failureThreshold: 1
+            # A single late answer takes no pod out of the Service; one that ends leaves it without a probe.
+            failureThreshold: 2
           resources:
             {{- toYaml $pods.resources | nindent 12 }}
           securityContext:
             allowPrivilegeEscalation: false
             readOnlyRootFilesystem: true
             capabilities: {drop: [ALL]}
-          {{- if $volumes }}
+          {{- if or $volumes $pods.extraVolumeMounts }}
           volumeMounts:
             {{- range $volumes }}
             - {name: {{ .name }}, mountPath: /etc/stellage/{{ .name }}, readOnly: true}
             {{- end }}
+            {{- with $pods.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
           {{- end }}
-      {{- if $volumes }}
+      {{- if or $volumes $pods.extraVolumes }}
       volumes:
         {{- range $volumes }}
         - name: {{ .name }}
@@ -189,6 +193,9 @@ spec:
           {{- else }}
           configMap: {name: {{ .configMap }}}
           {{- end }}
+        {{- end }}
+        {{- with $pods.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- end }}
       topologySpreadConstraints:

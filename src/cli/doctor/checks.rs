@@ -55,7 +55,7 @@ pub(super) fn all(snapshot: &Snapshot) -> Vec<Check> {
         mail(&snapshot.accounts),
         provider(&snapshot.instances),
         webhooks(&snapshot.webhooks),
-        backlog(&snapshot.webhooks),
+        backlog(&snapshot.webhooks, &snapshot.pods),
         schemas(&snapshot.accounts, &snapshot.instances, &snapshot.webhooks),
     ]
 }
@@ -544,7 +544,30 @@ fn webhooks(read: &Read<Objects<Webhook>>) -> Check {
     )
 }
 
-fn backlog(read: &Read<Objects<Webhook>>) -> Check {
+/// A number that the operator's pods set with a flag or its variable.
+fn setting(pods: &[Pod], flag: &str) -> Option<u32> {
+    let variable = format!("STELLAGE_{}", flag.to_uppercase().replace('-', "_"));
+    let flag = format!("--{flag}");
+    let mut containers = pods
+        .iter()
+        .flat_map(|pod| pod.spec.iter().flat_map(|spec| &spec.containers));
+    containers.find_map(|container| {
+        let mut arguments = container.command.iter().chain(&container.args).flatten();
+        let of_flag = match arguments.find_map(|argument| argument.strip_prefix(&flag)) {
+            Some("") => arguments.next().map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => None,
+        };
+        let mut variables = container.env.iter().flatten();
+        let of_variable = variables.rfind(|one| one.name == variable);
+        of_flag
+            .or(of_variable.and_then(|one| one.value.as_deref()))?
+            .parse()
+            .ok()
+    })
+}
+
+fn backlog(read: &Read<Objects<Webhook>>, pods: &Read<Vec<Pod>>) -> Check {
     let name = "backlog";
     let webhooks = match read {
         Ok(objects) => &objects.all,
@@ -558,8 +581,17 @@ fn backlog(read: &Read<Objects<Webhook>>) -> Check {
             .sum()
     };
     let (pending, held) = (sum(|status| status.pending), sum(|status| status.held));
+    let pods = pods.as_deref().unwrap_or_default();
+    let bound = |flag, default| setting(pods, flag).unwrap_or(default);
+    let pending_bound = bound("pending-deliveries-in-all", PENDING_IN_ALL);
+    let held_bound = bound("held-deliveries-in-all", HELD_IN_ALL);
+    let whose = if pods.is_empty() {
+        " by default; no pod says what the operator has"
+    } else {
+        ""
+    };
     let all = format!(
-        "{pending} deliveries pending and {held} held; the bounds are {PENDING_IN_ALL} and {HELD_IN_ALL} by default"
+        "{pending} deliveries pending and {held} held; the bounds are {pending_bound} and {held_bound}{whose}"
     );
     let is_near = |count: i64, bound: u32| count * 2 > i64::from(bound);
     let losing: BTreeSet<String> = webhooks
@@ -568,7 +600,7 @@ fn backlog(read: &Read<Objects<Webhook>>) -> Check {
         .map(key)
         .collect();
     let fix = "docs/runbooks.md, StellageDeliveryBacklog: see which receivers are down, or whether the network of the controllers is.";
-    if is_near(pending, PENDING_IN_ALL) || is_near(held, HELD_IN_ALL) {
+    if is_near(pending, pending_bound) || is_near(held, held_bound) {
         return failed(name, format!("{all}: beyond that, deliveries are dropped"), fix);
     }
     if !losing.is_empty() {
@@ -671,6 +703,54 @@ mod tests {
         let late = after(16);
         assert_eq!(late.outcome, Outcome::Failed);
         assert!(late.message.contains("16 s"), "{late:?}");
+    }
+
+    #[test]
+    fn a_backlog_is_judged_by_the_bounds_that_the_pods_have() {
+        let webhook: Webhook = serde_json::from_value(json!({
+            "metadata": { "name": "slow", "namespace": "ada" },
+            "spec": { "url": "https://hooks.example.com/", "events": [], "secretRef": { "name": "slow" } },
+            "status": { "pending": 3000, "held": 40 },
+        }))
+        .unwrap();
+        let webhooks = Ok(Objects {
+            all: vec![webhook],
+            unreadable: Vec::new(),
+        });
+        let judge = |containers: serde_json::Value| {
+            let api = json!({ "spec": { "containers": [{ "name": "stellage", "args": ["api"] }] } });
+            let pod = json!({ "spec": { "containers": containers } });
+            let pods: Vec<Pod> = serde_json::from_value(json!([api, pod])).unwrap();
+            let check = backlog(&webhooks, &Ok(pods));
+            (check.outcome, check.message)
+        };
+        let variables = |pending: &str| {
+            json!([{ "name": "stellage", "env": [
+            { "name": "STELLAGE_PENDING_DELIVERIES_IN_ALL", "value": "7" },
+            // The last one counts.
+            { "name": "STELLAGE_PENDING_DELIVERIES_IN_ALL", "value": pending },
+        ] }])
+        };
+        let (outcome, message) = judge(variables("5999"));
+        assert_eq!(outcome, Outcome::Failed);
+        assert!(message.contains("the bounds are 5999 and 50000:"), "{message}");
+        assert_eq!(judge(variables("6000")).0, Outcome::Ok);
+        for arguments in [
+            json!(["controller", "--held-deliveries-in-all=79"]),
+            json!(["controller", "--held-deliveries-in-all", "79"]),
+        ] {
+            let (outcome, message) = judge(json!([{ "name": "stellage", "args": arguments }]));
+            assert_eq!(outcome, Outcome::Failed);
+            assert!(message.contains("the bounds are 100000 and 79:"), "{message}");
+        }
+        for pods in [Ok(Vec::new()), Err("not allowed".to_owned())] {
+            let check = backlog(&webhooks, &pods);
+            assert_eq!(check.outcome, Outcome::Ok);
+            assert!(
+                check.message.contains("no pod says what the operator has"),
+                "{check:?}"
+            );
+        }
     }
 
     #[test]

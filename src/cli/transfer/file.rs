@@ -8,6 +8,7 @@ use std::{
 
 use jiff::Timestamp;
 use kube::core::DynamicObject;
+use semver::Version;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -120,7 +121,21 @@ fn parse_header(line: &[u8]) -> Result<Header, String> {
             format.stellage_export
         ));
     }
-    serde_json::from_slice(line).map_err(|error| error.to_string())
+    let header: Header = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    check_version(&header.version, env!("CARGO_PKG_VERSION"))?;
+    Ok(header)
+}
+
+/// Refuses the file of a newer program: it may have fields that this one does not know, and would lose. What an older one has written
+/// any newer one reads (docs/upgrading.md).
+fn check_version(writer: &str, own: &str) -> Result<(), String> {
+    let version = |text: &str| Version::parse(text).map_err(|error| format!("the version {text}: {error}"));
+    if version(writer)?.cmp_precedence(&version(own)?).is_gt() {
+        return Err(format!(
+            "it was written by version {writer}, and this program has version {own}, which may not know all that is in it: install the operator of version {writer} or newer, and import with the program of that version"
+        ));
+    }
+    Ok(())
 }
 
 /// Reads the whole file once, to see that it is complete and undamaged.
@@ -202,5 +217,20 @@ mod tests {
             assert_ne!(damaged, text);
             assert!(check(&mut damaged.as_bytes()).is_err(), "{damaged}");
         }
+    }
+
+    #[test]
+    fn what_a_newer_program_has_written_is_refused_and_what_an_older_one_has_is_not() {
+        for older in ["0.3.1", "0.3.0", "0.2.9", "0.3.1-rc.1", "0.3.1+build.7"] {
+            assert_eq!(check_version(older, "0.3.1"), Ok(()), "{older}");
+        }
+        for newer in ["0.3.2", "0.10.0", "1.0.0", "0.4.0-rc.1"] {
+            let refused = check_version(newer, "0.3.1").unwrap_err();
+            assert!(
+                refused.contains(&format!("the operator of version {newer} or newer")),
+                "{refused}"
+            );
+        }
+        assert!(check_version("newest", "0.3.1").is_err());
     }
 }

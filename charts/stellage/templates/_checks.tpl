@@ -1,0 +1,35 @@
+{{/*
+Refuses what the schema cannot, or only without saying why: values that do not go together. What `api.extraEnv` names counts as set.
+*/}}
+{{- define "stellage.checks" -}}
+{{- if regexMatch "/v1/traces/*$" (default "" .Values.settings.otlpEndpoint) }}
+{{- fail (printf "settings.otlpEndpoint (%s) must be without /v1/traces, which the program adds" .Values.settings.otlpEndpoint) }}
+{{- end }}
+{{- with .Values.api.autoscaling }}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
+{{- fail (printf "api.autoscaling.minReplicas (%d) must be at most api.autoscaling.maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- $variables := list }}
+{{- range .Values.api.extraEnv }}
+{{- $variables = append $variables .name }}
+{{- end }}
+{{- $settings := .Values.api.settings }}
+{{- $needed := dict
+  "api.settings.oidcIssuer" (or $settings.oidcIssuer (has "STELLAGE_OIDC_ISSUER" $variables))
+  "api.settings.oidcClientId" (or $settings.oidcClientId (has "STELLAGE_OIDC_CLIENT_ID" $variables))
+  "oidc.existingSecret" (or .Values.oidc.existingSecret (has "STELLAGE_OIDC_CLIENT_SECRET_FILE" $variables)) }}
+{{- $given := list }}
+{{- range $name, $value := merge (dict "api.settings.oidcName" $settings.oidcName) $needed }}
+{{- if $value }}{{ $given = append $given $name }}{{ end }}
+{{- end }}
+{{- if $given }}
+{{- $missing := list }}
+{{- range $name, $value := merge (dict "api.settings.consoleUrl" (or $settings.consoleUrl (has "STELLAGE_CONSOLE_URL" $variables))) $needed }}
+{{- if not $value }}{{ $missing = append $missing $name }}{{ end }}
+{{- end }}
+{{- if $missing }}
+{{- fail (printf "signing in through OpenID Connect also needs %s: %s alone is refused by the program" (join ", " $missing) (join ", " $given)) }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,382 @@
+//! What is in the chart only if values ask for it.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{Helm, objects, rendered::everything};
+
+/// Kind and name of each object.
+fn names(helm: &Helm, values: &Value) -> BTreeSet<String> {
+    let text = helm
+        .template("stellage-system", values)
+        .unwrap_or_else(|error| panic!("{values}: {error}"));
+    let name = |object: Value| {
+        let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
+        format!("{} {}", kind.as_str().unwrap(), name.as_str().unwrap())
+    };
+    objects(&text).into_iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn an_optional_object_is_there_if_it_is_asked_for_and_not_otherwise() {
+    let helm = Helm::alone().await;
+    let usual = names(&helm, &json!({}));
+    for (values, more, fewer) in [
+        (
+            json!({ "ingress": { "enabled": true, "hosts": ["api.example.com"] } }),
+            vec!["Ingress stellage"],
+            vec![],
+        ),
+        (
+            json!({ "httpRoute": { "enabled": true, "parentRefs": [{ "name": "gateway" }] } }),
+            vec!["HTTPRoute stellage"],
+            vec![],
+        ),
+        (
+            json!({ "serviceMonitor": { "enabled": true } }),
+            vec!["ServiceMonitor stellage"],
+            vec![],
+        ),
+        (
+            json!({ "prometheusRule": { "enabled": true } }),
+            vec!["PrometheusRule stellage"],
+            vec![],
+        ),
+        (
+            json!({ "dashboard": { "enabled": true } }),
+            vec!["ConfigMap stellage-dashboard"],
+            vec![],
+        ),
+        (
+            json!({ "networkPolicy": { "enabled": true } }),
+            vec!["NetworkPolicy stellage-api", "NetworkPolicy stellage-controller"],
+            vec![],
+        ),
+        (
+            json!({ "api": { "autoscaling": { "enabled": true } } }),
+            vec!["HorizontalPodAutoscaler stellage-api"],
+            vec![],
+        ),
+        (
+            json!({ "catalogue": { "currency": "CHF" } }),
+            vec!["ConfigMap stellage-catalogue"],
+            vec![],
+        ),
+        (json!({ "existingCatalogue": "mine" }), vec![], vec![]),
+        (
+            json!({ "smtp": { "url": "smtp://mail.example.com" } }),
+            vec!["Secret stellage-smtp"],
+            vec![],
+        ),
+        (
+            json!({ "smtp": { "url": "smtp://mail.example.com", "existingSecret": "mail" } }),
+            vec![],
+            vec![],
+        ),
+        (
+            json!({ "api": { "podDisruptionBudget": { "enabled": false } }, "controller": { "replicas": 1 } }),
+            vec![],
+            vec![
+                "PodDisruptionBudget stellage-api",
+                "PodDisruptionBudget stellage-controller",
+            ],
+        ),
+        (
+            json!({ "serviceAccounts": { "create": false } }),
+            vec![],
+            vec![
+                "ServiceAccount stellage-api",
+                "ServiceAccount stellage-controller",
+            ],
+        ),
+        (
+            json!({ "policies": { "receivers": false } }),
+            vec![],
+            vec![
+                "ValidatingAdmissionPolicy receivers.stellage.dev",
+                "ValidatingAdmissionPolicyBinding receivers.stellage.dev",
+            ],
+        ),
+        (
+            json!({ "policies": { "addFinalizer": true } }),
+            vec![
+                "MutatingAdmissionPolicy server-finalizer-added.stellage.dev",
+                "MutatingAdmissionPolicyBinding server-finalizer-added.stellage.dev",
+            ],
+            vec![],
+        ),
+        (
+            json!({ "rbac": { "aggregate": false } }),
+            vec![],
+            vec![
+                "ClusterRole stellage-admin",
+                "ClusterRole stellage-edit",
+                "ClusterRole stellage-view",
+            ],
+        ),
+    ] {
+        let now = names(&helm, &values);
+        assert_eq!(now.difference(&usual).collect::<Vec<_>>(), more, "{values}");
+        assert_eq!(usual.difference(&now).collect::<Vec<_>>(), fewer, "{values}");
+    }
+}
+
+#[tokio::test]
+async fn without_its_roles_the_chart_has_everything_else() {
+    let helm = Helm::alone().await;
+    for mode in ["split", "all"] {
+        let with = names(&helm, &json!({ "mode": mode }));
+        let without = names(&helm, &json!({ "mode": mode, "rbac": { "install": false } }));
+        let is_role = |object: &&String| {
+            let kind = object.split(' ').next().unwrap();
+            let kind = kind.trim_start_matches("Cluster").trim_end_matches("Binding");
+            // Those of tenants have a value of their own.
+            kind == "Role"
+                && ![
+                    "ClusterRole stellage-view",
+                    "ClusterRole stellage-edit",
+                    "ClusterRole stellage-admin",
+                ]
+                .contains(&object.as_str())
+        };
+        let roles: BTreeSet<String> = with.iter().filter(is_role).cloned().collect();
+        assert!(roles.len() > 8, "{roles:?}");
+        assert_eq!(&with - &without, roles);
+        assert!(without.contains("Secret stellage-console") && without.contains("Secret stellage-usage-key"));
+    }
+}
+
+#[tokio::test]
+async fn the_alert_about_a_backlog_fires_at_a_tenth_of_what_may_wait() {
+    let helm = Helm::alone().await;
+    let values = json!({
+        "prometheusRule": { "enabled": true }, "controller": { "settings": { "pendingDeliveriesInAll": 2500 } },
+    });
+    let text = helm.template("stellage-system", &values).unwrap();
+    let pending = text
+        .lines()
+        .find(|line| line.contains("sum(stellage_deliveries_pending"));
+    let pending = pending.unwrap().trim_end();
+    assert!(pending.ends_with("> 250\""), "{pending}");
+}
+
+/// The template of the pods of a Deployment.
+fn pods(all: &[Value], deployment: &str) -> Value {
+    let found = all
+        .iter()
+        .find(|object| object["kind"] == "Deployment" && object["metadata"]["name"] == deployment);
+    found.unwrap()["spec"]["template"].clone()
+}
+
+#[tokio::test]
+async fn pods_have_what_is_asked_of_the_scheduler_and_the_environment_and_nothing_of_it_otherwise() {
+    let helm = Helm::alone().await;
+    let render = |values: &Value| objects(&helm.template("stellage-system", values).unwrap());
+    let (usual, asked) = (render(&json!({})), render(&everything()));
+    for name in ["stellage-api", "stellage-controller"] {
+        let (usual, asked) = (pods(&usual, name), pods(&asked, name));
+        for (field, value) in [
+            ("/metadata/annotations/a", json!("b")),
+            ("/metadata/labels/team", json!("cloud")),
+            ("/spec/priorityClassName", json!("high")),
+            ("/spec/nodeSelector", json!({ "disk": "ssd" })),
+            (
+                "/spec/tolerations",
+                json!([{ "key": "dedicated", "operator": "Exists" }]),
+            ),
+            ("/spec/affinity", json!({ "nodeAffinity": {} })),
+            ("/spec/imagePullSecrets", json!([{ "name": "pull" }])),
+        ] {
+            assert_eq!(asked.pointer(field), Some(&value), "{name}: {field}");
+            assert_eq!(usual.pointer(field), None, "{name}: {field}");
+        }
+        let log = json!({ "name": "RUST_LOG", "value": "info,stellage=debug" });
+        let has_log = |pods: &Value| {
+            let variables = pods["spec"]["containers"][0]["env"].as_array().unwrap();
+            variables.contains(&log)
+        };
+        assert!(has_log(&asked) && !has_log(&usual), "{name}");
+        for list in ["/spec/volumes", "/spec/containers/0/volumeMounts"] {
+            let last = asked.pointer(list).unwrap().as_array().unwrap().last().unwrap();
+            assert_eq!(last["name"], "more-ca", "{name}: {list}");
+            assert_eq!(usual.pointer(list), None, "{name}: {list}");
+        }
+
+        let spread = |pods: &Value| -> Vec<(Value, Value, Value)> {
+            let constraints = pods["spec"]["topologySpreadConstraints"].as_array().unwrap();
+            let of = |one: &Value| {
+                let component = &one["labelSelector"]["matchLabels"]["app.kubernetes.io/component"];
+                (
+                    one["topologyKey"].clone(),
+                    one["whenUnsatisfiable"].clone(),
+                    component.clone(),
+                )
+            };
+            constraints.iter().map(of).collect()
+        };
+        let component = json!(name.trim_start_matches("stellage-"));
+        let best = |key: &str| (json!(key), json!("ScheduleAnyway"), component.clone());
+        assert_eq!(
+            spread(&usual),
+            [
+                best("kubernetes.io/hostname"),
+                best("topology.kubernetes.io/zone")
+            ]
+        );
+        assert_eq!(
+            spread(&asked),
+            [(json!("rack"), json!("DoNotSchedule"), component.clone())]
+        );
+    }
+    // The autoscaler sets the number of replicas, and Helm must not set it back.
+    let replicas = |all: &[Value]| {
+        let found = all
+            .iter()
+            .find(|object| object["kind"] == "Deployment" && object["metadata"]["name"] == "stellage-api");
+        found.unwrap()["spec"].get("replicas").cloned()
+    };
+    assert_eq!((replicas(&usual), replicas(&asked)), (Some(json!(2)), None));
+}
+
+#[tokio::test]
+async fn existing_secrets_reach_the_processes_that_need_them_and_there_are_none_otherwise() {
+    let helm = Helm::alone().await;
+    let secrets = |values: &Value, name: &str| -> BTreeSet<String> {
+        let all = objects(&helm.template("stellage-system", values).unwrap());
+        let spec = pods(&all, name)["spec"].clone();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let volumes = spec["volumes"].as_array().cloned().unwrap_or_default();
+        let volumes = volumes.iter().map(|volume| text(&volume["secret"]["secretName"]));
+        let variables = spec["containers"][0]["env"].as_array().unwrap().iter();
+        let variables = variables
+            .map(|variable| &variable["valueFrom"]["secretKeyRef"])
+            .filter(|secret| !secret.is_null())
+            .map(|secret| format!("{}:{}", text(&secret["name"]), text(&secret["key"])));
+        volumes.chain(variables).collect()
+    };
+    let values = json!({
+        "smtp": { "existingSecret": "mail", "existingSecretKey": "smtp-url", "caSecret": "mail-ca" },
+        "receivers": { "caSecret": "receiver-ca" }, "tls": { "existingSecret": "tls" },
+        "traces": { "existingSecret": "collector" }, "oidc": { "existingSecret": "login" },
+        "api": { "settings": {
+            "consoleUrl": "https://cloud.example.com", "oidcIssuer": "https://login.example.com", "oidcClientId": "console",
+        } },
+    });
+    for (name, wanted) in [
+        ("stellage-api", "collector:headers login receiver-ca tls"),
+        (
+            "stellage-controller",
+            "collector:headers mail-ca mail:smtp-url receiver-ca",
+        ),
+    ] {
+        let found: Vec<String> = secrets(&values, name).into_iter().collect();
+        assert_eq!(found.join(" "), wanted, "{name}");
+        assert!(secrets(&json!({}), name).is_empty(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_network_policies_let_pods_call_what_the_values_name_and_nothing_of_it_otherwise() {
+    let helm = Helm::alone().await;
+    let render = |values: &Value| {
+        let mut values = values.clone();
+        values["networkPolicy"]["enabled"] = json!(true);
+        objects(&helm.template("stellage-system", &values).unwrap())
+    };
+    let rules = |all: &[Value], name: &str, direction: &str| -> Vec<Value> {
+        let policy = all
+            .iter()
+            .find(|object| object["kind"] == "NetworkPolicy" && object["metadata"]["name"] == name);
+        policy.unwrap()["spec"][direction].as_array().unwrap().clone()
+    };
+    let usual = render(&json!({}));
+    let block = |range: &str| json!({ "ipBlock": { "cidr": range } });
+    let tcp = |port: u16, to: Value| json!({ "ports": [{ "protocol": "TCP", "port": port }], "to": to });
+    let dns = |port: u16, range: &str| {
+        let ports = ["UDP", "TCP"].map(|protocol| json!({ "protocol": protocol, "port": port }));
+        json!({ "ports": ports, "to": [block(range)] })
+    };
+    let any_port = json!([{ "protocol": "TCP", "port": 1, "endPort": 65535 }]);
+    let extra = json!({ "to": [{ "podSelector": { "matchLabels": { "app": "collector" } } }], "ports": [{ "port": 4318 }] });
+    let login = json!({ "consoleUrl": "https://cloud.example.com", "oidcClientId": "console", "oidcIssuer": "https://login.example.com" });
+    for (values, of_api, of_controller) in [
+        (
+            json!({ "settings": { "receiverNameServer": ["10.0.0.53:5353", "[fd00::53]:53"] } }),
+            vec![],
+            vec![dns(5353, "10.0.0.53/32"), dns(53, "fd00::53/128")],
+        ),
+        (
+            json!({ "settings": { "receiverAllow": ["10.1.2.3", "fd00::/8"] }, "networkPolicy": { "receiverRanges": ["10.9.0.0/16"] } }),
+            vec![],
+            vec![
+                json!({ "ports": any_port, "to": [block("10.9.0.0/16"), block("10.1.2.3/32"), block("fd00::/8")] }),
+            ],
+        ),
+        (
+            json!({ "settings": { "receiverProxy": "http://ada:secret@10.4.0.1:4750" } }),
+            vec![],
+            vec![tcp(4750, json!([block("10.4.0.1/32")]))],
+        ),
+        (
+            json!({ "settings": { "receiverProxy": "http://[fd00::7]" } }),
+            vec![],
+            vec![tcp(80, json!([block("fd00::7/128")]))],
+        ),
+        (
+            json!({ "settings": { "receiverProxy": "http://proxy.example:4750" } }),
+            vec![],
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 4750 }] })],
+        ),
+        (
+            json!({ "settings": { "receiverProxy": "http://proxy.example:4750" }, "networkPolicy": { "receiverRanges": ["10.4.0.1/32"] } }),
+            vec![],
+            vec![json!({ "ports": any_port, "to": [block("10.4.0.1/32")] })],
+        ),
+        (
+            json!({ "settings": { "otlpEndpoint": "https://collector.example" } }),
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
+        ),
+        (
+            json!({ "api": { "settings": login }, "oidc": { "existingSecret": "login" } }),
+            vec![json!({ "ports": [{ "protocol": "TCP", "port": 443 }] })],
+            vec![],
+        ),
+        (
+            json!({ "networkPolicy": { "mailRanges": ["10.1.0.0/16"], "mailPorts": [2525] } }),
+            vec![],
+            vec![tcp(2525, json!([block("10.1.0.0/16")]))],
+        ),
+        (
+            json!({ "networkPolicy": { "extraEgress": [extra] } }),
+            vec![extra.clone()],
+            vec![extra.clone()],
+        ),
+    ] {
+        let all = render(&values);
+        for (name, wanted) in [("stellage-api", of_api), ("stellage-controller", of_controller)] {
+            let usual = rules(&usual, name, "egress");
+            let mut more = rules(&all, name, "egress");
+            more.retain(|rule| !usual.contains(rule));
+            assert_eq!(more, wanted, "{name} with {values}");
+        }
+    }
+    // The REST API asks the leader about usage.
+    let ours = json!([{ "podSelector": { "matchLabels": { "app.kubernetes.io/name": "stellage", "app.kubernetes.io/instance": "stellage" } } }]);
+    let ask = tcp(9091, ours.clone());
+    let answer = json!({ "ports": [{ "protocol": "TCP", "port": "usage" }], "from": ours });
+    let in_one = render(&json!({ "mode": "all" }));
+    for (all, who_asks, who_answers) in [
+        (&usual, "stellage-api", "stellage-controller"),
+        (&in_one, "stellage", "stellage"),
+    ] {
+        assert!(rules(all, who_asks, "egress").contains(&ask), "{who_asks}");
+        assert!(
+            rules(all, who_answers, "ingress").contains(&answer),
+            "{who_answers}"
+        );
+    }
+    assert!(!rules(&usual, "stellage-controller", "egress").contains(&ask));
+    assert!(!rules(&usual, "stellage-api", "ingress").contains(&answer));
+}
