@@ -275,7 +275,11 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             Some(whole_backup_status()),
             Some("kinds-round-trip"),
         ),
-        (key, None, Some("kinds-round-trip")),
+        (
+            key,
+            Some(json!({ "lastUsedOn": "2026-11-23" })),
+            Some("kinds-round-trip"),
+        ),
         (
             whole_webhook(),
             Some(whole_webhook_status()),
