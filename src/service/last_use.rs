@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use jiff::{Timestamp, ToSpan as _, civil::Date};
+use jiff::{Span, Timestamp, civil::Date};
 
 /// Day 0.
 const EPOCH: Date = Date::constant(1970, 1, 1);
@@ -38,8 +38,9 @@ impl LastUse {
 
     /// The latest day; `None` if there was no use.
     pub fn day(&self) -> Option<Date> {
-        let day = self.0.load(Ordering::Relaxed);
-        EPOCH.checked_add(day.days()).ok().filter(|_| day != NEVER)
+        // None of the years that there are has the day of what was never used.
+        let days = Span::new().try_days(self.0.load(Ordering::Relaxed)).ok()?;
+        EPOCH.checked_add(days).ok()
     }
 
     /// Sets the day, unless it is later already. Returns what it was.
