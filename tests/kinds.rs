@@ -347,8 +347,10 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             {
                 assert_eq!(&back.data["status"][field], value, "{kind}.status.{field}");
             }
-            let kept = back.data["status"]["conditions"].as_array().unwrap();
-            assert!(kept.contains(&condition()), "{kept:?}");
+            if status.get("conditions").is_some() {
+                let kept = back.data["status"]["conditions"].as_array().unwrap();
+                assert!(kept.contains(&condition()), "{kept:?}");
+            }
         }
         let deleting = if kind.starts_with("Invoice") {
             &operators

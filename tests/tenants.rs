@@ -349,9 +349,7 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
         let status = Patch::Merge(json!({ "status": forged.status }));
         let patched = api.patch("forged", &PatchParams::default(), &status).await;
         assert_eq!(patched.unwrap().last_used_on(), None);
-        let refused = api
-            .patch_status("forged", &PatchParams::default(), &status)
-            .await;
+        let refused = api.patch_status("forged", &PatchParams::default(), &status).await;
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("written by the operator alone"), "{refused}");
         api.delete("forged", &DeleteParams::default()).await.unwrap();

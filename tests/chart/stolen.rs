@@ -323,7 +323,10 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     let used = Patch::Merge(json!({ "status": { "lastUsedOn": "2026-11-23" } }));
     let refused = keys.patch_status("mine", &PatchParams::default(), &used).await;
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains("cannot patch resource \"apikeys/status\""), "{refused}");
+    assert!(
+        refused.contains("cannot patch resource \"apikeys/status\""),
+        "{refused}"
+    );
     // What it has no use for at all.
     for line in [
         "create clusterrolebinding mine --clusterrole=cluster-admin --serviceaccount=stellage-system:stellage-controller",

@@ -86,7 +86,9 @@ async fn a_key_is_created_works_at_once_is_listed_without_its_secret_and_revoked
     let shown = without(&without(&key, "key"), "last_used_on");
     let listed_keys = listed.json()["data"].as_array().unwrap().clone();
     assert!(
-        listed_keys.iter().any(|key| without(key, "last_used_on") == shown),
+        listed_keys
+            .iter()
+            .any(|key| without(key, "last_used_on") == shown),
         "{}",
         listed.text
     );
