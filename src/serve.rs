@@ -42,7 +42,7 @@ use crate::{
         traces::TraceError,
         watch::{Listener, Watches},
     },
-    service::{self, Service},
+    service::{self, Service, key_use},
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 
@@ -190,6 +190,7 @@ pub async fn serve(
         on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
         watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
+        tokio::spawn(key_use::record(&service, watches.shutdown.clone()));
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
         let leaving = Arc::new(AtomicBool::new(false));

@@ -275,7 +275,11 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             Some(whole_backup_status()),
             Some("kinds-round-trip"),
         ),
-        (key, None, Some("kinds-round-trip")),
+        (
+            key,
+            Some(json!({ "lastUsedOn": "2026-11-23" })),
+            Some("kinds-round-trip"),
+        ),
         (
             whole_webhook(),
             Some(whole_webhook_status()),
@@ -343,8 +347,10 @@ async fn every_field_survives_a_round_trip_through_the_api_server() {
             {
                 assert_eq!(&back.data["status"][field], value, "{kind}.status.{field}");
             }
-            let kept = back.data["status"]["conditions"].as_array().unwrap();
-            assert!(kept.contains(&condition()), "{kept:?}");
+            if status.get("conditions").is_some() {
+                let kept = back.data["status"]["conditions"].as_array().unwrap();
+                assert!(kept.contains(&condition()), "{kept:?}");
+            }
         }
         let deleting = if kind.starts_with("Invoice") {
             &operators

@@ -18,6 +18,8 @@ mod a_browser;
 mod a_chart;
 #[path = "high_availability.rs"]
 mod a_high_availability;
+#[path = "key_use.rs"]
+mod a_key_use;
 #[path = "listen.rs"]
 mod a_listen;
 #[path = "local_run.rs"]

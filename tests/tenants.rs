@@ -16,8 +16,11 @@ use kube::{
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stellage::resources::{
-    Account, ApiKey, Delivery, EventLog, Instance, InstanceState, Webhook, conditions,
+use stellage::{
+    resources::{
+        Account, ApiKey, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook, conditions,
+    },
+    service::keys::new_key,
 };
 
 use crate::{
@@ -335,6 +338,21 @@ async fn only_the_operator_creates_deliveries_and_writes_what_it_has_observed() 
             .await;
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("written by the operator alone"), "{refused}");
+    }
+    let keys: Api<ApiKey> = Api::namespaced(webhooks.clone().into_client(), &tenant.namespace);
+    let administrators: Api<ApiKey> = Api::namespaced(tenant.kube.clone(), &tenant.namespace);
+    let mut forged = ApiKey::new("forged", new_key("uid", KeyScope::Read, None).1);
+    forged.status = Some(serde_json::from_value(json!({ "lastUsedOn": "2026-11-21" })).unwrap());
+    for api in [&keys, &administrators] {
+        let made = api.create(&PostParams::default(), &forged).await.unwrap();
+        assert_eq!(made.last_used_on(), None, "the status of a new key is dropped");
+        let status = Patch::Merge(json!({ "status": forged.status }));
+        let patched = api.patch("forged", &PatchParams::default(), &status).await;
+        assert_eq!(patched.unwrap().last_used_on(), None);
+        let refused = api.patch_status("forged", &PatchParams::default(), &status).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("written by the operator alone"), "{refused}");
+        api.delete("forged", &DeleteParams::default()).await.unwrap();
     }
     let delivery = |test: bool, body: &str, status: Value| -> Delivery {
         let name = tenant.namespace.len().to_string() + "-forged";

@@ -215,6 +215,12 @@ async fn export(file: &Path, receiver: &Receiver) -> Exported {
         counts == [(Some(8), true), (Some(0), true), (Some(0), false)].into()
     };
     eventually("the counters", webhooks, are_counted).await;
+    let keys = async || tenant.call(Method::GET, "/v1/keys", None).await.json()["data"].clone();
+    let are_recorded = |keys: &Value| {
+        let mut keys = keys.as_array().unwrap().iter();
+        keys.all(|key| key["last_used_on"].is_string())
+    };
+    eventually("the last uses of the keys", keys, are_recorded).await;
     // Until nothing is written any more.
     let look = async || {
         let before = shown(&tenant).await;

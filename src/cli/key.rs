@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use clap::{Args, Subcommand};
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::Date};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
@@ -33,7 +33,7 @@ pub enum KeyCommand {
     /// Create a key and print it; it is shown only once
     #[command(after_help = CREATE)]
     Create(CreateArgs),
-    /// List keys, without the keys themselves
+    /// List keys and the day, in UTC, on which each was last used, without the keys themselves
     #[command(after_help = LIST)]
     List(ListArgs),
     /// Revoke a key; it stops working within a second
@@ -78,7 +78,7 @@ pub struct CreateArgs {
     output: Output,
 }
 
-/// List keys, of one account or of all.
+/// List keys, of one account or of all, with the day, in UTC, on which each was last used.
 #[derive(Args, Debug)]
 pub struct ListArgs {
     /// Only keys of this account
@@ -121,6 +121,8 @@ struct Listed {
     ends_in: Option<String>,
     expires_at: Option<Timestamp>,
     expired: bool,
+    /// The latest day, in UTC, on which it was used.
+    last_used_on: Option<Date>,
     /// The digest covers the key alone, so that the key should be replaced.
     outdated: bool,
     /// Made for a former owner of the namespace; does not work.
@@ -136,6 +138,7 @@ impl Listed {
         Self {
             account: owner.and_then(|owner| owner.metadata.name.clone()),
             expired: key.is_expired(now),
+            last_used_on: key.last_used_on(),
             outdated: key.is_outdated(),
             former: owner.is_some_and(|owner| created_at.is_some_and(|at| at < owner.owner_since())),
             copy: key.spec.is_copy,
@@ -161,7 +164,7 @@ impl Listed {
     }
 
     /// The cells of its row.
-    fn row(self, now: Timestamp) -> [String; 7] {
+    fn row(self, now: Timestamp) -> [String; 8] {
         let none = || "-".to_owned();
         // Objects made by hand may have any characters here.
         let ends_in = |end: String| format!("…{}", end.replace(|c: char| !c.is_ascii_graphic(), "?"));
@@ -176,6 +179,8 @@ impl Listed {
                 Some(end) if self.expired => format!("{end} (expired)"),
                 Some(end) => end.to_string(),
             },
+            self.last_used_on
+                .map_or_else(|| "never".to_owned(), |day| day.to_string()),
             self.created_at
                 .map_or_else(none, |since| duration::age(since, now)),
             remark,
@@ -283,7 +288,16 @@ async fn list(cluster: &Cluster, args: ListArgs) -> Result<(), CliError> {
     let outdated = keys.iter().any(|key| key.outdated && !key.former && !key.copy);
     let rows: Vec<_> = keys.into_iter().map(|key| key.row(now)).collect();
     output::line(&output::table(
-        &["NAME", "ACCOUNT", "SCOPE", "ENDS-IN", "EXPIRES", "AGE", "NOTE"],
+        &[
+            "NAME",
+            "ACCOUNT",
+            "SCOPE",
+            "ENDS-IN",
+            "EXPIRES",
+            "LAST-USED",
+            "AGE",
+            "NOTE",
+        ],
         &rows,
     ));
     if outdated {
@@ -393,7 +407,7 @@ mod tests {
         assert_eq!(note, "copy");
         let [.., note] = row("2026-11-20T10:00:00Z", Some("AccountAndKey"));
         assert_eq!(note, "-");
-        let [.., ends_in, _, _, note] = row("2026-11-20T10:00:00Z", None);
+        let [.., ends_in, _, _, _, note] = row("2026-11-20T10:00:00Z", None);
         assert_eq!((ends_in.as_str(), note.as_str()), ("…?[?x", "outdated"));
         let [.., note] = row("2026-11-20T09:59:59Z", Some("AccountAndKey"));
         assert_eq!(note, "former account");

@@ -38,6 +38,7 @@ struct Key {
     scope: String,
     created_at: Moment,
     expires_at: Option<Moment>,
+    last_used_on: Option<String>,
     last_characters: Option<String>,
 }
 

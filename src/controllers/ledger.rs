@@ -4,10 +4,11 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::resources::{Instance, origin};
 
@@ -21,10 +22,17 @@ pub struct Ledger {
 struct Shared {
     /// UIDs of instances that are being deleted, and whose end is stored.
     ended: Mutex<HashSet<String>>,
-    /// UIDs of deleted Accounts in which there is nothing any more, and whether their invoices are all issued and kept.
-    closing: Mutex<HashMap<String, bool>>,
+    /// Deleted Accounts in which there is nothing any more, by UID.
+    closing: Mutex<HashMap<String, Closing>>,
     /// Namespaces to look at; `None` while another replica is the leader.
     requests: Mutex<Option<mpsc::UnboundedSender<String>>>,
+}
+
+struct Closing {
+    /// When there was nothing left.
+    since: Instant,
+    /// Whether its invoices are all issued and kept.
+    is_closed: bool,
 }
 
 impl Ledger {
@@ -45,16 +53,16 @@ impl Ledger {
     /// Whether the invoices of a deleted Account are all issued and kept. Asks for it if they are not. Only for an Account in which
     /// there is nothing any more.
     pub fn is_closed(&self, account_uid: &str, namespace: &str) -> bool {
-        let is_closed = *self
-            .shared
-            .closing
-            .lock()
-            .entry(account_uid.to_owned())
-            .or_default();
-        if !is_closed {
+        let begun = || Closing {
+            since: Instant::now(),
+            is_closed: false,
+        };
+        let mut closing = self.shared.closing.lock();
+        let closing = closing.entry(account_uid.to_owned()).or_insert_with(begun);
+        if !closing.is_closed {
             self.request(namespace);
         }
-        is_closed
+        closing.is_closed
     }
 
     /// Tells that there is something in a deleted Account, perhaps again.
@@ -62,9 +70,10 @@ impl Ledger {
         self.shared.closing.lock().remove(account_uid);
     }
 
-    /// Whether a deleted Account is to be closed.
-    pub(super) fn is_closing(&self, account_uid: &str) -> bool {
-        self.shared.closing.lock().contains_key(account_uid)
+    /// For how long a deleted Account has been waiting to be closed; `None` if there is something in it.
+    pub(super) fn closing_for(&self, account_uid: &str) -> Option<Duration> {
+        let closing = self.shared.closing.lock();
+        closing.get(account_uid).map(|closing| closing.since.elapsed())
     }
 
     /// Has the account with this namespace looked at.
@@ -104,8 +113,8 @@ impl Ledger {
 
     /// Takes over that all invoices of a deleted Account are issued and kept.
     pub(super) fn closed(&self, account_uid: &str) {
-        if let Some(is_closed) = self.shared.closing.lock().get_mut(account_uid) {
-            *is_closed = true;
+        if let Some(closing) = self.shared.closing.lock().get_mut(account_uid) {
+            closing.is_closed = true;
         }
     }
 }

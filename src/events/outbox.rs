@@ -90,9 +90,8 @@ pub trait Outbox: Send + Sync {
     /// Whether nothing is left to do for the outbox entry with this id, so that it may be removed.
     fn is_settled(&self, event_id: &str) -> bool;
 
-    /// When the last event happened that a webhook in this namespace has not been sent yet, or is being sent for the first time. `None`
-    /// if there is none, or nothing can be sent to its webhook.
-    fn last_unattempted(&self, namespace: &str) -> Option<Timestamp>;
+    /// Whether a webhook in this namespace that can be sent to has events for which no attempt has ended.
+    fn has_unattempted(&self, namespace: &str) -> bool;
 
     /// Reports the outbox of an object that was just written. Events with a sequence number above `before` are new and are
     /// sent.

@@ -281,6 +281,8 @@ impl App {
                 Err(refusal) => return (Err(refusal), None),
             },
         };
+        // Also if it is refused below: somebody has the key and uses it.
+        self.service.note_use(&credential);
         let admitted = self.check(request.method(), &credential, &allowance);
         request.extensions_mut().insert(credential);
         (admitted, Some(allowance))
@@ -400,6 +402,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 mod tests {
     use axum::routing::get;
     use http_body_util::BodyExt as _;
+    use jiff::Timestamp;
     use serde_json::{Value, json};
 
     use super::*;
@@ -524,6 +527,22 @@ mod tests {
             status == 503 && headers.contains_key(RETRY_AFTER),
             "an empty list would be wrong"
         );
+    }
+
+    #[tokio::test]
+    async fn a_request_uses_its_key_also_if_its_scope_does_not_allow_it_or_the_console_makes_it() {
+        let facade = synced();
+        let credentials = facade.app.service.credentials();
+        let is_used = |key: &str| credentials.unrecorded_use("demo", key).is_some();
+        ask(&facade, "GET", "/v1/plans", Some("other")).await;
+        ask(&facade, "GET", "/v1/openapi.json", Some("write")).await;
+        assert!(!is_used("read") && !is_used("write"));
+        let refused = ask(&facade, "POST", "/v1/instances", Some("read")).await;
+        assert_eq!((refused.0, is_used("read"), is_used("write")), (403, true, false));
+        let write = credentials.authenticate("write", Timestamp::now).ok().unwrap();
+        let request = Request::get("/v1/plans").body(Body::empty()).unwrap();
+        facade.answer_as(write, request).await;
+        assert!(is_used("write"));
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! `ApiKey`: one REST key, stored only as the digest of a random secret.
 
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::Date};
 use kube::{CustomResource, KubeSchema};
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
@@ -59,11 +59,13 @@ pub enum DigestOf {
     shortname = "key",
     category = "stellage",
     namespaced,
+    status = "ApiKeyStatus",
     derive = "PartialEq",
     doc = "One REST key of the account whose namespace it is in. Only the digest of the key is stored, so nothing here is secret. Delete the object to revoke the key.",
     printcolumn(name = "Scope", type_ = "string", json_path = ".spec.scope"),
     printcolumn(name = "Ends-In", type_ = "string", json_path = ".spec.lastCharacters"),
     printcolumn(name = "Expires", type_ = "string", json_path = ".spec.expiresAt"),
+    printcolumn(name = "Last-Used", type_ = "string", json_path = ".status.lastUsedOn"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -106,6 +108,17 @@ pub struct ApiKeySpec {
     #[schemars(length(max = 4))]
     #[x_kube(validation = Rule::new("self.matches('^[!-~]*$')").message("must be visible ASCII characters"))]
     pub last_characters: Option<String>,
+}
+
+/// What the operator has seen of a key. The REST API writes it.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiKeyStatus {
+    /// The latest day, in UTC, on which a request came with the key, or from the console of somebody who has signed in with it. It is
+    /// written within seconds of the first request of a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "times::optional_latest_day")]
+    pub last_used_on: Option<Date>,
 }
 
 /// The digest of a key: SHA-256 of the Account's UID, a line feed and the key.
@@ -179,6 +192,11 @@ impl ApiKey {
     /// Whether the key has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.spec.expires_at.is_some_and(|end| end <= now)
+    }
+
+    /// The day on which it was last used.
+    pub fn last_used_on(&self) -> Option<Date> {
+        self.status.as_ref()?.last_used_on
     }
 
     /// Whether a sign-in to the console through OpenID Connect has made it.

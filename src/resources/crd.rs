@@ -98,7 +98,7 @@ mod tests {
         walk_all(|path, schema| {
             if let Some(format) = &schema.format {
                 assert!(
-                    ["int32", "int64", "double", "date-time"].contains(&format.as_str()),
+                    ["int32", "int64", "double", "date", "date-time"].contains(&format.as_str()),
                     "{path}: {format}"
                 );
             }
@@ -120,7 +120,7 @@ mod tests {
             .collect();
         let expected: [(&str, &[&str]); 9] = [
             ("Account", &["ID", "Email", "Namespace", "Ready", "Age"]),
-            ("ApiKey", &["Scope", "Ends-In", "Expires", "Age"]),
+            ("ApiKey", &["Scope", "Ends-In", "Expires", "Last-Used", "Age"]),
             ("Instance", &["State", "Plan", "Region", "IP", "Ready", "Age"]),
             ("Backup", &["Instance", "Phase", "Size-GB", "Age"]),
             (

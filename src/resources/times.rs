@@ -1,4 +1,4 @@
-//! Schemas of times.
+//! Schemas of times and days.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -10,6 +10,14 @@ pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
 /// An optional time that the controllers write.
 pub(super) fn optional_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": "date-time", "nullable": true })
+}
+
+/// An optional day that programs write, the latest of its kind: it is never set back.
+pub(super) fn optional_latest_day(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string", "format": "date", "nullable": true,
+        "x-kubernetes-validations": [{ "rule": "self >= oldSelf", "message": "is never set back" }],
+    })
 }
 
 /// An optional time that people write. Not `format: date-time`, which accepts times without a zone and whose error message

@@ -10,7 +10,7 @@ use std::{
 };
 
 use foldhash::HashMap;
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::Date};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::RwLock;
 use sha2::{Digest as _, Sha256};
@@ -19,6 +19,7 @@ use subtle::ConstantTimeEq as _;
 use super::{
     error::{Error, ErrorKind},
     index::{Object as _, Progress},
+    last_use::LastUse,
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin},
@@ -97,6 +98,16 @@ impl Credential {
         self.key.object.is_sign_in()
     }
 
+    /// Notes that the key is used at this time. Whether this is its first use on that day, so that its day is to be recorded.
+    pub fn note_use(&self, now: Timestamp) -> bool {
+        self.key.last_use.note(now)
+    }
+
+    /// The key's object, as the watch showed it.
+    pub fn key_object(&self) -> &Arc<ApiKey> {
+        &self.key.object
+    }
+
     /// When the key expires.
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.key.expires_at
@@ -130,6 +141,8 @@ struct Key {
     age: Age,
     scope: KeyScope,
     expires_at: Option<Timestamp>,
+    /// Shared with the versions of the key before and after.
+    last_use: Arc<LastUse>,
     /// Shared with the watch's store.
     object: Arc<ApiKey>,
 }
@@ -316,6 +329,14 @@ impl Credentials {
         Some(key.object.clone())
     }
 
+    /// The key with this name and the day of its last use, if the watch does not show that day yet.
+    pub fn unrecorded_use(&self, namespace: &str, name: &str) -> Option<(Arc<ApiKey>, Date)> {
+        let tables = self.tables.read();
+        let key = tables.keys.get(&(namespace.into(), name.into()))?;
+        let day = key.last_use.day()?;
+        (Some(day) > key.object.last_used_on()).then(|| (key.object.clone(), day))
+    }
+
     /// UID of the account that a namespace belongs to.
     pub fn owner_uid(&self, namespace: &str) -> Option<Box<str>> {
         let tables = self.tables.read();
@@ -353,20 +374,23 @@ impl Credentials {
         let mut tables = self.tables.write();
         match change {
             Change::Replaced(keys) => {
-                tables.keys.clear();
+                let former_keys = std::mem::take(&mut tables.keys);
                 tables.listed.clear();
                 tables.by_digest.clear();
                 let former = std::mem::take(&mut tables.outdated);
                 tables.keys_listed = true;
                 for key in keys {
-                    tables.insert_key(key);
+                    let before = former_keys.get(&name_of(&key.metadata));
+                    tables.insert_key(key, before);
                 }
                 let oldest = |(digest, holders): (KeyDigest, Holders)| Some((digest, holders.oldest?));
                 tables.remember(former.into_iter().filter_map(oldest));
             }
             Change::Applied(key) => {
-                let former = tables.remove_key(&name_of(&key.metadata));
-                tables.insert_key(key);
+                let name = name_of(&key.metadata);
+                let before = tables.keys.get(&name).cloned();
+                let former = tables.remove_key(&name);
+                tables.insert_key(key, before.as_ref());
                 // A copy stays one, also if it is the only key left.
                 tables.remember(former);
             }
@@ -466,7 +490,8 @@ impl Tables {
         }
     }
 
-    fn insert_key(&mut self, object: &Arc<ApiKey>) {
+    /// Inserts a key. `before` is what had its name.
+    fn insert_key(&mut self, object: &Arc<ApiKey>, before: Option<&Arc<Key>>) {
         let mut digest = KeyDigest::default();
         // A key that is being deleted is revoked, even if a finalizer delays the deletion.
         if object.metadata.deletion_timestamp.is_some()
@@ -475,12 +500,20 @@ impl Tables {
             return;
         }
         let name = name_of(&object.metadata);
+        let age = age(&object.metadata);
+        let last_use = before
+            .filter(|before| before.age == age)
+            .map_or_else(Arc::default, |before| before.last_use.clone());
+        if let Some(day) = object.last_used_on() {
+            last_use.learn(day);
+        }
         let key = Arc::new(Key {
             digest,
             namespace: name.0.clone(),
-            age: age(&object.metadata),
+            age,
             scope: object.spec.scope,
             expires_at: object.spec.expires_at,
+            last_use,
             object: object.clone(),
         });
         let in_namespace = self.listed.entry(key.namespace.clone()).or_default();
@@ -846,6 +879,56 @@ mod tests {
             uid: "evil-b",
         };
         refusal(keys.resume(&identity, NOW.parse().unwrap()));
+    }
+
+    /// An ApiKey whose last use was recorded.
+    fn last_used_on(key: &ApiKey, day: &str) -> Arc<ApiKey> {
+        let mut key = key.clone();
+        key.status = Some(serde_json::from_value(json!({ "lastUsedOn": day })).unwrap());
+        Arc::new(key)
+    }
+
+    #[test]
+    fn a_use_is_to_be_recorded_until_the_watch_shows_its_day() {
+        let own = key("demo", "a", "secret", NOW);
+        let keys = table(vec![own.clone()], vec![account("acme", "demo", NOW)]);
+        let unrecorded = || keys.unrecorded_use("demo", "a").map(|(_, day)| day.to_string());
+        let note = |now: &str| {
+            let credential = ask(&keys, "secret").ok().unwrap();
+            credential.note_use(now.parse().unwrap())
+        };
+        assert_eq!(unrecorded(), None, "it was never used");
+        assert!(note("2026-11-21T23:59:59Z"));
+        assert_eq!(unrecorded().as_deref(), Some("2026-11-21"));
+        assert!(!note("2026-11-21T00:00:00Z"), "once a day");
+        // It is not forgotten when something else of the key changes, or when all keys are listed again.
+        keys.keys_changed(&Change::Applied(Arc::new(own.clone())));
+        keys.keys_changed(&Change::Replaced(vec![Arc::new(own.clone())]));
+        assert!(!note("2026-11-21T12:00:00Z"));
+        assert_eq!(unrecorded().as_deref(), Some("2026-11-21"));
+        keys.keys_changed(&Change::Applied(last_used_on(&own, "2026-11-21")));
+        assert_eq!(unrecorded(), None);
+        assert!(!note("2026-11-21T12:00:00Z"));
+        // Another replica has recorded a later day, by its clock.
+        keys.keys_changed(&Change::Applied(last_used_on(&own, "2026-11-22")));
+        assert!(!note("2026-11-21T12:00:00Z") && !note("2026-11-22T12:00:00Z"));
+        assert_eq!(unrecorded(), None);
+        assert!(note("2026-11-23T00:00:00Z"));
+        assert_eq!(unrecorded().as_deref(), Some("2026-11-23"));
+    }
+
+    #[test]
+    fn a_use_is_forgotten_with_its_key_and_does_not_become_that_of_another_with_its_name() {
+        let own = key("demo", "a", "secret", NOW);
+        let keys = table(vec![own.clone()], vec![account("acme", "demo", NOW)]);
+        let credential = ask(&keys, "secret").ok().unwrap();
+        assert!(credential.note_use(NOW.parse().unwrap()));
+        let mut other = own.clone();
+        other.metadata.uid = Some("other".to_owned());
+        keys.keys_changed(&Change::Applied(Arc::new(other.clone())));
+        assert!(keys.unrecorded_use("demo", "a").is_none());
+        keys.keys_changed(&Change::Deleted(Arc::new(other)));
+        assert!(keys.unrecorded_use("demo", "a").is_none());
     }
 
     #[test]

@@ -109,6 +109,7 @@ impl Service {
                     ..ObjectMeta::default()
                 },
                 spec,
+                status: None,
             };
             match (self.calls.create(namespace, &object).await, request) {
                 (Ok(object), _) => {

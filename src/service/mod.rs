@@ -3,7 +3,8 @@
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
 //! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, and its API keys;
 //! - [`credentials`]: the index of keys and accounts, for authentication; [`console_links`]: one-time sign-in links;
-//!   [`console_sign_ins`]: sign-ins through OpenID Connect;
+//!   [`console_sign_ins`]: sign-ins through OpenID Connect; [`last_use`]: the day on which a key was last used, and [`key_use`], which
+//!   records it;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
@@ -26,16 +27,19 @@ pub mod idempotency;
 pub mod index;
 pub mod instances;
 pub mod invoices;
+pub mod key_use;
 pub mod keys;
+pub mod last_use;
 pub mod nonce;
 pub mod precondition;
 pub mod store;
 pub mod webhooks;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
+use tokio::sync::mpsc;
 
 use crate::{
     catalogue::{Catalogue, SharedCatalogue},
@@ -78,6 +82,8 @@ pub struct Service {
     backups: Store<OrderedIndex<IndexedBackup>>,
     webhooks: Store<OrderedIndex<IndexedWebhook>>,
     credentials: Arc<Credentials>,
+    /// Takes the keys that are used for the first time on a day. Not set until something records them.
+    first_uses: OnceLock<mpsc::UnboundedSender<Arc<ApiKey>>>,
     /// For creating keys, by namespace.
     key_locks: KeyedLocks,
     /// For requests that change many deliveries, by webhook.
@@ -150,6 +156,7 @@ impl Service {
             webhooks: Store::new(calls.clone(), Arc::default()),
             calls,
             credentials: Arc::default(),
+            first_uses: OnceLock::new(),
             key_locks: KeyedLocks::default(),
             bulk_locks: KeyedLocks::default(),
             backup_locks: KeyedLocks::default(),

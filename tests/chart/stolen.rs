@@ -320,6 +320,13 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
     patch(&keys, "mine", json!({ "spec": { "isCopy": true } }))
         .await
         .unwrap();
+    let used = Patch::Merge(json!({ "status": { "lastUsedOn": "2026-11-23" } }));
+    let refused = keys.patch_status("mine", &PatchParams::default(), &used).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("cannot patch resource \"apikeys/status\""),
+        "{refused}"
+    );
     // What it has no use for at all.
     for line in [
         "create clusterrolebinding mine --clusterrole=cluster-admin --serviceaccount=stellage-system:stellage-controller",
@@ -341,7 +348,7 @@ async fn with_the_controllers_token_no_role_is_bound_and_no_namespace_touched_bu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_facades_token_no_status_account_role_or_namespace_is_written_and_secrets_are_not_listed() {
+async fn with_the_facades_token_no_other_status_than_a_keys_and_no_account_role_or_namespace_is_written() {
     let plane = installed().await;
     let thief = Thief::of(&plane, "stellage-api");
     let instance = json!({
@@ -421,6 +428,19 @@ async fn with_the_facades_token_no_status_account_role_or_namespace_is_written_a
         "{refused}"
     );
     create(&key("owned", "write")).unwrap();
+    // The day of a key's last use, which is never set back, and nothing else of the key that way.
+    let keys: Api<ApiKey> = Api::namespaced(client_of(&thief.kubeconfig).await, "owned");
+    let made = keys.get("mine").await.unwrap();
+    let params = PatchParams::default();
+    let used = json!({ "spec": { "sha256": "1".repeat(64) }, "status": { "lastUsedOn": "2026-11-23" } });
+    let used = keys.patch_status("mine", &params, &Patch::Merge(used)).await;
+    let used = used.unwrap();
+    assert_eq!(used.spec, made.spec);
+    assert_eq!(used.last_used_on(), Some("2026-11-23".parse().unwrap()));
+    let earlier = json!({ "status": { "lastUsedOn": "2026-11-22" } });
+    let refused = keys.patch_status("mine", &params, &Patch::Merge(earlier)).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("is never set back"), "{refused}");
     thief.may_not_apply(
         &quota("owned", "stellage"),
         "cannot patch resource \"resourcequotas\"",

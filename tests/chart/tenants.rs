@@ -52,6 +52,7 @@ async fn view_reads_edit_writes_and_admin_makes_keys_but_nobody_writes_a_status_
         ("list", "apikeys.stellage.dev", "admin"),
         ("create", "apikeys.stellage.dev", "admin"),
         ("update", "apikeys.stellage.dev", ""),
+        ("patch", "apikeys.stellage.dev/status", ""),
         ("patch", "instances.stellage.dev/status", ""),
         ("update", "webhooks.stellage.dev/status", ""),
         ("update", "instances.stellage.dev/finalizers", ""),

@@ -4,7 +4,7 @@ has both lists.
 */}}
 
 {{- define "stellage.rules.api" -}}
-# The facade creates, changes and deletes instances and webhooks for account holders. It never writes a status.
+# The facade creates, changes and deletes instances and webhooks for account holders. It never writes their status.
 - apiGroups: ["stellage.dev"]
   resources: ["instances", "webhooks"]
   verbs: ["get", "list", "watch", "create", "patch", "delete"]
@@ -33,6 +33,10 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["apikeys"]
   verbs: ["get", "list", "watch", "patch", "delete"]
+# The facade records on which day a key was last used.
+- apiGroups: ["stellage.dev"]
+  resources: ["apikeys/status"]
+  verbs: ["patch"]
 {{- end -}}
 
 {{- define "stellage.rules.controller" -}}

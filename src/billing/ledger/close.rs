@@ -41,7 +41,7 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let at = early.unwrap_or(to);
     let due = at.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
     // Only once everything is gone: what is still there, though it has ended, would be taken for new after the issue.
-    if facts.holder.is_deleting && facts.subjects.is_empty() {
+    if facts.holder.is_closing && facts.subjects.is_empty() {
         // Also the first hour of what began just now: `facts.now` and deletions are cut to seconds.
         let begun = |entry: &LedgerEntry| entry.since.saturating_add(SignedDuration::from_millis(1)).ok();
         let last = books
@@ -102,7 +102,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     if end.is_early && !books.entries_of(invoice).any(has_line) {
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
-        if facts.holder.is_deleting && facts.subjects.is_empty() {
+        if facts.holder.is_closing && facts.subjects.is_empty() {
             return None;
         }
         status.nothing_until = Some(end.at);

@@ -69,7 +69,8 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    const fn since(&self) -> Timestamp {
+    /// When it began.
+    pub const fn since(&self) -> Timestamp {
         match self.metered {
             Metered::Instance(metering) => metering.since,
             Metered::Backup { since, .. } => since,
@@ -90,8 +91,8 @@ pub struct Holder<'a> {
     pub address: &'a [String],
     /// Time until which invoices are to be closed.
     pub closed_until: Option<Timestamp>,
-    /// Whether the Account is being deleted.
-    pub is_deleting: bool,
+    /// Whether the Account is deleted, and nothing is left in it.
+    pub is_closing: bool,
 }
 
 /// What there is besides the books.

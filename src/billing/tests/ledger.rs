@@ -107,8 +107,8 @@ struct World {
     /// The histories when nothing of an invoice could change any more.
     frozen: HashMap<String, Vec<(String, History)>>,
     version: u64,
-    /// Whether the account is being deleted.
-    is_deleting: bool,
+    /// Whether the account is deleted. What is left in it is what the operator still sees.
+    is_closing: bool,
     terms: InvoiceTerms,
 }
 
@@ -133,7 +133,7 @@ impl World {
             books: None,
             frozen: HashMap::new(),
             version: 0,
-            is_deleting: false,
+            is_closing: false,
             terms: InvoiceTerms {
                 tax: TaxRate::from_hundredths(19_00).unwrap(),
                 ..InvoiceTerms::default()
@@ -194,7 +194,7 @@ impl World {
                 }
             }
             Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
-            Op::Leave => self.is_deleting = true,
+            Op::Leave => self.is_closing = true,
             Op::Prices(monthly) if !self.prices.is_full() => {
                 if self.prices.record(&prices_of(*monthly), self.now) {
                     self.price_changes.push((self.now, *monthly));
@@ -271,7 +271,7 @@ impl World {
                     email: "ada@example.com",
                     address: &[],
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
-                    is_deleting: self.is_deleting,
+                    is_closing: self.is_closing,
                 },
                 subjects: &subjects,
                 prices: &self.prices,

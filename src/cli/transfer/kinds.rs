@@ -43,7 +43,7 @@ pub(super) fn own() -> [Kind; 9] {
             is_record: true,
             ..written::<Backup>(true)
         },
-        written::<ApiKey>(false),
+        written::<ApiKey>(true),
         record::<Delivery>(),
         record::<EventLog>(),
         record::<Invoice>(),

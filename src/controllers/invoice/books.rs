@@ -70,17 +70,20 @@ fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
     numbers.next() != Some(1) && !invoice.spec.entries.iter().any(goes_on)
 }
 
-/// The end of the last issued invoice in a namespace, of those with a label that `is_one`; the beginning of time if there is none.
+/// The end of the last issued invoice in a namespace, of those with a label, whosever it is; the beginning of time if there is none.
+/// `None` while one of another account is open.
 pub(super) async fn issued_until(
     client: &Client,
     namespace: &str,
     label: &str,
-    is_one: impl Fn(&Invoice) -> bool + Send + Sync,
-) -> Result<Timestamp, CallError> {
-    let mut last = Timestamp::MIN;
+    account: &str,
+) -> Result<Option<Timestamp>, CallError> {
+    let mut last = Some(Timestamp::MIN);
     each(client, namespace, label, |invoice: Invoice| {
-        if invoice.is_issued() && is_one(&invoice) {
-            last = last.max(invoice.spec.period.to);
+        if invoice.is_issued() {
+            last = last.map(|last| last.max(invoice.spec.period.to));
+        } else if invoice.spec.account != account {
+            last = None;
         }
     })
     .await?;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, PostParams},
-    core::ObjectMeta,
+    core::{DeserializeGuard, ObjectMeta},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -70,7 +70,7 @@ where
         + Serialize
         + DeserializeOwned,
 {
-    let old: Api<K> = Api::namespaced(client.clone(), from);
+    let old: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), from);
     let new: Api<K> = Api::namespaced(client.clone(), to);
     let params = PostParams {
         field_manager: Some(CONTROLLER_MANAGER.to_owned()),
@@ -80,7 +80,9 @@ where
     loop {
         let listed = bounded(old.list(&page)).await?;
         let has_more = next_page(&mut page, &listed.metadata);
-        for object in listed.items.into_iter().filter(|object| is_one(object)) {
+        // What does not match its schema has been reported where the books are read.
+        let objects = listed.items.into_iter().filter_map(|object| object.0.ok());
+        for object in objects.filter(|object| is_one(object)) {
             let name = object.name_any();
             let mut labels = object.labels().clone();
             labels.remove(OPEN_LABEL);

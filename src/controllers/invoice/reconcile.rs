@@ -51,6 +51,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often to look for invoices of Accounts that are gone.
 const ORPHANS: Duration = Duration::from_secs(60);
+/// When to look again whether the invoices of a former Account are closed.
+const UNTIL_ORPHANS: Duration = Duration::from_secs(5);
 /// Most steps of one look. Those of an account with very many pages go on in the next one, so that others have their turn.
 const MAX_STEPS: usize = 1000;
 /// How long a deleted Account waits for its last events to be sent.
@@ -167,6 +169,10 @@ impl Reconciler {
                 .iter()
                 .map(|account| origin::uid(&account.metadata))
                 .collect();
+            self.books
+                .lock()
+                .retain(|_, state| known.contains(state.account.as_str()));
+            self.looked.lock().retain(|_, looked| looked.elapsed() < ORPHANS);
             let mut orphans: HashMap<(String, String), String> = HashMap::new();
             for invoice in self.invoices.state() {
                 if !known.contains(invoice.spec.account.as_str()) {
@@ -210,7 +216,7 @@ impl Reconciler {
             written: None,
         };
         let nothing = HashMap::new();
-        let again = self.go_on(&mut state, &account, &nothing, &prices).await?;
+        let again = self.go_on(&mut state, &account, &nothing, &prices, true).await?;
         if again.is_none() && state.books.invoices.is_empty() {
             farewell::keep(&deps.client, &deps.namespace, namespace, &account).await?;
         }
@@ -245,6 +251,8 @@ impl Reconciler {
         let backup_ids: Vec<String> = backups.iter().map(|backup| backup.id()).collect();
         let subjects = subjects(&instances, &gone, &backups, &backup_ids);
         let is_deleting = account.metadata.deletion_timestamp.is_some();
+        // The watches may still show what the Account no longer saw.
+        let closing_for = deps.ledger.closing_for(uid).filter(|_| instances.is_empty());
         let known = self
             .books
             .lock()
@@ -268,7 +276,10 @@ impl Reconciler {
                 }
             }
         };
-        let mut again = match self.go_on(&mut state, account, &subjects, &prices).await {
+        let mut again = match self
+            .go_on(&mut state, account, &subjects, &prices, closing_for.is_some())
+            .await
+        {
             Err(error) if error.status().is_some_and(is_namespace_terminating) => {
                 // Kubernetes deletes the namespace with its invoices, so nothing is left to be recorded.
                 self.recorded(namespace, &subjects, &gone);
@@ -291,23 +302,18 @@ impl Reconciler {
                 (one, other) => one.or(other),
             };
         }
-        // The watches may still show what the Account no longer saw.
-        let is_empty = instances.is_empty() && subjects.is_empty() && state.books.invoices.is_empty();
-        if is_deleting && is_resting && is_empty && deps.ledger.is_closing(uid) {
-            // An invoice whose event is not settled, and any event that a webhook of the account has never been sent.
-            let issued = state.issued.iter();
-            let issued = issued.filter_map(|invoice| invoice.status.as_ref()?.issued_at);
-            let waiting = issued.chain(deps.outbox.last_unattempted(namespace));
-            let patience = waiting.map(|since| {
-                // Another clock may be ahead.
-                let age = Duration::try_from(self.shared.now().duration_since(since)).unwrap_or_default();
-                FAREWELL.saturating_sub(age)
-            });
-            let Some(patience) = patience.max().filter(|patience| !patience.is_zero()) else {
+        if let Some(closing_for) = closing_for
+            && is_resting
+            && subjects.is_empty()
+            && state.books.invoices.is_empty()
+        {
+            let has_news = !state.issued.is_empty() || deps.outbox.has_unattempted(namespace);
+            let patience = FAREWELL.saturating_sub(closing_for);
+            if !has_news || patience.is_zero() {
                 farewell::keep(&deps.client, &deps.namespace, namespace, account).await?;
                 deps.ledger.closed(uid);
                 return Ok(None);
-            };
+            }
             again = Some(again.map_or(patience, |again| again.min(patience)));
         }
         let is_needed = is_deleting
@@ -335,7 +341,7 @@ impl Reconciler {
         let terms = self.shared.deps.catalogue.current();
         match next(
             &state.books,
-            &facts(account, subjects, prices, &terms.invoices, now),
+            &facts(account, subjects, prices, &terms.invoices, now, false),
         ) {
             Step::Rest(Some(at)) => Some(Duration::try_from(at.duration_since(now)).ok()?.min(LONGEST)),
             _ => Some(LONGEST),
@@ -349,24 +355,20 @@ impl Reconciler {
         account: &Account,
         subjects: &HashMap<&str, Subject<'_>>,
         prices: &PriceHistory,
+        is_closing: bool,
     ) -> Result<Option<Duration>, CallError> {
-        let client = &self.shared.deps.client;
         let catalogue = self.shared.deps.catalogue.current();
         for _ in 0..MAX_STEPS {
             let now = self.shared.now();
             let namespace = state.books.namespace.clone();
-            let facts = facts(account, subjects, prices, &catalogue.invoices, now);
+            let facts = facts(account, subjects, prices, &catalogue.invoices, now, is_closing);
             match next(&state.books, &facts) {
                 Step::Rest(_) => return Ok(None),
                 Step::LookBack => {
-                    let account_uid = state.account.as_str();
-                    let is_its = |invoice: &Invoice| invoice.spec.account == account_uid;
-                    let own = books::issued_until(client, &namespace, "", is_its).await?;
-                    // Those that were kept, of an earlier Account of this name, too: its instances may still be there.
-                    let former = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
-                    let kept = &self.shared.deps.namespace;
-                    let kept = books::issued_until(client, kept, &former, |_| true).await?;
-                    state.books.issued_until = Some(own.max(kept));
+                    let Some(until) = self.issued_until(state, account, subjects).await? else {
+                        return Ok(Some(UNTIL_ORPHANS));
+                    };
+                    state.books.issued_until = Some(until);
                 }
                 Step::Page { page, is_urgent } => {
                     if let Some(waits) = self.waits(state).filter(|_| !is_urgent) {
@@ -413,6 +415,28 @@ impl Reconciler {
             }
         }
         Ok(Some(Duration::ZERO))
+    }
+
+    /// Until when what is in the namespace has been invoiced; `None` while an invoice of a former Account is open there.
+    async fn issued_until(
+        &self,
+        state: &State,
+        account: &Account,
+        subjects: &HashMap<&str, Subject<'_>>,
+    ) -> Result<Option<Timestamp>, CallError> {
+        let (client, uid) = (&self.shared.deps.client, &state.account);
+        let Some(own) = books::issued_until(client, &state.books.namespace, "", uid).await? else {
+            return Ok(None);
+        };
+        // Only then can any have been kept, of this Account or of an earlier one of its name. There may be very many.
+        let is_deleting = account.metadata.deletion_timestamp.is_some();
+        let is_older = |subject: &Subject<'_>| subject.since() < account.owner_since();
+        if !is_deleting && !subjects.values().any(is_older) {
+            return Ok(Some(own));
+        }
+        let former = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
+        let kept = books::issued_until(client, &self.shared.deps.namespace, &former, uid).await?;
+        Ok(kept.map(|kept| kept.max(own)))
     }
 
     /// How long a change that is not urgent waits for others. None does if the clock was set back.
@@ -542,6 +566,7 @@ fn facts<'a>(
     prices: &'a PriceHistory,
     terms: &'a crate::catalogue::InvoiceTerms,
     now: Timestamp,
+    is_closing: bool,
 ) -> Facts<'a> {
     Facts {
         holder: Holder {
@@ -550,7 +575,7 @@ fn facts<'a>(
             email: &account.spec.email,
             address: &account.spec.billing_address,
             closed_until: account.invoices_closed_until(),
-            is_deleting: account.metadata.deletion_timestamp.is_some(),
+            is_closing,
         },
         subjects,
         prices,

@@ -154,8 +154,8 @@ impl Outbox for TestOutbox {
         self.settled.lock().get(event_id).is_some_and(|at| *at <= now)
     }
 
-    fn last_unattempted(&self, _: &str) -> Option<Timestamp> {
-        None
+    fn has_unattempted(&self, _: &str) -> bool {
+        false
     }
 
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64) {

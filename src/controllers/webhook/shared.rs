@@ -481,8 +481,8 @@ impl Outbox for Shared {
         self.state.lock().dispatcher.is_settled(event_id)
     }
 
-    fn last_unattempted(&self, namespace: &str) -> Option<Timestamp> {
-        self.state.lock().dispatcher.last_unattempted(namespace)
+    fn has_unattempted(&self, namespace: &str) -> bool {
+        self.state.lock().dispatcher.has_unattempted(namespace)
     }
 
     fn recorded(&self, outbox: &OutboxVersion<'_>, before: i64) {

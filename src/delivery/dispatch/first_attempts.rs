@@ -114,7 +114,7 @@ impl FirstAttempts {
         }
     }
 
-    #[cfg(test)]
+    /// Whether no first attempt is to be made or under way, other than those for unknown objects that are in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.subjects.is_empty() && self.waiting == 0
     }

@@ -61,7 +61,7 @@ impl Event {
 /// The order in which the events of a webhook are sent: by time, then by sequence number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EventOrder {
-    pub(super) created_at: Timestamp,
+    created_at: Timestamp,
     pub(super) sequence: i64,
     /// Makes the order unique, even if somebody creates a second Delivery of an event.
     pub(super) job: JobKey,

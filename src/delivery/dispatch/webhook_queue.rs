@@ -355,11 +355,9 @@ impl WebhookQueue {
         }
     }
 
-    /// When the newest event that it owes happened, if it can be sent to and first attempts wait or are in flight.
-    pub(super) fn last_unattempted(&self) -> Option<Timestamp> {
-        let has_some = self.first_attempts.len() + self.first_in_flight > 0;
-        let newest = self.owed.last().map(|order| order.created_at);
-        newest.filter(|_| has_some && self.gate() == Gate::Open)
+    /// Whether it can be sent to, and there are events for which no attempt has ended.
+    pub(super) fn has_unattempted(&self) -> bool {
+        self.gate() == Gate::Open && (self.first_in_flight > 0 || !self.first_attempts.is_empty())
     }
 
     /// Number of jobs that wait to be sent.

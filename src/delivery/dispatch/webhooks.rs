@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
-
 use super::{
     Dispatcher, JobKey, Now, WebhookKey, key,
     webhook_queue::{Gate, Tally, WebhookFacts, WebhookQueue},
@@ -98,13 +96,10 @@ impl Dispatcher {
         webhooks.filter_map(|key| Some((key, &self.queues.get(key)?.facts)))
     }
 
-    /// When the newest event happened that a webhook of a namespace has not been sent yet, or is being sent for the first time; `None`
-    /// if there is none, or nothing can be sent to its webhook.
-    pub fn last_unattempted(&self, namespace: &str) -> Option<Timestamp> {
-        let webhooks = self.by_namespace.get(namespace).into_iter().flatten();
-        webhooks
-            .filter_map(|key| self.queues.get(key)?.last_unattempted())
-            .max()
+    /// Whether a webhook of a namespace that can be sent to has events for which no attempt has ended.
+    pub fn has_unattempted(&self, namespace: &str) -> bool {
+        let mut webhooks = self.by_namespace.get(namespace).into_iter().flatten();
+        webhooks.any(|key| self.queues.get(key).is_some_and(WebhookQueue::has_unattempted))
     }
 
     /// The known webhooks of a namespace.

@@ -1,6 +1,6 @@
 //! API keys as answers show them (decisions, section 6).
 
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::Date};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
@@ -30,6 +30,10 @@ pub struct KeyView<'a> {
     /// When the key expires; `null` if it does not.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2027-02-21T00:00:00Z")]
     expires_at: Option<Seconds>,
+    /// The latest day, in UTC, on which the key was used, also through the console; `null` if it was not. A new day shows within
+    /// seconds.
+    #[schema(required, value_type = Option<String>, format = Date, example = "2026-11-21")]
+    last_used_on: Option<Date>,
     /// The last characters of the key, to tell keys apart; `null` if they are not known.
     #[schema(required, max_length = 4, example = "xRtY")]
     last_characters: Option<&'a str>,
@@ -57,6 +61,9 @@ pub struct NewKey<'a> {
     /// When the key expires; `null` if it does not.
     #[schema(required, value_type = Option<String>, format = DateTime, example = "2027-02-21T00:00:00Z")]
     expires_at: Option<Seconds>,
+    /// The latest day, in UTC, on which the key was used: `null`, but in the answer to a repeated request.
+    #[schema(required, value_type = Option<String>, format = Date)]
+    last_used_on: Option<Date>,
     /// The last characters of the key, to tell keys apart; `null` if they are not known.
     #[schema(required, max_length = 4, example = "xRtY")]
     last_characters: Option<&'a str>,
@@ -70,6 +77,7 @@ impl<'a> KeyView<'a> {
             scope: key.spec.scope,
             created_at: created_at(key),
             expires_at: key.spec.expires_at.map(Seconds),
+            last_used_on: key.last_used_on(),
             last_characters: key.spec.last_characters.as_deref(),
         }
     }
@@ -83,6 +91,7 @@ impl<'a> NewKey<'a> {
             scope,
             created_at,
             expires_at,
+            last_used_on,
             last_characters,
         } = KeyView::of(object);
         Self {
@@ -91,6 +100,7 @@ impl<'a> NewKey<'a> {
             scope,
             created_at,
             expires_at,
+            last_used_on,
             last_characters,
         }
     }

@@ -167,6 +167,12 @@ fn delivery(phase: DeliveryPhase) -> Option<Delivery> {
 }
 
 fn key() -> Option<ApiKey> {
+    let mut object = serde_json::to_value(new_key()?).ok()?;
+    object["status"] = json!({ "lastUsedOn": "2026-11-21" });
+    serde_json::from_value(object).ok()
+}
+
+fn new_key() -> Option<ApiKey> {
     let object = json!({
         "metadata": {
             "name": KEY_ID, "namespace": "demo", "uid": "0c1d2e3f-6a55-4c7e-9a3a-7c1b7f0e4a5b", "generation": 1,
@@ -268,7 +274,7 @@ pub(super) fn success(operation: &str) -> Option<Value> {
         "listKeys" => list(json!([KeyView::of(&key()?)])),
         "getKey" => Some(json!({ "data": KeyView::of(&key()?) })),
         "createKey" => Some(json!({
-            "data": NewKey::of(&key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
+            "data": NewKey::of(&new_key()?, Some("0Zr1kN6jS8d5wq9XyTn2uVb4cLm7aHgE3fPoKiJxRtY")),
             "message": "Store the key now; it will not be shown again.",
         })),
         "listInvoices" => list(json!([invoice(true)])),

@@ -98,6 +98,22 @@ impl ApiCalls {
         bounded(self.api(namespace).patch(name, &parameters, &Patch::Merge(patch))).await
     }
 
+    /// Changes the status of an object with a merge patch.
+    pub async fn patch_status<K: Object>(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<K, CallError> {
+        let parameters = PatchParams {
+            field_manager: Some(API_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let _permit = self.permit(namespace).await?;
+        let patch = Patch::Merge(patch);
+        bounded(self.api(namespace).patch_status(name, &parameters, &patch)).await
+    }
+
     /// Deletes the object with this UID; with `exactly` only in this version. Returns the terminating object if a finalizer
     /// delays the deletion.
     pub async fn delete<K: Object>(&self, object: &K, exactly: bool) -> Result<Option<K>, CallError> {

@@ -38,21 +38,19 @@ fn the_webhooks_of_a_namespace_are_known_until_they_are_gone() {
 #[test]
 fn a_namespace_waits_for_first_attempts_at_webhooks_that_can_be_sent_to_until_they_have_ended() {
     let (mut world, webhook) = world();
-    assert_eq!(world.dispatcher.last_unattempted("ns"), None);
+    assert!(!world.dispatcher.has_unattempted("ns"));
     world.record("ns", "i-1", Fate::Good);
-    world.pass(Duration::from_secs(1));
-    let second = world.now().wall;
     world.record("ns", "i-1", Fate::Good);
-    assert_eq!(world.dispatcher.last_unattempted("ns"), Some(second));
-    assert_eq!(world.dispatcher.last_unattempted("other"), None);
+    assert!(world.dispatcher.has_unattempted("ns"));
+    assert!(!world.dispatcher.has_unattempted("other"));
     world.work(false);
-    assert_eq!(world.dispatcher.last_unattempted("ns"), Some(second), "in flight");
+    assert!(world.dispatcher.has_unattempted("ns"), "in flight");
     world.set_secret(&webhook, false);
     world.settle();
-    assert_eq!(world.dispatcher.last_unattempted("ns"), None, "blocked");
+    assert!(!world.dispatcher.has_unattempted("ns"), "blocked");
     world.set_secret(&webhook, true);
     world.run();
-    assert_eq!(world.dispatcher.last_unattempted("ns"), None);
+    assert!(!world.dispatcher.has_unattempted("ns"));
 }
 
 #[test]
