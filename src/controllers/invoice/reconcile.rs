@@ -92,9 +92,10 @@ impl Reconcile<Account> for Reconciler {
         let begun = Instant::now();
         if self.shared.deps.instances.count(&namespace) >= MANY {
             let mut looked = self.looked.lock();
-            let last = looked.get(&namespace).map_or(TOGETHER, |last| begun - *last);
-            if last < TOGETHER {
-                return Some(TOGETHER - last);
+            if let Some(last) = looked.get(&namespace)
+                && let Some(left) = TOGETHER.checked_sub(begun - *last).filter(|left| !left.is_zero())
+            {
+                return Some(left);
             }
             looked.insert(namespace.clone(), begun);
         } else {
