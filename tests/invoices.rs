@@ -400,6 +400,59 @@ async fn an_account_whose_deletion_was_held_back_is_invoiced_for_what_came_after
     assert_eq!(lines, [1]);
 }
 
+#[tokio::test]
+async fn what_an_account_removed_by_force_was_invoiced_for_is_not_on_the_invoices_of_the_next_one_of_its_name()
+ {
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let billed = Billed::new(&plane, &operator, "again").await;
+    operator.die(&plane).await;
+    let kube = plane.client(Identity::Operator).await.unwrap();
+    let since = Timestamp::now()
+        .checked_sub(SignedDuration::from_hours(3))
+        .unwrap();
+    billed.run_since(&kube, since).await;
+    operator = start(&plane).await;
+    billed.tenant.wait_for_entries(1).await;
+
+    let accounts: Api<Account> = Api::all(billed.tenant.kube.clone());
+    let mut account = accounts.get("again").await.unwrap();
+    accounts.delete("again", &DeleteParams::default()).await.unwrap();
+    let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let _ = accounts.patch("again", &PatchParams::default(), &bare).await;
+    account.metadata = kube::api::ObjectMeta {
+        name: Some("again".to_owned()),
+        ..Default::default()
+    };
+    account.status = None;
+    let created = async || {
+        let created = accounts.create(&PostParams::default(), &account).await;
+        created.map(|account| account.metadata.uid).ok()
+    };
+    let uid = eventually("the account to be made again", created, Option::is_some)
+        .await
+        .flatten();
+    let entries = async || {
+        let mut all = billed.tenant.all_invoices().await;
+        all.retain(|invoice| Some(&invoice.spec.account) == uid.as_ref());
+        all.into_iter()
+            .flat_map(|invoice| invoice.spec.entries)
+            .collect::<Vec<_>>()
+    };
+    let entries = eventually("the new one to be billed", entries, |all| !all.is_empty()).await;
+    let kept: Api<Invoice> = Api::namespaced(billed.tenant.kube.clone(), "stellage-system");
+    let former = kept.list(&ListParams::default()).await.unwrap().items;
+    let until: Vec<_> = former
+        .iter()
+        .map(|invoice| Some(invoice.spec.period.to))
+        .collect();
+    assert_eq!(
+        entries.iter().map(|entry| entry.billed_until).collect::<Vec<_>>(),
+        until
+    );
+    operator.stop().await;
+}
+
 /// A GET with the account's key.
 async fn get(tenant: &Tenant, path: &str) -> Answer {
     let answer = tenant.call(Method::GET, path, None).await;

@@ -71,18 +71,18 @@ fn lacks_pages(books: &Books, invoice: &Invoice) -> bool {
 }
 
 /// The end of the last issued invoice in a namespace, of those with a label, whosever it is; the beginning of time if there is none.
-/// `None` while one of another account is open.
+/// `None` while one of an account that `is_gone` is open.
 pub(super) async fn issued_until(
     client: &Client,
     namespace: &str,
     label: &str,
-    account: &str,
+    is_gone: impl Fn(&str) -> bool + Send + Sync,
 ) -> Result<Option<Timestamp>, CallError> {
     let mut last = Some(Timestamp::MIN);
     each(client, namespace, label, |invoice: Invoice| {
         if invoice.is_issued() {
             last = last.map(|last| last.max(invoice.spec.period.to));
-        } else if invoice.spec.account != account {
+        } else if is_gone(&invoice.spec.account) {
             last = None;
         }
     })

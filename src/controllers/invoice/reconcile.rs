@@ -425,8 +425,15 @@ impl Reconciler {
         account: &Account,
         subjects: &HashMap<&str, Subject<'_>>,
     ) -> Result<Option<Timestamp>, CallError> {
-        let (client, uid) = (&self.shared.deps.client, &state.account);
-        let Some(own) = books::issued_until(client, &state.books.namespace, "", uid).await? else {
+        let client = &self.shared.deps.client;
+        let is_gone = |uid: &str| {
+            let accounts = self.accounts.state();
+            !accounts
+                .iter()
+                .any(|account| origin::uid(&account.metadata) == uid)
+        };
+        let namespace = &state.books.namespace;
+        let Some(own) = books::issued_until(client, namespace, "", is_gone).await? else {
             return Ok(None);
         };
         // Only then can any have been kept, of this Account or of an earlier one of its name. There may be very many.
@@ -436,7 +443,7 @@ impl Reconciler {
             return Ok(Some(own));
         }
         let former = format!("{FORMER_ACCOUNT_LABEL}={}", name(account));
-        let kept = books::issued_until(client, &self.shared.deps.namespace, &former, uid).await?;
+        let kept = books::issued_until(client, &self.shared.deps.namespace, &former, |_| false).await?;
         Ok(kept.map(|kept| kept.max(own)))
     }
 
