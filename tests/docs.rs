@@ -200,7 +200,8 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
 }
 
 #[test]
-fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_other() {
+fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_other_and_commands_that_there_are()
+ {
     let operations = read("src/facade/openapi/operations.txt");
     let served: BTreeSet<String> = operations
         .lines()
@@ -208,14 +209,22 @@ fn the_page_for_customers_lists_every_endpoint_of_the_openapi_document_and_no_ot
         .map(|line| line.replace('{', "<").replace('}', ">"))
         .collect();
     let page = read("docs/rest-api.md");
-    let named: BTreeSet<String> = section(&page, "All endpoints")
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .map(ToOwned::to_owned)
-        .collect();
+    let in_code = section(&page, "All endpoints").split('`').skip(1).step_by(2);
+    let (named, with_kubectl): (BTreeSet<&str>, BTreeSet<&str>) =
+        in_code.partition(|code| code.contains(" /v1/"));
     assert!(served.contains("GET /v1/backups/<id>"), "{served:?}");
+    let named: BTreeSet<String> = named.into_iter().map(ToOwned::to_owned).collect();
     assert_eq!(named, served);
+    let commands = with_kubectl
+        .iter()
+        .filter_map(|code| code.strip_prefix("kubectl stellage "));
+    let commands: Vec<&str> = commands.collect();
+    assert!(commands.contains(&"delivery redeliver"), "{commands:?}");
+    for command in commands {
+        let arguments = command.split(' ').chain(["--help"]);
+        let help = Command::new(STELLAGE).args(arguments).output().unwrap();
+        assert!(help.status.success(), "{command}: {help:?}");
+    }
 }
 
 /// A page without code blocks.
