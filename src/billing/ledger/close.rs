@@ -58,6 +58,12 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
                 is_early: true,
             };
         }
+        // Whatever was requested: what an early end would leave out has nobody to be carried over for.
+        return End {
+            at: to,
+            due: to.saturating_add(GRACE).unwrap_or(Timestamp::MAX),
+            is_early: false,
+        };
     }
     End {
         at,

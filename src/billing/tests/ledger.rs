@@ -154,6 +154,8 @@ impl World {
             Op::Begin(plan) if self.machines.len() < 8 => {
                 self.machines
                     .push(Machine::begun(self.machines.len(), *plan, self.now));
+                // Nothing else happens in the same moment.
+                self.now += SignedDuration::from_millis(1);
             }
             Op::Change(index, plan) => {
                 let now = self.now;
