@@ -441,7 +441,8 @@ async fn what_an_account_removed_by_force_was_invoiced_for_is_not_on_the_invoice
     };
     let entries = eventually("the new one to be billed", entries, |all| !all.is_empty()).await;
     let kept: Api<Invoice> = Api::namespaced(billed.tenant.kube.clone(), "stellage-system");
-    let former = kept.list(&ListParams::default()).await.unwrap().items;
+    let former = async || kept.list(&ListParams::default()).await.unwrap().items;
+    let former = eventually("the former one's to be kept", former, |all| !all.is_empty()).await;
     let until: Vec<_> = former
         .iter()
         .map(|invoice| Some(invoice.spec.period.to))
