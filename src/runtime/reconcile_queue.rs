@@ -19,6 +19,13 @@ pub trait Queued: Resource<DynamicType = ()> + Clone + Send + Sync + 'static {}
 
 impl<K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static> Queued for K {}
 
+/// The messages of a channel, such as what a [work queue](super::work_queue) takes.
+pub fn messages<T: Send>(receiver: mpsc::UnboundedReceiver<T>) -> impl Stream<Item = T> + Send + use<T> {
+    stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|next| (next, receiver))
+    })
+}
+
 /// Listens to the watch of a kind and feeds its controller. Closed until [`ReconcileQueue::open`]: a replica that does not
 /// hold the Lease queues nothing. Cheap to clone; other controllers use a clone to requeue objects with
 /// [`again`](Self::again).
@@ -80,10 +87,7 @@ impl<K: Queued> ReconcileQueue<K> {
         }
         inner.unreadable = Some(report);
         inner.store = Some(store.clone());
-        let stream = stream::unfold(pending, |mut pending| async {
-            pending.recv().await.map(|next| (next, pending))
-        });
-        (stream, unreadable)
+        (messages(pending), unreadable)
     }
 
     /// Queues objects because something else that they depend on has changed.

@@ -6,7 +6,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::stream;
 use kube::runtime::reflector::ObjectRef;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::json;
@@ -19,6 +18,7 @@ use crate::{
     runtime::{
         Backoffs,
         client::CallError,
+        reconcile_queue::messages,
         work_queue::{self, Class, Reconcile},
     },
 };
@@ -63,10 +63,7 @@ struct Recorder {
 
 impl Recorder {
     async fn run(self, used: mpsc::UnboundedReceiver<Arc<ApiKey>>, shutdown: CancellationToken) {
-        let used = stream::unfold(used, |mut used| async {
-            used.recv().await.map(|next| (next, used))
-        });
-        work_queue::run(&self, used, 1, Gauge::default(), &shutdown).await;
+        work_queue::run(&self, messages(used), 1, Gauge::default(), &shutdown).await;
     }
 }
 
@@ -121,13 +118,12 @@ mod tests {
     use crate::{
         catalogue::SharedCatalogue,
         monitoring::measurements::NoMeasurements,
-        resources::Account,
         runtime::{
             Clock,
             client::answered_by,
             watch::{Change, Listener},
         },
-        service::{Dependencies, keys::new_key},
+        service::{Dependencies, demo_account, keys::new_key},
     };
 
     #[derive(Clone)]
@@ -180,15 +176,6 @@ mod tests {
                 measurements: Box::new(NoMeasurements),
                 receiver_check: Arc::new(|_| Ok(())),
             }));
-            let account: Account = serde_json::from_value(json!({
-                "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
-                "spec": { "email": "ada@example.com" },
-                "status": { "namespace": "demo", "conditions": [{
-                    "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
-                    "lastTransitionTime": "2026-11-22T09:00:00Z",
-                }] },
-            }))
-            .unwrap();
             let (texts, objects): (Vec<String>, Vec<ApiKey>) = (0..count)
                 .map(|number| {
                     let (text, spec) = new_key("uid", crate::resources::KeyScope::Read, None);
@@ -202,7 +189,7 @@ mod tests {
             let mut listeners = service.listeners();
             listeners
                 .accounts
-                .changed(&Change::Replaced(vec![Arc::new(account)]));
+                .changed(&Change::Replaced(vec![demo_account()]));
             let all = objects.iter().cloned().map(Arc::new).collect();
             listeners.keys.changed(&Change::Replaced(all));
             let (first_uses, used) = mpsc::unbounded_channel();

@@ -185,24 +185,14 @@ fn replayed(object: Arc<ApiKey>, request: &IdempotentRequest) -> Result<CreatedK
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use sha2::Digest as _;
 
     use super::*;
-    use crate::{resources::Account, runtime::watch::Change};
+    use crate::{runtime::watch::Change, service::demo_account};
 
     #[tokio::test]
     async fn an_account_has_as_many_keys_as_the_operator_allows() {
         let service = Service::without_cluster().with_key_quota(1);
-        let account: Account = serde_json::from_value(json!({
-            "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
-            "spec": { "email": "ada@example.com" },
-            "status": { "namespace": "demo", "conditions": [{
-                "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
-                "lastTransitionTime": "2026-11-22T09:00:00Z",
-            }] },
-        }))
-        .unwrap();
         let (key, spec) = new_key("uid", KeyScope::Write, None);
         let mut object = ApiKey::new("key-1", spec);
         object.metadata.namespace = Some("demo".to_owned());
@@ -210,7 +200,7 @@ mod tests {
         let mut listeners = service.listeners();
         listeners
             .accounts
-            .changed(&Change::Replaced(vec![Arc::new(account)]));
+            .changed(&Change::Replaced(vec![demo_account()]));
         listeners.keys.changed(&Change::Replaced(vec![Arc::new(object)]));
         let credential = service
             .credentials()

@@ -119,6 +119,20 @@ pub struct Listeners {
     pub accounts: Box<dyn Listener<Account>>,
 }
 
+/// The Account demo, which owns the namespace demo, with the UID uid.
+#[cfg(test)]
+fn demo_account() -> Arc<Account> {
+    let account = serde_json::json!({
+        "metadata": { "name": "demo", "uid": "uid", "creationTimestamp": "2026-11-22T09:00:00Z" },
+        "spec": { "email": "ada@example.com" },
+        "status": { "namespace": "demo", "conditions": [{
+            "type": "NamespaceReady", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": "2026-11-22T09:00:00Z",
+        }] },
+    });
+    Arc::new(serde_json::from_value(account).unwrap())
+}
+
 #[cfg(test)]
 impl Service {
     /// A service whose API server cannot be reached.

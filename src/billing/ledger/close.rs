@@ -38,10 +38,8 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
     let requested = facts.holder.closed_until;
     let nothing_until = invoice.status.as_ref().and_then(|status| status.nothing_until);
     let early = requested.filter(|until| from < *until && *until < to && nothing_until != Some(*until));
-    let at = early.unwrap_or(to);
-    let due = at.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
     // Only once everything is gone: what is still there, though it has ended, would be taken for new after the issue.
-    if facts.holder.is_closing && facts.subjects.is_empty() {
+    if facts.holder.is_closing {
         // Also the first hour of what began just now: `facts.now` and deletions are cut to seconds.
         let begun = |entry: &LedgerEntry| entry.since.saturating_add(SignedDuration::from_millis(1)).ok();
         let last = books
@@ -58,16 +56,13 @@ pub(super) fn end(books: &Books, invoice: &Invoice, facts: &Facts<'_>) -> End {
                 is_early: true,
             };
         }
-        // Whatever was requested: what an early end would leave out has nobody to be carried over for.
-        return End {
-            at: to,
-            due: to.saturating_add(GRACE).unwrap_or(Timestamp::MAX),
-            is_early: false,
-        };
     }
+    // Nothing would carry over what an earlier end leaves out.
+    let early = early.filter(|_| !facts.holder.is_closing);
+    let at = early.unwrap_or(to);
     End {
         at,
-        due,
+        due: at.saturating_add(GRACE).unwrap_or(Timestamp::MAX),
         is_early: early.is_some(),
     }
 }
@@ -108,7 +103,7 @@ fn prepare(books: &Books, invoice: &Invoice, facts: &Facts<'_>, end: End) -> Opt
     if end.is_early && !books.entries_of(invoice).any(has_line) {
         let mut marked = invoice.clone();
         let status = marked.status.get_or_insert_default();
-        if facts.holder.is_closing && facts.subjects.is_empty() {
+        if facts.holder.is_closing {
             return None;
         }
         status.nothing_until = Some(end.at);

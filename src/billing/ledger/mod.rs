@@ -91,7 +91,7 @@ pub struct Holder<'a> {
     pub address: &'a [String],
     /// Time until which invoices are to be closed.
     pub closed_until: Option<Timestamp>,
-    /// Whether the Account is deleted, and nothing is left in it.
+    /// Whether the Account is deleted, and nothing is left in it; there are no subjects then.
     pub is_closing: bool,
 }
 

@@ -273,7 +273,7 @@ impl World {
                     email: "ada@example.com",
                     address: &[],
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
-                    is_closing: self.is_closing,
+                    is_closing: self.is_closing && subjects.is_empty(),
                 },
                 subjects: &subjects,
                 prices: &self.prices,

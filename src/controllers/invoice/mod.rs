@@ -18,7 +18,6 @@ use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::Store};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::{numbers::InvoiceNumbers, prices::KeptPrices, reconcile::Reconciler};
@@ -32,6 +31,7 @@ use crate::{
         ByNamespace, Clock, Metrics, ReconcileQueue, ServerTime,
         events::Events,
         metrics::KindLabels,
+        reconcile_queue::messages,
         watch::{Change, Listener},
         work_queue,
     },
@@ -175,7 +175,7 @@ impl InvoiceController {
         let (changed, _) = queue.open(&invoices);
         let changed = changed.map(|invoice| invoice.metadata.namespace.clone().unwrap_or_default());
         let directory = shared.deps.directory.clone();
-        let triggers = stream::select(of(requests), changed)
+        let triggers = stream::select(messages(requests), changed)
             .filter_map(move |namespace| std::future::ready(directory.account_of(&namespace)));
         let reconciler = Reconciler::new(shared.clone(), accounts, invoices.clone());
         let kind = KindLabels { kind: "Invoice" };
@@ -213,12 +213,6 @@ impl InvoiceController {
         let last_month = Period::before(Period::month_of(now)).from;
         matches!(self.shared.prices.record(now, last_month).await, Ok(None))
     }
-}
-
-fn of(receiver: mpsc::UnboundedReceiver<String>) -> impl futures::Stream<Item = String> + Send {
-    stream::unfold(receiver, |mut receiver| async {
-        receiver.recv().await.map(|next| (next, receiver))
-    })
 }
 
 impl Shared {

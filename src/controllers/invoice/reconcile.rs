@@ -583,7 +583,7 @@ fn facts<'a>(
             email: &account.spec.email,
             address: &account.spec.billing_address,
             closed_until: account.invoices_closed_until(),
-            is_closing,
+            is_closing: is_closing && subjects.is_empty(),
         },
         subjects,
         prices,
