@@ -42,7 +42,7 @@ use crate::{
         traces::TraceError,
         watch::{Listener, Watches},
     },
-    service::{self, Service, key_use},
+    service::{self, Service, credentials::key_use},
     settings::{ApiSettings, CommonSettings, ControllerSettings},
 };
 

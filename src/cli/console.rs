@@ -17,9 +17,9 @@ use super::{
 };
 use crate::{
     resources::{ApiKey, KeyScope, api_key::LINK_ANNOTATION, ids, origin},
-    service::{
+    service::keys::{
         console_links::{KEY_LASTS, new_link},
-        keys::new_key,
+        new_key,
     },
 };
 

@@ -9,10 +9,13 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    error::ApiError,
     extract::Caller,
-    rate_limit, response,
-    view::{Seconds, Single},
+    rate_limit,
+    response::{
+        self,
+        error::ApiError,
+        view::{Seconds, Single},
+    },
 };
 use crate::service::{account::Quota, credentials::Tenant};
 

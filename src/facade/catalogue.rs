@@ -9,11 +9,12 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    error::ApiError,
-    extract::Caller,
-    query::Parameters,
-    response,
-    view::{List, Pagination},
+    extract::{Caller, query::Parameters},
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination},
+    },
 };
 use crate::resources::{
     Plan,

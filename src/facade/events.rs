@@ -10,12 +10,12 @@ use utoipa::ToSchema;
 
 use super::{
     App,
-    error::{ApiError, Detail},
-    extract::{Caller, Target},
-    precondition,
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{Caller, Target, query::Parameters},
+    response::{
+        self,
+        error::{ApiError, Detail},
+        view::{List, Pagination, Single},
+    },
 };
 use crate::{
     events::EventType,
@@ -106,7 +106,7 @@ pub async fn detail(
     let mut response = response::rendered(StatusCode::OK, format!("{{\"data\":{body}}}"));
     if let Some(id) = id {
         // An event never changes.
-        let version = precondition::tag(format!("\"{id}-1\""));
+        let version = response::tag(format!("\"{id}-1\""));
         response.headers_mut().insert(header::ETAG, version);
     }
     Ok(response)

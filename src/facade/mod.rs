@@ -5,35 +5,23 @@
 //!
 //! - `instances`, `backups`, `monitoring`, `webhooks`, `deliveries`, `events`, `invoices`, `account`, `keys`, `catalogue`: the resources, with
 //!   their bodies and views;
-//! - `middleware`, with `authentication` and `rate_limit`: what surrounds every handler; `kept_rate_limits` outlasts restarts;
-//! - `extract`, `query`, `body`, `fields`, `precondition`, `idempotency`: reading requests;
-//! - `response`, `view`, `error`, `unreadable`: answers;
+//! - `middleware`: what surrounds every handler; `rate_limit`; `extract`: reading requests; `response`: answers and errors;
 //! - [`openapi`]: the routes, and the document generated from them.
 
 mod account;
-mod authentication;
 mod backups;
-mod body;
 mod catalogue;
 mod deliveries;
-mod error;
 mod events;
 mod extract;
-mod fields;
-mod idempotency;
 mod instances;
 mod invoices;
-mod kept_rate_limits;
 mod keys;
 mod middleware;
 mod monitoring;
 pub mod openapi;
-mod precondition;
-mod query;
 mod rate_limit;
 mod response;
-mod unreadable;
-mod view;
 mod webhooks;
 
 use std::{
@@ -53,9 +41,9 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-pub use self::kept_rate_limits::KeptRateLimits;
+pub use self::rate_limit::kept::KeptRateLimits;
 
-use self::rate_limit::RateLimits;
+use self::{rate_limit::RateLimits, response::unreadable};
 use crate::{
     resources::{Account, ApiKey},
     runtime::{

@@ -1,10 +1,8 @@
 //! Everything that an account holder can do, without HTTP. The REST facade builds on it.
 //!
 //! - [`instances`], [`alerts`], [`backups`], [`webhooks`], [`deliveries`], [`events`]: the resources, one folder or file each;
-//! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, and its API keys;
-//! - [`credentials`]: the index of keys and accounts, for authentication; [`console_links`]: one-time sign-in links;
-//!   [`console_sign_ins`]: sign-ins through OpenID Connect; [`last_use`]: the day on which a key was last used, and [`key_use`], which
-//!   records it;
+//! - [`invoices`]: what the account is billed; [`account`], [`keys`]: the account itself, its API keys and its sign-ins to the console;
+//! - [`credentials`]: the index of keys and accounts, for authentication, and the day on which a key was last used;
 //! - [`index`]: in-memory indexes fed by the watches, and read-your-writes;
 //! - [`store`]: reads and writes of the API server, with optimistic concurrency;
 //! - [`idempotency`], [`precondition`], [`nonce`]: requests that are carried out once, or for one version only;
@@ -16,8 +14,6 @@
 pub mod account;
 pub mod alerts;
 pub mod backups;
-pub mod console_links;
-pub mod console_sign_ins;
 pub mod credentials;
 pub mod deliveries;
 pub mod error;
@@ -27,9 +23,7 @@ pub mod idempotency;
 pub mod index;
 pub mod instances;
 pub mod invoices;
-pub mod key_use;
 pub mod keys;
-pub mod last_use;
 pub mod nonce;
 pub mod precondition;
 pub mod store;

@@ -16,6 +16,8 @@ pub struct Endpoint {
     pub path: String,
     /// The example of its body, if it has one.
     pub body: Option<Value>,
+    /// The status of its success.
+    pub success: u16,
 }
 
 /// Every operation that needs a key.
@@ -26,10 +28,16 @@ pub fn endpoints() -> Vec<Endpoint> {
         for (method, operation) in operations.as_object().unwrap() {
             if operation.get("security").is_none() {
                 let example = operation.pointer("/requestBody/content/application~1json/example");
+                let statuses = operation["responses"].as_object().unwrap().keys();
+                let successes: Vec<_> = statuses.filter(|status| status.starts_with('2')).collect();
+                let [success] = successes[..] else {
+                    panic!("{method} {path} has not one success: {successes:?}");
+                };
                 endpoints.push(Endpoint {
                     method: method.to_ascii_uppercase().parse().unwrap(),
                     path: path.clone(),
                     body: example.cloned(),
+                    success: success.parse().unwrap(),
                 });
             }
         }

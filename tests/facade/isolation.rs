@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use stellage::resources::{ApiKey, Backup, Delivery, Instance, InstanceState, Webhook};
 
 use super::{
@@ -98,8 +98,10 @@ impl Ids {
         }
     }
 
+    /// The path with ids in place of its placeholders.
     fn fill(&self, path: &str) -> String {
         let id = match path {
+            path if !path.contains("{id}") => return path.to_owned(),
             path if path.starts_with("/v1/instances/") => &self.instance,
             path if path.starts_with("/v1/backups/") => &self.backup,
             path if path.starts_with("/v1/webhooks/") => &self.webhook,
@@ -152,7 +154,10 @@ async fn anothers_ids_are_like_unknown_ones_on_every_endpoint_of_the_document() 
     let (ada, bob) = (Tenant::new("iso-ada").await, Tenant::new("iso-bob").await);
     let (theirs, own) = (Ids::of(&ada).await, Ids::of(&bob).await);
     let before = look(&ada).await;
-    for Endpoint { method, path, body } in contract::endpoints() {
+    for Endpoint {
+        method, path, body, ..
+    } in contract::endpoints()
+    {
         if !path.contains("{id}") {
             continue;
         }
@@ -207,6 +212,62 @@ async fn a_list_and_the_account_show_ones_own_alone() {
 }
 
 #[tokio::test]
+async fn every_operation_of_the_document_succeeds_as_it_says_with_the_body_that_it_shows() {
+    let tenant = Tenant::new("iso-success").await;
+    let ids = Ids::of(&tenant).await;
+    let instance = format!("/v1/instances/{}", ids.instance);
+    let mut endpoints = contract::endpoints();
+    endpoints.sort_by_key(|endpoint| endpoint.method == Method::DELETE);
+    for endpoint in endpoints {
+        let Endpoint {
+            method,
+            path,
+            body,
+            success,
+        } = endpoint;
+        let path = ids.fill(&path);
+        // What the operation takes for granted.
+        if path.starts_with(&format!("{instance}/")) && method == Method::POST {
+            let (wanted, action) = match path.ends_with("/start") {
+                true => ("stopped", "stop"),
+                false => ("running", "start"),
+            };
+            let look = async || {
+                contract::expect(&tenant, 200, Method::GET, &instance, None, &[])
+                    .await
+                    .json()
+            };
+            let is_settled =
+                |shown: &Value| ["running", "stopped"].contains(&shown["data"]["status"].as_str().unwrap());
+            if eventually("a settled state", look, is_settled).await["data"]["status"] != wanted {
+                contract::expect(
+                    &tenant,
+                    202,
+                    Method::POST,
+                    &format!("{instance}/{action}"),
+                    None,
+                    &[],
+                )
+                .await;
+                wait_for(&tenant, &ids.instance, wanted).await;
+            }
+        }
+        if path.starts_with("/v1/backups/") && method == Method::DELETE {
+            let is_completed = async || {
+                contract::expect(&tenant, 200, Method::GET, &path, None, &[])
+                    .await
+                    .json()
+            };
+            eventually("the backup", is_completed, |shown| {
+                shown["data"]["status"] == "completed"
+            })
+            .await;
+        }
+        contract::expect(&tenant, success, method, &path, body.as_ref(), &[]).await;
+    }
+}
+
+#[tokio::test]
 async fn without_a_key_nothing_is_answered_and_with_a_read_key_nothing_is_changed() {
     let mut tenant = Tenant::new("iso-read").await;
     let ids = Ids::of(&tenant).await;
@@ -218,15 +279,11 @@ async fn without_a_key_nothing_is_answered_and_with_a_read_key_nothing_is_change
         |status| *status == 200,
     )
     .await;
-    let fill = |path: &str| {
-        if path.contains("{id}") {
-            ids.fill(path)
-        } else {
-            path.to_owned()
-        }
-    };
-    for Endpoint { method, path, body } in contract::endpoints() {
-        let path = fill(&path);
+    for Endpoint {
+        method, path, body, ..
+    } in contract::endpoints()
+    {
+        let path = ids.fill(&path);
         if method == Method::GET {
             contract::expect(&tenant, 200, method, &path, None, &[]).await;
         } else {
@@ -235,8 +292,11 @@ async fn without_a_key_nothing_is_answered_and_with_a_read_key_nothing_is_change
         }
     }
     tenant.key = "nobody's".to_owned();
-    for Endpoint { method, path, body } in contract::endpoints() {
-        let refused = contract::expect(&tenant, 401, method, &fill(&path), body.as_ref(), &[]).await;
+    for Endpoint {
+        method, path, body, ..
+    } in contract::endpoints()
+    {
+        let refused = contract::expect(&tenant, 401, method, &ids.fill(&path), body.as_ref(), &[]).await;
         assert_eq!(contract::code(&refused), "unauthorized", "{path}");
     }
     assert_eq!(

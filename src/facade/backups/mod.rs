@@ -16,13 +16,17 @@ use utoipa::ToSchema;
 use self::view::BackupView;
 use super::{
     App,
-    error::ApiError,
-    extract::{Caller, IfMatch, Post, Target},
-    fields::Fields,
-    idempotency::{self, Retention},
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{
+        Caller, IfMatch, Post, Target,
+        fields::Fields,
+        idempotency::{self, Retention},
+        query::Parameters,
+    },
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination, Single},
+    },
 };
 use crate::{
     resources::validation,

@@ -8,7 +8,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::{Seconds, schema},
+    facade::response::view::{Seconds, schema},
     service::{
         backups::ShownBackup,
         id::{BackupId, PublicId as _},

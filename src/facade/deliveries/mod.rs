@@ -15,12 +15,16 @@ use http::StatusCode;
 use self::view::{DeliveryView, Retry};
 use super::{
     App,
-    error::ApiError,
-    extract::{Caller, IfMatch, Inner, Post, Target},
-    idempotency::{self, Retention},
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{
+        Caller, IfMatch, Inner, Post, Target,
+        idempotency::{self, Retention},
+        query::Parameters,
+    },
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination, Single},
+    },
 };
 use crate::{
     events::EventType,

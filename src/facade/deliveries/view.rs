@@ -13,7 +13,7 @@ use utoipa::{
 use crate::{
     delivery::signature,
     events::{EventType, catalogue},
-    facade::view::Seconds,
+    facade::response::view::Seconds,
     resources::{Attempt, Delivery, DeliveryPhase, Webhook, delivery::MAX_ATTEMPTS_KEPT},
     service::{
         deliveries::{created_at, next_attempt, shown_phase},

@@ -12,10 +12,11 @@ use super::{body::RebuildInstance, detail_of, installation::NamedBackup, view::I
 use crate::{
     facade::{
         App,
-        error::ApiError,
-        extract::{Caller, IfMatch, Post, Target},
-        idempotency::{self, Retention},
-        view::Single,
+        extract::{
+            Caller, IfMatch, Post, Target,
+            idempotency::{self, Retention},
+        },
+        response::{error::ApiError, view::Single},
     },
     lifecycle::Action,
     service::{

@@ -5,9 +5,11 @@ use utoipa::ToSchema;
 use crate::{
     catalogue::Catalogue,
     facade::{
-        error::{ApiError, Detail},
-        fields::Fields,
-        view,
+        extract::fields::Fields,
+        response::{
+            error::{ApiError, Detail},
+            view,
+        },
     },
     resources::{InstanceSpec, Plan, PlanChange, PowerState, validation},
     service::instances::InstanceChange,
@@ -300,7 +302,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::facade::{body::fields, error::ErrorCode};
+    use crate::facade::{extract::body::fields, response::error::ErrorCode};
 
     const KEY: &str =
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti user@example.com";

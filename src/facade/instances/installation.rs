@@ -4,8 +4,8 @@ use crate::{
     catalogue::Catalogue,
     facade::{
         App,
-        error::{ApiError, Detail},
-        fields::Fields,
+        extract::fields::Fields,
+        response::error::{ApiError, Detail},
     },
     resources::validation,
     service::{

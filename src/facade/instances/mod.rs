@@ -24,14 +24,17 @@ use self::{
 };
 use super::{
     App,
-    body::required,
-    error::ApiError,
-    extract::{Caller, IfMatch, Post, Target},
-    idempotency::{self, Retention},
-    precondition,
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{
+        Caller, IfMatch, Post, Target,
+        body::required,
+        idempotency::{self, Retention},
+        query::Parameters,
+    },
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination, Single},
+    },
 };
 use crate::service::{
     id::InstanceId,
@@ -179,7 +182,7 @@ fn plain_detail(item: &IndexedInstance) -> Response {
         })
     });
     let mut response = response::rendered(StatusCode::OK, cached.body.clone());
-    let etag = precondition::tag(cached.tag.clone());
+    let etag = response::tag(cached.tag.clone());
     response.headers_mut().insert(header::ETAG, etag);
     response
 }

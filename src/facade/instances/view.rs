@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::{Seconds, snake_case},
+    facade::response::view::{Seconds, snake_case},
     lifecycle::explain,
     providers::Usage,
     resources::{Instance, InstanceState, Plan, tracking},

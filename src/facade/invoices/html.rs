@@ -8,7 +8,7 @@ use http::HeaderValue;
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    facade::view::Seconds,
+    facade::response::view::Seconds,
     resources::{
         InvoiceLine,
         money::{Cents, UnitPrice},

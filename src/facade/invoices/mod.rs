@@ -19,12 +19,12 @@ use utoipa::ToSchema;
 use self::view::InvoiceView;
 use super::{
     App,
-    error::{ApiError, Detail},
-    extract::{Caller, Target},
-    precondition,
-    query::Parameters,
-    response,
-    view::{List, Pagination},
+    extract::{Caller, Target, query::Parameters},
+    response::{
+        self,
+        error::{ApiError, Detail},
+        view::{List, Pagination},
+    },
 };
 use crate::{
     resources::InvoiceLine,
@@ -135,7 +135,7 @@ pub async fn detail(
     format(&parameters)?;
     parameters.paging()?;
     let opened = app.service.invoice(caller.tenant(), id).await?;
-    let version = opened.invoice.as_deref().map(precondition::etag);
+    let version = opened.invoice.as_deref().map(response::etag);
     let mut response = answer(opened, &parameters).await?;
     if let Some(version) = version {
         response.headers_mut().insert(header::ETAG, version);

@@ -12,7 +12,7 @@ use crate::{
     billing::Total,
     facade::{
         catalogue::{Money, UnitMoney},
-        view::Seconds,
+        response::view::Seconds,
     },
     resources::{
         Invoice, InvoiceLine, InvoicePeriod, InvoicePhase, InvoiceStatus,
@@ -110,14 +110,14 @@ pub struct InvoiceHours {
 }
 
 fn nullable_id() -> RefOr<Schema> {
-    crate::facade::view::schema(&json!({
+    crate::facade::response::view::schema(&json!({
         "type": ["string", "null"], "pattern": format!("^{}[a-z0-9]{{16}}$", InvoiceId::PREFIX),
         "description": "Identifier; `null` if there is nothing to bill in this month yet.",
     }))
 }
 
 fn status() -> RefOr<Schema> {
-    crate::facade::view::schema(&json!({
+    crate::facade::response::view::schema(&json!({
         "type": "string", "enum": ["open", "issued"],
         "description": "`open`: its period goes on. `issued`: it has a number and never changes.",
     }))

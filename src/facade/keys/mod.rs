@@ -17,13 +17,17 @@ use utoipa::ToSchema;
 use self::view::{KeyView, NewKey};
 use super::{
     App,
-    error::ApiError,
-    extract::{Caller, IfMatch, Post},
-    fields::Fields,
-    idempotency::{self, Retention},
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{
+        Caller, IfMatch, Post,
+        fields::Fields,
+        idempotency::{self, Retention},
+        query::Parameters,
+    },
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination, Single},
+    },
 };
 use crate::resources::KeyScope;
 
@@ -193,7 +197,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::facade::body::fields;
+    use crate::facade::extract::body::fields;
 
     fn read(body: &Value) -> Result<CreateKey, ApiError> {
         let now = "2026-11-22T10:00:00Z".parse().unwrap();

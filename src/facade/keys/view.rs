@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::Seconds,
+    facade::response::view::Seconds,
     resources::{ApiKey, KeyScope, origin},
     service::index::Object as _,
 };

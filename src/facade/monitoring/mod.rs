@@ -12,11 +12,12 @@ use http::StatusCode;
 use self::view::{AlertView, SeriesView};
 use super::{
     App,
-    error::{ApiError, Detail},
-    extract::{Caller, Target},
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{Caller, Target, query::Parameters},
+    response::{
+        self,
+        error::{ApiError, Detail},
+        view::{List, Pagination, Single},
+    },
 };
 use crate::{
     monitoring::Window,

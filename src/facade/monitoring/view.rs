@@ -9,7 +9,7 @@ use utoipa::{
 };
 
 use crate::{
-    facade::view::{Seconds, schema},
+    facade::response::view::{Seconds, schema},
     monitoring::{Measured, Window},
     resources::AlertMetric,
     service::{

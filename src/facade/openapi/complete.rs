@@ -3,7 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::{backups, deliveries, error::ErrorCode, events, instances, invoices, keys, monitoring, webhooks},
+    super::{
+        backups, deliveries, events, instances, invoices, keys, monitoring, response::error::ErrorCode,
+        webhooks,
+    },
     DOCUMENT_PATH, examples, receivers, schema_reference,
 };
 

@@ -8,14 +8,16 @@ use super::super::{
     account::AccountView,
     backups::view::BackupView,
     deliveries::view::{DeliveryView, Retry},
-    error::{ApiError, Detail, ErrorCode},
     instances::view::{InstanceView, ListItem, NewInstance},
     keys::view::{KeyView, NewKey},
     monitoring::{
         view::{AlertView, SeriesView},
         wrong_window,
     },
-    view::Pagination,
+    response::{
+        error::{ApiError, Detail, ErrorCode},
+        view::Pagination,
+    },
     webhooks::view::{Recovery, WebhookView, WebhookWithSecret},
 };
 use crate::{

@@ -17,9 +17,10 @@ use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, account, backups, catalogue, deliveries, error, events,
+    App, account, backups, catalogue, deliveries, events,
     instances::{self, actions},
-    invoices, keys, monitoring, response, view,
+    invoices, keys, monitoring,
+    response::{self, error, view},
     webhooks::{self, actions as webhook_actions},
 };
 
@@ -170,7 +171,7 @@ fn served(document: &Value) -> Vec<Served> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{super::error::ErrorCode, *};
+    use super::{super::response::error::ErrorCode, *};
     use crate::events::EventType;
 
     #[test]

@@ -16,11 +16,11 @@ use crate::{
     facade::{
         App,
         deliveries::{counted, view::DeliveryView},
-        error::ApiError,
-        extract::{Caller, IfMatch, Post, Target},
-        idempotency::{self, Retention},
-        response,
-        view::Single,
+        extract::{
+            Caller, IfMatch, Post, Target,
+            idempotency::{self, Retention},
+        },
+        response::{self, error::ApiError, view::Single},
     },
     service::{
         deliveries::{Counted, When},

@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 use crate::{
     events::EventType,
     facade::{
-        error::{ApiError, Detail},
-        fields::Fields,
+        extract::fields::Fields,
+        response::error::{ApiError, Detail},
     },
     resources::webhook::MAX_SECRET_CHARACTERS,
     service::webhooks::{NewWebhook, WebhookChange},
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::{
         delivery::{ReceiverUrl, TargetRules},
-        facade::body::fields,
+        facade::extract::body::fields,
     };
 
     fn guard(url: &str) -> Result<(), String> {

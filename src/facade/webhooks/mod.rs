@@ -22,13 +22,17 @@ use self::{
 };
 use super::{
     App,
-    body::required,
-    error::ApiError,
-    extract::{Caller, IfMatch, Post, Target},
-    idempotency::{self, Retention},
-    query::Parameters,
-    response,
-    view::{List, Pagination, Single},
+    extract::{
+        Caller, IfMatch, Post, Target,
+        body::required,
+        idempotency::{self, Retention},
+        query::Parameters,
+    },
+    response::{
+        self,
+        error::ApiError,
+        view::{List, Pagination, Single},
+    },
 };
 use crate::service::{id::WebhookId, webhooks::IndexedWebhook};
 

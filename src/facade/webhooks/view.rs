@@ -14,7 +14,7 @@ use crate::{
     events::EventType,
     facade::{
         deliveries::view::delivery_id,
-        view::{Seconds, schema, snake_case},
+        response::view::{Seconds, schema, snake_case},
     },
     resources::{DisableReason, Disabled, ids},
     service::{

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, header::AUTHORIZATION};
 
-use super::error::{ApiError, ErrorCode};
+use crate::facade::response::error::{ApiError, ErrorCode};
 
 /// Longest accepted key; those of `stellage key create` are much shorter.
 const MAX_KEY: usize = 512;

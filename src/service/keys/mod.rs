@@ -1,4 +1,9 @@
 //! API keys: list, create, revoke. Only the digest of a key is stored, so a key can be shown only once.
+//!
+//! - [`console_links`]: one-time links that sign in to the console; [`console_sign_ins`]: those through OpenID Connect.
+
+pub mod console_links;
+pub mod console_sign_ins;
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -8,18 +8,18 @@ use rand::RngExt as _;
 use serde_json::json;
 use subtle::ConstantTimeEq as _;
 
-use super::{
-    Service,
-    credentials::{Credential, KeyIdentity, Tenant},
-    error::{Error, ErrorKind},
-    index::Object as _,
-};
 use crate::{
     resources::{
         ApiKey,
         api_key::{self, ConsoleLink, LINK_ANNOTATION},
     },
     runtime::watch::revision,
+    service::{
+        Service,
+        credentials::{Credential, KeyIdentity, Tenant},
+        error::{Error, ErrorKind},
+        index::Object as _,
+    },
 };
 
 /// How long a link works.

@@ -8,19 +8,18 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::{
-    Service,
-    console_links::KEY_LASTS,
-    credentials::{Credential, KeyIdentity, Tenant},
-    error::{Error, quota_used_up},
-    index::Object as _,
-    keys::new_key,
-    precondition::Precondition,
-    store::pause,
-};
+use super::{console_links::KEY_LASTS, new_key};
 use crate::{
     resources::{ApiKey, KeyScope, api_key::SIGN_IN_LABEL, ids, quota},
     runtime::watch::revision,
+    service::{
+        Service,
+        credentials::{Credential, KeyIdentity, Tenant},
+        error::{Error, quota_used_up},
+        index::Object as _,
+        precondition::Precondition,
+        store::pause,
+    },
 };
 
 /// Sign-ins of one account at the same time, as far as its quota of keys has room for them; a further one ends the oldest.

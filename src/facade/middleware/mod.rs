@@ -1,5 +1,7 @@
 //! What surrounds every handler: request id, key, scope, rate limit, panics, metrics, and the error format.
 
+mod authentication;
+
 use std::{
     convert::Infallible,
     panic::AssertUnwindSafe,
@@ -31,13 +33,15 @@ use tracing::{
     field::{Empty, display},
 };
 
+use self::authentication::bearer;
 use super::{
     AnsweredAs, App,
-    authentication::bearer,
-    error::{ApiError, ErrorCode},
     openapi::Served,
     rate_limit::{Allowance, Whose},
-    response::{JSON, NO_STORE},
+    response::{
+        JSON, NO_STORE,
+        error::{ApiError, ErrorCode},
+    },
 };
 use crate::{
     runtime::{

@@ -1,23 +1,8 @@
-//! `ETag` and `If-Match` (RFC 9110, section 13.1.1).
+//! `If-Match` (RFC 9110, section 13.1.1).
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, header};
 
-use crate::service::{
-    index::Object,
-    precondition::{Precondition, quoted_version},
-};
-
-/// The strong entity tag of an object.
-pub fn etag(object: &impl Object) -> HeaderValue {
-    tag(quoted_version(object))
-}
-
-/// An entity tag, from a version in quotes.
-pub fn tag(quoted: impl Into<Bytes>) -> HeaderValue {
-    // A UID is visible ASCII.
-    HeaderValue::from_maybe_shared(quoted.into()).unwrap_or(HeaderValue::from_static("\"\""))
-}
+use crate::service::precondition::Precondition;
 
 /// The precondition of a request. Weak and malformed tags never match.
 pub fn if_match(headers: &HeaderMap) -> Precondition {
@@ -42,7 +27,7 @@ pub fn if_match(headers: &HeaderMap) -> Precondition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{resources::Instance, service::error::ErrorKind};
+    use crate::{facade::response::etag, resources::Instance, service::error::ErrorKind};
 
     fn instance(generation: i64) -> Instance {
         serde_json::from_value(serde_json::json!({

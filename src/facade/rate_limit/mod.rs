@@ -1,6 +1,8 @@
 //! Rate limits: one bucket per key (GCRA), refilled evenly over the hour. Buckets are in memory; replicas tell each other what is
-//! notably spent, and that outlasts restarts, see `kept_rate_limits`. They even out load; what an account may have is limited by
+//! notably spent, and that outlasts restarts, see [`kept`]. They even out load; what an account may have is limited by
 //! quotas.
+
+pub mod kept;
 
 use std::{
     collections::HashSet,

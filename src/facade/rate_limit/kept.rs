@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::rate_limit::{ByHolder, FULL_AFTER, OthersShare, OwnShare, RateLimits};
+use super::{ByHolder, FULL_AFTER, OthersShare, OwnShare, RateLimits};
 use crate::{
     resources::ids,
     runtime::{
@@ -172,7 +172,7 @@ pub struct KeptRateLimits {
 }
 
 impl KeptRateLimits {
-    pub(super) fn new(
+    pub(in crate::facade) fn new(
         limits: Arc<RateLimits>,
         client: Client,
         namespace: &str,

@@ -4,12 +4,12 @@ use bytes::Bytes;
 use http::{Response, StatusCode, header};
 
 use super::{
+    JSON, NO_STORE,
     error::{ApiError, ErrorCode},
-    response::{JSON, NO_STORE},
 };
 
 /// The answer with this status, in the error format.
-pub(super) fn answer(status: StatusCode) -> Response<Bytes> {
+pub fn answer(status: StatusCode) -> Response<Bytes> {
     let error = match status {
         StatusCode::REQUEST_TIMEOUT => ApiError::new(
             ErrorCode::RequestTimeout,

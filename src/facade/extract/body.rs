@@ -9,10 +9,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::{
-    error::{ApiError, Detail, ErrorCode},
-    fields::Fields,
-};
+use super::fields::Fields;
+use crate::facade::response::error::{ApiError, Detail, ErrorCode};
 
 /// Largest body (decisions, section 6).
 pub const MAX_BODY: usize = 64 * 1024;

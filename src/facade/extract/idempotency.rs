@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::error::{ApiError, Detail};
+use crate::facade::response::error::{ApiError, Detail};
 use crate::service::idempotency::{IdempotentRequest, MAX_REMEMBERED};
 
 /// The request header.

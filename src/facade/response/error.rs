@@ -241,7 +241,7 @@ pub struct ErrorBody<'a> {
 }
 
 impl IntoResponse for ApiError {
-    /// An answer with an empty body, which [`super::middleware`] fills in, because it knows the request id.
+    /// An answer with an empty body, which [`crate::facade::middleware`] fills in, because it knows the request id.
     fn into_response(self) -> Response {
         let mut response = Response::new(axum::body::Body::empty());
         *response.status_mut() = self.code.status();

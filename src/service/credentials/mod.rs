@@ -2,6 +2,11 @@
 //!
 //! A key names its account, so the account's UID, which the digest covers, is found with one look-up and the digest with
 //! another, in that account's namespace alone. Outdated keys, whose digest covers the key alone, are found by that digest.
+//!
+//! - [`last_use`]: the day on which a key was last used; [`key_use`] records it.
+
+pub mod key_use;
+pub mod last_use;
 
 use std::{
     cmp::Reverse,
@@ -16,10 +21,10 @@ use parking_lot::RwLock;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use self::last_use::LastUse;
 use super::{
     error::{Error, ErrorKind},
     index::{Object as _, Progress},
-    last_use::LastUse,
 };
 use crate::{
     resources::{Account, ApiKey, KeyScope, account::DEFAULT_INSTANCE_QUOTA, api_key, ids, origin},

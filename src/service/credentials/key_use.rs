@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Service, credentials::Credential};
+use super::Credential;
 use crate::{
     resources::ApiKey,
     runtime::{
@@ -21,6 +21,7 @@ use crate::{
         reconcile_queue::messages,
         work_queue::{self, Class, Reconcile},
     },
+    service::Service,
 };
 
 /// Pause after each write: five a second at most, since the first requests of a day come at the same time for many keys.

@@ -1,11 +1,21 @@
 //! Extractors: how handlers read requests.
+//!
+//! - `body`: JSON bodies, and `fields`, which collects all that is wrong with them; `query`: parameters;
+//! - `precondition`: `If-Match`; `idempotency`: `Idempotency-Key`, and the headers of its answers.
+
+pub mod body;
+pub mod fields;
+pub mod idempotency;
+mod precondition;
+pub mod query;
 
 use std::convert::Infallible;
 
 use axum::{body::Body, extract::FromRequestParts};
 use http::{Request, Uri, request::Parts};
 
-use super::{body, error::ApiError, fields::Fields, idempotency, precondition, query::Parameters};
+use self::{fields::Fields, query::Parameters};
+use super::response::error::ApiError;
 use crate::service::{
     credentials::{Credential, Tenant},
     id::PublicId,

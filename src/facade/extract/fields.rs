@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::error::{ApiError, Detail};
+use crate::facade::response::error::{ApiError, Detail};
 
 /// The fields of a request that have not been read yet, and the problems found so far.
 pub struct Fields {

@@ -1,4 +1,12 @@
-//! Successful answers.
+//! Answers.
+//!
+//! - `view`: what all of them share; `entity_tag`: `ETag`;
+//! - `error`: the error format; `unreadable`: answers to what is no request.
+
+mod entity_tag;
+pub mod error;
+pub mod unreadable;
+pub mod view;
 
 use std::fmt::Display;
 
@@ -6,9 +14,10 @@ use axum::{body::Body, response::Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
-use super::{
+pub use self::entity_tag::{etag, tag};
+
+use self::{
     error::ApiError,
-    precondition,
     view::{Pagination, Single},
 };
 use crate::service::index::Object;
@@ -63,9 +72,7 @@ pub fn single(
     message: Option<String>,
 ) -> Result<Response, ApiError> {
     let mut response = json(status, &Single { data, message }, 768)?;
-    response
-        .headers_mut()
-        .insert(header::ETAG, precondition::etag(object));
+    response.headers_mut().insert(header::ETAG, etag(object));
     Ok(response)
 }
 

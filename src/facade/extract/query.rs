@@ -3,7 +3,7 @@
 use http::Uri;
 use url::form_urlencoded;
 
-use super::error::{ApiError, Detail};
+use crate::facade::response::error::{ApiError, Detail};
 
 /// Largest page (decisions, section 6).
 pub const MAX_LIMIT: u64 = 100;
