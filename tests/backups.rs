@@ -345,7 +345,10 @@ async fn an_instance_whose_backup_is_gone_says_what_to_do_and_is_made_from_its_i
     .await
     .json();
     let message = shown["data"]["status_message"].as_str().unwrap();
-    assert!(message.contains("remove restoreFrom to install image"), "{shown}");
+    assert!(
+        message.starts_with("the backup that it is to be restored from is gone"),
+        "{shown}"
+    );
     let change = json!({ "spec": { "restoreFrom": null } });
     tenant
         .instances()

@@ -20,7 +20,10 @@ use stellage::{
 };
 
 use crate::{
-    facade::contract::{expect, fields},
+    facade::{
+        contract::{expect, fields},
+        create, wait_for,
+    },
     support::{
         Answer, Operator, Tenant, eventually, own_plane, receiver_arguments, receivers, receivers::Receiver,
         shared, stellage,
@@ -184,6 +187,55 @@ async fn start_with(plane: &ControlPlane, more: &[&str]) -> Operator {
     arguments.extend(more.iter().copied().map(ToOwned::to_owned));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     Operator::start(plane, &arguments).await
+}
+
+#[tokio::test]
+async fn backups_that_get_a_price_are_billed_although_their_account_has_nothing_else() {
+    let plane = own_plane().await;
+    let catalogue = plane.folder().join("catalogue.yaml");
+    let set_price = |price: f64| {
+        std::fs::write(&catalogue, format!("backups: {{pricePerGBMonthly: {price}}}")).unwrap();
+    };
+    set_price(0.0);
+    let mut operator = start_with(&plane, &[&format!("--catalogue={}", catalogue.display())]).await;
+    let tenant = Tenant::on(&plane, &operator, "kept-backups").await;
+    let web = create(&tenant, "web").await;
+    wait_for(&tenant, &web, "running").await;
+    let instance = format!("/v1/instances/{web}");
+    let backups = format!("{instance}/backups");
+    let backup = expect(&tenant, 201, Method::POST, &backups, None, &[])
+        .await
+        .json();
+    let backup = backup["data"]["id"].as_str().unwrap();
+    let shown = async || get(&tenant, &format!("/v1/backups/{backup}")).await.json();
+    eventually("the backup", shown, |shown| {
+        shown["data"]["status"] == "completed"
+    })
+    .await;
+    expect(&tenant, 204, Method::DELETE, &instance, None, &[]).await;
+    tenant.wait_for_entries(1).await;
+    tenant.close_now().await;
+    tenant.wait_for_invoices(1).await;
+    assert!(
+        tenant.all_invoices().await.iter().all(Invoice::is_issued),
+        "nothing goes on"
+    );
+
+    set_price(5.0);
+    let billed = async || {
+        let open = tenant
+            .all_invoices()
+            .await
+            .into_iter()
+            .find(|invoice| !invoice.is_issued());
+        open.map(|open| open.spec.entries)
+    };
+    let entries = eventually("an open invoice", billed, Option::is_some)
+        .await
+        .unwrap();
+    let ids: Vec<_> = entries.iter().map(|entry| entry.backup_id.as_deref()).collect();
+    assert_eq!(ids, [Some(backup)]);
+    operator.stop().await;
 }
 
 /// Removes the finalizers of an instance by hand, and deletes it.

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use stellage::{
     resources::{
-        Account, ApiKey, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook, conditions,
+        Account, ApiKey, Backup, BackupPhase, Delivery, EventLog, Instance, InstanceState, KeyScope, Webhook,
+        conditions,
     },
     service::keys::new_key,
 };
@@ -540,6 +541,45 @@ async fn a_tenant_may_delete_pages_of_the_event_log_but_neither_forge_change_nor
     pages.delete(&name, &DeleteParams::foreground()).await.unwrap();
     let is_gone = |all: &Vec<EventLog>| all.iter().all(|page| page.name_any() != name);
     eventually("the page to go", async || tenant.pages().await, is_gone).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_tenant_deletes_a_backup_without_its_data() {
+    let tenant = Tenant::new("backup-finalizers").await;
+    let eve = tenant_of(&tenant, "eve@example.com").await;
+    let theirs: Api<Backup> = Api::namespaced(eve, &tenant.namespace);
+    tenant.apply("web", |_| {}).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let spec = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": "mine" }, "spec": { "instance": "web" },
+    });
+    let backup: Backup = serde_json::from_value(spec).unwrap();
+    theirs.create(&PostParams::default(), &backup).await.unwrap();
+    let look = async || theirs.get("mine").await.unwrap();
+    let is_kept = |backup: &Backup| backup.phase() == BackupPhase::Completed && backup.has_finalizer();
+    eventually("the backup", look, is_kept).await;
+    let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let without = theirs
+        .patch("mine", &PatchParams::default(), &bare)
+        .await
+        .unwrap();
+    let version = Preconditions {
+        resource_version: without.metadata.resource_version,
+        uid: None,
+    };
+    // The operator adds it again; in between the backup is not deleted.
+    let refused = theirs
+        .delete("mine", &DeleteParams::default().preconditions(version))
+        .await;
+    let refused = refused.map(drop).unwrap_err().to_string();
+    assert!(
+        refused.contains("has to be back before the backup is deleted") || refused.contains("recondition"),
+        "{refused}"
+    );
+    eventually("the finalizer to be back", look, is_kept).await;
+    theirs.delete("mine", &DeleteParams::default()).await.unwrap();
+    let gone = async || theirs.get_opt("mine").await.unwrap();
+    eventually("the backup to go", gone, Option::is_none).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

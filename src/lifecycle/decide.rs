@@ -153,7 +153,9 @@ fn meter(instance: &Instance, status: &mut InstanceStatus, now: Timestamp) {
     let plan = status.plan.unwrap_or(instance.spec.plan);
     let Some(hours) = &mut status.metering else {
         if status.power == Some(PowerState::Running) {
-            status.metering = Some(metering::begin(plan, milliseconds(now)));
+            // A clock that was wrong then must not bill for the time before the instance.
+            let since = milliseconds(now).max(instance.created_at());
+            status.metering = Some(metering::begin(plan, since));
         }
         return;
     };

@@ -57,6 +57,10 @@ fn of_condition(status: &InstanceStatus) -> Option<Explanation> {
         "ProviderUnavailable" | "ProviderNonsense" => {
             "the provider cannot do this at the moment; it is being retried".to_owned()
         }
+        // As the backup's kind is in the message for kubectl.
+        "InvalidSpec" if ready.message.contains("spec.restoreFrom") => {
+            "the backup that it is to be restored from is gone, was not completed or does not fit; rebuild it from an image or another backup, or, if it was never installed, delete it and create another".to_owned()
+        }
         "InvalidSpec" => ready.message.replace("spec.", ""),
         _ => ready.message.clone(),
     };

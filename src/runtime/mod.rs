@@ -59,5 +59,5 @@ pub use fair_queue::FairQueue;
 pub use health::Health;
 pub use metrics::Metrics;
 pub use reconcile_queue::ReconcileQueue;
-pub use server_time::ServerTime;
+pub use server_time::{CheckedClock, ServerTime};
 pub use timed_mutex::TimedMutex;

@@ -1,11 +1,22 @@
 //! The API server's time, as its answers tell it. Ages of what it has stored are measured with it, because the clock of this
 //! machine may be wrong.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use http::{HeaderMap, header::DATE};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
+
+use super::Clock;
+
+/// How far the clock of a machine may be off the API server's time, which has no fractions of a second and is some time on the way.
+const TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 
 /// The time of the API server. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +52,48 @@ impl ServerTime {
         let since = self.now().and_then(|now| now.saturating_sub(age).ok());
         since.unwrap_or(Timestamp::MIN)
     }
+
+    /// The earlier of this time and that of a machine, so that neither clock alone ends a period too early.
+    pub fn or_earlier(&self, machine: Timestamp) -> Timestamp {
+        self.now().map_or(machine, |server| server.min(machine))
+    }
+}
+
+/// The clock of this machine, as long as it agrees with the API server's time to the minute; else that time. So what is stored
+/// beside the API server's own times, such as when a server first ran, is right although the machine's clock was set.
+pub struct CheckedClock {
+    machine: Arc<dyn Clock>,
+    server: ServerTime,
+    is_off: AtomicBool,
+}
+
+impl CheckedClock {
+    /// The clock of a machine, checked against the API server's time.
+    pub fn new(machine: Arc<dyn Clock>, server: ServerTime) -> Self {
+        Self {
+            machine,
+            server,
+            is_off: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Clock for CheckedClock {
+    fn now(&self) -> Timestamp {
+        let machine = self.machine.now();
+        let Some(server) = self.server.now() else {
+            return machine;
+        };
+        let is_off = machine.duration_since(server).abs() > TOLERANCE;
+        if self.is_off.swap(is_off, Ordering::Relaxed) != is_off {
+            if is_off {
+                tracing::warn!(%machine, %server, "this machine's clock is off: the API server's time is used; set one of them right");
+            } else {
+                tracing::info!("this machine's clock agrees with the API server's again");
+            }
+        }
+        if is_off { server } else { machine }
+    }
 }
 
 impl Reading {
@@ -61,6 +114,38 @@ mod tests {
 
     fn head(date: &'static str) -> HeaderMap {
         HeaderMap::from_iter([(DATE, HeaderValue::from_static(date))])
+    }
+
+    struct SetTo(Mutex<Timestamp>);
+
+    impl Clock for SetTo {
+        fn now(&self) -> Timestamp {
+            *self.0.lock()
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_more_than_a_minute_off_gives_way_to_the_api_servers_time() {
+        let right: Timestamp = "1994-11-06T08:49:37.5Z".parse().unwrap();
+        let (machine, server) = (Arc::new(SetTo(Mutex::new(right))), ServerTime::default());
+        let clock = CheckedClock::new(machine.clone(), server.clone());
+        let month = SignedDuration::from_hours(24 * 30);
+        *machine.0.lock() = right + month;
+        assert_eq!(clock.now(), right + month, "nothing else is known");
+        server.answered(&head("Sun, 06 Nov 1994 08:49:37 GMT"));
+        for off in [month, -month, SignedDuration::from_mins(2)] {
+            *machine.0.lock() = right + off;
+            assert!(clock.now().duration_since(right).abs() < TOLERANCE, "{off:?}");
+            let earlier = server.or_earlier(right + off).duration_since(right);
+            assert!(
+                (earlier - off.min(SignedDuration::ZERO)).abs() < TOLERANCE,
+                "{off:?}"
+            );
+        }
+        for off in [SignedDuration::ZERO, SignedDuration::from_secs(30)] {
+            *machine.0.lock() = right + off;
+            assert_eq!(clock.now(), right + off, "to the fraction of a second");
+        }
     }
 
     #[test]

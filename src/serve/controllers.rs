@@ -26,7 +26,7 @@ use crate::{
     providers::simulator::{Faults, Pools, SimulatedUsage, Simulator},
     resources::{Account, Backup, Delivery, Instance, Invoice, Webhook},
     runtime::{
-        ByNamespace, Clock, ReconcileQueue, ServerTime,
+        ByNamespace, CheckedClock, Clock, ReconcileQueue, ServerTime,
         events::Events,
         lease::{self, LeaderElection, Leadership},
         watch::{Listener, ListenerSlot, Watches},
@@ -77,6 +77,8 @@ pub(super) struct Candidate {
     mailer: Mailer,
     watches: Watches,
     clock: Arc<dyn Clock>,
+    /// For times that are compared with the API server's.
+    checked_clock: Arc<dyn Clock>,
     server_time: ServerTime,
 }
 
@@ -105,6 +107,7 @@ impl Candidate {
             catalogue,
             rules,
             watches: watches.clone(),
+            checked_clock: Arc::new(CheckedClock::new(clock.clone(), server_time.clone())),
             clock,
             server_time,
         })
@@ -391,7 +394,7 @@ impl<'a> Controllers<'a> {
             outbox: self.webhooks.outbox(),
             catalogue: self.candidate.catalogue.clone(),
             timings: self.candidate.common.timings(),
-            clock: self.candidate.clock.clone(),
+            clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
             events: Events::new(client.clone(), "instance-controller", &self.candidate.identity),
             client,
@@ -420,7 +423,7 @@ impl<'a> Controllers<'a> {
                     .unwrap_or(usize::MAX),
                 per_account: usize::try_from(self.candidate.common.backups_per_account).unwrap_or(usize::MAX),
             },
-            clock: self.candidate.clock.clone(),
+            clock: self.candidate.checked_clock.clone(),
             metrics: self.watches.metrics.clone(),
             events: Events::new(client.clone(), "backup-controller", &self.candidate.identity),
             client,

@@ -245,7 +245,7 @@ impl Service {
 
     /// Number of an account's backups that the schedule has not made.
     pub(super) fn manual_backups(&self, namespace: &str) -> usize {
-        let is_manual = |item: &IndexedBackup| !item.backup.is_scheduled();
+        let is_manual = |item: &IndexedBackup| counts(&item.backup);
         self.backups.index().page_of(namespace, 1, 1, is_manual).1
     }
 

@@ -213,13 +213,8 @@ impl OpenedInvoice {
                 Some(status) if self.is_issued() => {
                     let count = usize::try_from(status.lines_count).unwrap_or(usize::MAX);
                     let lines = self.issued_lines(&status.page_lines, skip, limit).await?;
-                    let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
-                    let amount = Cents(net.0 + tax.0);
-                    Ok(Lines {
-                        lines,
-                        count,
-                        total: Total { net, tax, amount },
-                    })
+                    let total = self.total(Cents(status.net_cents));
+                    Ok(Lines { lines, count, total })
                 }
                 _ => self.open_lines(skip, limit).await,
             }
@@ -271,8 +266,20 @@ impl OpenedInvoice {
                 count += 1;
             }
         }
-        let total = total([net], self.catalogue.invoices.tax);
+        let total = self.total(net);
         Ok(Lines { lines, count, total })
+    }
+
+    /// Its sums, or, while it is open, those over lines of this sum.
+    pub fn total(&self, net: Cents) -> Total {
+        match self.invoice.as_ref().and_then(|invoice| invoice.status.as_ref()) {
+            Some(status) if self.is_issued() => {
+                let (net, tax) = (Cents(status.net_cents), Cents(status.tax_cents));
+                let amount = Cents(net.0 + tax.0);
+                Total { net, tax, amount }
+            }
+            _ => total([net], self.catalogue.invoices.tax),
+        }
     }
 
     /// The lines of the invoice itself for 0, or on a page, counted from 1; `None` past the last one.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::reference::{self, History, PriceChanges};
 use crate::{
     billing::{
-        PriceHistory,
+        Period, PriceHistory,
         ledger::{Books, Facts, GRACE, Holder, Metered, Step, Subject, next},
         metering,
     },
@@ -549,6 +549,24 @@ fn an_open_invoice_gets_the_currency_in_which_it_will_be_issued() {
         currencies.collect::<Vec<_>>(),
         [world.prices.currency().to_string()]
     );
+}
+
+#[test]
+fn what_a_clock_that_was_ahead_has_begin_next_month_waits_and_leaves_others_their_hours() {
+    let mut world = World::new();
+    let start = world.now;
+    let later = start + SignedDuration::from_hours(40 * 24);
+    world.machines.push(Machine::begun(0, Plan::Starter, later));
+    assert_eq!(world.run(u8::MAX), Some(Step::Rest(Some(later))));
+    world.apply(&Op::Begin(Plan::Business));
+    world.apply(&Op::Advance(5 * 3600));
+    world.run(u8::MAX);
+    let open: Vec<_> = world
+        .invoices
+        .values()
+        .map(|invoice| invoice.spec.period.from)
+        .collect();
+    assert_eq!(open, [Period::month_of(start).from]);
 }
 
 #[test]

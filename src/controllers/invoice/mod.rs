@@ -127,9 +127,15 @@ impl InvoiceController {
     pub fn backup_listener(&self) -> Box<dyn Listener<Backup>> {
         let shared = self.shared.clone();
         Box::new(move |change: &Change<Backup>| {
-            if let Change::Applied(backup) | Change::Deleted(backup) = change
-                && shared.bills_backups()
-            {
+            if !shared.bills_backups() {
+                return;
+            }
+            let changed = match change {
+                Change::Applied(backup) | Change::Deleted(backup) => std::slice::from_ref(backup),
+                Change::Replaced(all) => all,
+                Change::Unreadable(_) => return,
+            };
+            for backup in changed {
                 let namespace = backup.metadata.namespace.as_deref().unwrap_or_default();
                 shared.deps.ledger.request(namespace);
             }
@@ -165,12 +171,14 @@ impl InvoiceController {
     ) {
         let shared = self.shared;
         let requests = shared.deps.ledger.open();
-        for account in accounts.state() {
-            shared
-                .deps
-                .ledger
-                .request(account.owned_namespace().unwrap_or_default());
-        }
+        let all_accounts = accounts.clone();
+        let look_at_all = || {
+            for account in all_accounts.state() {
+                let namespace = account.owned_namespace().unwrap_or_default();
+                shared.deps.ledger.request(namespace);
+            }
+        };
+        look_at_all();
         // Settled events.
         let (changed, _) = queue.open(&invoices);
         let changed = changed.map(|invoice| invoice.metadata.namespace.clone().unwrap_or_default());
@@ -189,7 +197,8 @@ impl InvoiceController {
         tokio::join!(
             shared
                 .prices
-                .keep(|| shared.now(), needed_since, shutdown.clone()),
+                // Who has backups alone has no open invoice while these cost nothing.
+                .keep(|| shared.now(), needed_since, look_at_all, shutdown.clone()),
             work_queue::run(&reconciler, triggers, CONCURRENCY, depth, &shutdown),
             reconciler.close_orphans(shutdown.clone()),
         );
@@ -218,8 +227,7 @@ impl InvoiceController {
 impl Shared {
     /// The time: the earlier of this machine's and the API server's, so that neither clock alone ends a month too early.
     fn now(&self) -> Timestamp {
-        let now = self.deps.clock.now();
-        self.deps.server_time.now().map_or(now, |server| server.min(now))
+        self.deps.server_time.or_earlier(self.deps.clock.now())
     }
 
     /// Whether backups have a price.

@@ -42,16 +42,22 @@ impl KeptPrices {
         self.history.read().clone()
     }
 
-    /// Records changes until shutdown. Nothing before `needed_since` is needed any more.
+    /// Records changes until shutdown, and tells of each. Nothing before `needed_since` is needed any more.
     pub(super) async fn keep(
         &self,
         now: impl Fn() -> Timestamp,
         needed_since: impl Fn() -> Timestamp,
+        changed: impl Fn(),
         shutdown: CancellationToken,
     ) {
         let mut complained = String::new();
         loop {
-            match self.record(now(), needed_since()).await {
+            let before = self.current();
+            let recorded = self.record(now(), needed_since()).await;
+            if self.current() != before {
+                changed();
+            }
+            match recorded {
                 Ok(None) => complained.clear(),
                 Ok(Some(complaint)) => {
                     if complained != complaint {

@@ -327,7 +327,7 @@ impl Reconciler {
         Ok(again)
     }
 
-    /// When there is something to do if nothing changes; `None` without an open invoice.
+    /// When there is something to do if nothing changes.
     fn until_next(
         &self,
         state: &State,
@@ -335,9 +335,6 @@ impl Reconciler {
         subjects: &HashMap<&str, Subject<'_>>,
         prices: &PriceHistory,
     ) -> Option<Duration> {
-        if state.books.invoices.is_empty() {
-            return None;
-        }
         let now = self.shared.now();
         let terms = self.shared.deps.catalogue.current();
         match next(
@@ -345,6 +342,7 @@ impl Reconciler {
             &facts(account, subjects, prices, &terms.invoices, now, false),
         ) {
             Step::Rest(Some(at)) => Some(Duration::try_from(at.duration_since(now)).ok()?.min(LONGEST)),
+            Step::Rest(None) if state.books.invoices.is_empty() => None,
             _ => Some(LONGEST),
         }
     }

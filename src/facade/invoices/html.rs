@@ -13,7 +13,7 @@ use crate::{
         InvoiceLine,
         money::{Cents, UnitPrice},
     },
-    service::invoices::{Lines, OpenedInvoice},
+    service::invoices::OpenedInvoice,
 };
 
 const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
@@ -55,8 +55,8 @@ fn address(lines: &[String]) -> String {
     escaped(&lines.join("\n"))
 }
 
-/// What stands before and after the rows of the lines.
-pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) {
+/// What stands before the rows of the lines.
+pub(super) fn head(opened: &OpenedInvoice) -> String {
     let status = opened.invoice.as_ref().and_then(|invoice| invoice.status.clone());
     let status = status.unwrap_or_default();
     let title = match &status.number {
@@ -82,7 +82,7 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
         &opened.catalogue().invoices.seller
     };
     let title = escaped(&title);
-    let head = format!(
+    format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
 <title>{title}</title><style>{STYLE}</style></head>\n<body><main><h1>{title}</h1>\n<header><address>{}</address><address>{}</address></header>\n\
 <p>{}</p>\n<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
@@ -94,10 +94,18 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
             .map(|line| escaped(line))
             .collect::<Vec<_>>()
             .join("<br>"),
-    );
+    )
+}
+
+/// What stands after them. The lines add up to `net`.
+pub(super) fn foot(opened: &OpenedInvoice, net: Cents) -> String {
     let currency = escaped(&opened.currency);
+    let status = opened
+        .invoice
+        .as_ref()
+        .and_then(|invoice| invoice.status.as_ref());
     let rate = if opened.is_issued() {
-        status.tax_rate.clone()
+        status.and_then(|status| status.tax_rate.clone())
     } else {
         let tax = opened.catalogue().invoices.tax;
         (!tax.is_none()).then(|| tax.to_string())
@@ -107,15 +115,14 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
             "<tr><td colspan=\"5\" class=\"n\">{what}</td><td class=\"n\">{amount} {currency}</td></tr>\n"
         )
     };
-    let total = lines.total;
+    let total = opened.total(net);
     let tax = rate.map_or_else(String::new, |rate| {
         sum("Net", total.net) + &sum(&format!("Tax, {} %", escaped(&rate)), total.tax)
     });
-    let foot = format!(
+    format!(
         "</tbody><tfoot>\n{tax}{}</tfoot></table></main></body></html>\n",
         sum("Total", total.amount)
-    );
-    (head, foot)
+    )
 }
 
 /// The rows of some lines.

@@ -27,7 +27,7 @@ use super::{
     },
 };
 use crate::{
-    resources::InvoiceLine,
+    resources::{InvoiceLine, money::Cents},
     service::{error::Error, id::InvoiceId, invoices::OpenedInvoice},
 };
 
@@ -162,7 +162,7 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Respon
         }
         Format::Csv => {
             let head = csv::HEAD.to_owned();
-            let text = chunks(opened, head, csv::rows, |_| Ok(String::new())).await?;
+            let text = chunks(opened, head, csv::rows, |_, _| String::new()).await?;
             let mut response = rendered(text, "text/csv; charset=utf-8; header=present");
             if let Ok(value) = HeaderValue::try_from(format!("attachment; filename=\"{name}.csv\"")) {
                 response.headers_mut().insert(header::CONTENT_DISPOSITION, value);
@@ -170,10 +170,8 @@ async fn answer(opened: OpenedInvoice, parameters: &Parameters) -> Result<Respon
             Ok(response)
         }
         Format::Html => {
-            // The sums stand below the lines, but are known before them.
-            let lines = opened.lines(1, 1).await?;
-            let (head, foot) = html::around(&opened, &lines);
-            let text = chunks(opened, head, html::rows, move |_| Ok(foot.clone())).await?;
+            let head = html::head(&opened);
+            let text = chunks(opened, head, html::rows, html::foot).await?;
             let mut response = rendered(text, "text/html; charset=utf-8");
             response
                 .headers_mut()
@@ -204,34 +202,39 @@ enum Position {
     End,
 }
 
-/// The text of an invoice, page by page: one of them is in memory at a time, and none is read before the last one was sent.
+/// The text of an invoice, page by page: one of them is in memory at a time, and none is read before the last one was sent. `foot` is
+/// told what the lines above it add up to, since an open invoice may change meanwhile.
 async fn chunks(
     opened: OpenedInvoice,
     head: String,
     rows: fn(&OpenedInvoice, &[InvoiceLine]) -> String,
-    foot: impl Fn(&OpenedInvoice) -> Result<String, Error> + Send + Sync + 'static,
+    foot: fn(&OpenedInvoice, Cents) -> String,
 ) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + 'static, ApiError> {
     let first = opened.page(0).await?;
-    let begin = (opened, Position::Head(head, first), foot);
+    let begin = (opened, Position::Head(head, first), Cents(0));
     Ok(stream::unfold(
         begin,
-        move |(opened, position, foot)| async move {
+        move |(opened, position, mut net)| async move {
+            let mut rows = |opened: &_, lines: &[InvoiceLine]| {
+                net.0 += lines.iter().map(|line| line.amount_cents).sum::<u64>();
+                rows(opened, lines)
+            };
             let (text, next) = match position {
                 Position::Head(mut text, first) => match first {
                     Some(lines) => {
                         text.push_str(&rows(&opened, &lines));
                         (Ok(text), Position::Page(1))
                     }
-                    None => (foot(&opened).map(|foot| text + &foot), Position::End),
+                    None => (Ok(text + &foot(&opened, net)), Position::End),
                 },
                 Position::Page(number) => match opened.page(number).await {
                     Ok(Some(lines)) => (Ok(rows(&opened, &lines)), Position::Page(number + 1)),
-                    Ok(None) => (foot(&opened), Position::End),
+                    Ok(None) => (Ok(foot(&opened, net)), Position::End),
                     Err(error) => (Err(error), Position::End),
                 },
                 Position::End => return None,
             };
-            Some((text.map(Bytes::from), (opened, next, foot)))
+            Some((text.map(Bytes::from), (opened, next, net)))
         },
     ))
 }

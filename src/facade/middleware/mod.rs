@@ -19,7 +19,7 @@ use axum::{
 use foldhash::HashMap;
 use futures::{
     FutureExt as _,
-    future::{BoxFuture, ready},
+    future::{BoxFuture, Either, Ready, ready},
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
@@ -28,10 +28,7 @@ use http::{
 use opentelemetry::context::FutureExt as _;
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
-use tracing::{
-    Instrument as _,
-    field::{Empty, display},
-};
+use tracing::{Instrument as _, Level};
 
 use self::authentication::bearer;
 use super::{
@@ -190,7 +187,8 @@ where
 {
     type Response = Response;
     type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Response, Infallible>>;
+    type Future =
+        Either<Ready<Result<Response, Infallible>>, BoxFuture<'static, Result<Response, Infallible>>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
@@ -200,12 +198,6 @@ where
         let started = Instant::now();
         let method = method_label(request.method());
         let request_id = request_id(request.headers());
-        // Of the highest level, so that each line about the request has its id whatever the filter is.
-        let span = tracing::error_span!(
-            "request",
-            request_id = request_id.to_str().unwrap_or_default(),
-            trace_id = Empty
-        );
         let observer = self.observer.clone();
         let number = observer.number(request.extensions().get());
         let route = &observer.routes[number];
@@ -225,8 +217,15 @@ where
                 "stellage.request_id",
                 request_id.to_str().unwrap_or_default().to_owned(),
             );
-            span.record("trace_id", display(traced.trace_id()));
         }
+        let span = {
+            let (request_id, trace_id) = (request_id.clone(), traced.as_ref().map(traces::Span::trace_id));
+            // Of the highest level, so that each line about the request has its id whatever the filter is.
+            move || {
+                let request_id = request_id.to_str().unwrap_or_default();
+                tracing::error_span!("request", request_id, trace_id = trace_id.map(display))
+            }
+        };
         let context = traced.as_ref().map(traces::Span::context);
         // Combinators, since an async block would hold the inner future twice, and be so large that its allocation is slow.
         let finish = move |mut response: Response| {
@@ -251,15 +250,27 @@ where
         };
         match admitted {
             Ok(()) => {
-                let answer = span.in_scope(|| self.inner.call(request));
-                let answer = AssertUnwindSafe(answer).catch_unwind();
-                let answer = answer.map(move |answered| finish(unless_panicked(answered)));
-                match context {
-                    None => Box::pin(answer.instrument(span)),
-                    Some(context) => Box::pin(answer.with_context(context).instrument(span)),
+                let mut answer = Box::pin(AssertUnwindSafe(self.inner.call(request)).catch_unwind());
+                // Nearly all reads are answered at once, from memory, and log nothing. A span would cost them as much as the look-up.
+                let may_be_silent = method == "GET" && context.is_none() && !tracing::enabled!(Level::DEBUG);
+                let answered = may_be_silent.then(|| answer.as_mut().now_or_never()).flatten();
+                match (answered, context) {
+                    (Some(Ok(Ok(response))), _) if !response.status().is_server_error() => {
+                        Either::Left(ready(finish(response)))
+                    }
+                    (Some(answered), _) => {
+                        Either::Left(ready(span().in_scope(|| finish(unless_panicked(answered)))))
+                    }
+                    (None, context) => {
+                        let answer = answer.map(move |answered| finish(unless_panicked(answered)));
+                        Either::Right(match context {
+                            None => Box::pin(answer.instrument(span())),
+                            Some(context) => Box::pin(answer.with_context(context).instrument(span())),
+                        })
+                    }
                 }
             }
-            Err(refusal) => Box::pin(ready(span.in_scope(|| finish(refuse(refusal))))),
+            Err(refusal) => Either::Left(ready(span().in_scope(|| finish(refuse(refusal))))),
         }
     }
 }
