@@ -328,6 +328,28 @@ fn modules(folder: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
+/// The head of each folder and file of the source says in its first line what lives there.
+#[test]
+fn every_module_begins_with_what_lives_there() {
+    let mut folders = vec![root().join("src")];
+    let mut silent = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let first = text.lines().next().unwrap_or_default();
+                if !first.starts_with("//! ") || first.len() < 12 {
+                    silent.push(path);
+                }
+            }
+        }
+    }
+    assert_eq!(silent, Vec::<PathBuf>::new());
+}
+
 #[test]
 fn the_maps_name_folders_that_are_there_and_every_folder_of_the_source() {
     // The README has the top of the tree, the page for contributors two levels.

@@ -1,9 +1,14 @@
 //! Invoices, with the real program and the real API server.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use control_plane::{ControlPlane, Identity};
+use futures::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -16,6 +21,7 @@ use stellage::{
     billing::Period,
     resources::{
         Account, Backup, Instance, InstanceState, Invoice, InvoiceLine, InvoicePage, Plan, PowerState, ids,
+        invoice_page::MAX_ENTRIES,
     },
 };
 
@@ -592,7 +598,15 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
         (&json!([]), &json!(3))
     );
 
-    let csv = get(&tenant, &format!("{path}?format=csv")).await;
+    let csv = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?format=csv"),
+        None,
+        &[],
+    )
+    .await;
     assert!(csv.header("content-type").starts_with("text/csv"));
     assert!(
         csv.header("content-disposition")
@@ -621,7 +635,15 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
         .collect();
     assert_eq!(rows[1..], expected);
 
-    let html = get(&tenant, &format!("{path}?format=html")).await;
+    let html = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?format=html"),
+        None,
+        &[],
+    )
+    .await;
     assert!(html.header("content-type").starts_with("text/html"));
     let policy = html.header("content-security-policy");
     assert!(
@@ -642,6 +664,118 @@ async fn an_invoice_is_shown_as_json_csv_and_a_page_to_print_and_listed_once_it_
     )
     .await;
     assert_eq!(fields(&refused), ["format"]);
+}
+
+#[tokio::test]
+async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pages_however_often_the_operator_dies()
+ {
+    const INSTANCES: usize = 2 * MAX_ENTRIES + 7;
+    let plane = own_plane().await;
+    let mut operator = start(&plane).await;
+    let mut tenant = Tenant::with(&plane, &operator, "crowd", |spec| spec.instance_quota = Some(500)).await;
+    let names: Vec<String> = (0..INSTANCES).map(|number| format!("web-{number}")).collect();
+    let apply = |name: &String| {
+        let (tenant, name) = (&tenant, name.clone());
+        async move { tenant.apply(&name, |_| {}).await }
+    };
+    stream::iter(&names)
+        .map(apply)
+        .buffer_unordered(16)
+        .collect::<Vec<_>>()
+        .await;
+    for name in &names {
+        tenant.wait_for_state(name, InstanceState::Running).await;
+    }
+    let lines = async |tenant: &Tenant| get(tenant, "/v1/invoices/current?limit=1").await.json();
+    let all = |shown: &Value| shown["data"]["lines_count"] == INSTANCES;
+    let open = eventually("all lines", async || lines(&tenant).await, all).await["data"].clone();
+
+    // Between the writes of its pages, of the next invoice, and of the issue.
+    tenant.close_now().await;
+    for milliseconds in [20, 60, 150] {
+        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+        operator.die(&plane).await;
+        operator = start(&plane).await;
+    }
+    tenant.url.clone_from(&operator.url);
+    let issued = tenant.wait_for_invoices(1).await.remove(0);
+    let ids: BTreeSet<String> = tenant
+        .lines_of(&issued)
+        .await
+        .into_iter()
+        .map(|line| line.instance_id)
+        .collect();
+    assert_eq!(
+        (ids.len(), &issued.id()),
+        (INSTANCES, &open["id"].as_str().unwrap().to_owned())
+    );
+    let path = format!("/v1/invoices/{}", issued.id());
+    let mut read = BTreeSet::new();
+    for page in 1..=INSTANCES.div_ceil(100) {
+        let shown = expect(
+            &tenant,
+            200,
+            Method::GET,
+            &format!("{path}?limit=100&page={page}"),
+            None,
+            &[],
+        )
+        .await
+        .json();
+        assert_eq!(shown["pagination"]["total"], INSTANCES);
+        assert_eq!(shown["data"]["amount"], open["amount"]);
+        let lines = shown["data"]["lines"].as_array().unwrap();
+        read.extend(
+            lines
+                .iter()
+                .map(|line| line["instance_id"].as_str().unwrap().to_owned()),
+        );
+    }
+    assert_eq!(read, ids);
+    let csv = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?format=csv"),
+        None,
+        &[],
+    )
+    .await;
+    assert_eq!(csv.text.lines().count(), 1 + INSTANCES);
+    let html = expect(
+        &tenant,
+        200,
+        Method::GET,
+        &format!("{path}?format=html"),
+        None,
+        &[],
+    )
+    .await;
+    assert_eq!(html.text.matches("<tr><td>i-").count(), INSTANCES);
+    let total = open["amount"]["value"].as_str().unwrap();
+    assert!(html.text.contains(&format!(">{total} EUR</td>")), "{total}");
+
+    // The numbers go on although their ConfigMap is lost.
+    operator.die(&plane).await;
+    let kube = plane.client(Identity::Admin).await.unwrap();
+    let numbers: Api<ConfigMap> = Api::namespaced(kube, "stellage-system");
+    numbers
+        .delete("stellage-invoice-numbers", &DeleteParams::default())
+        .await
+        .unwrap();
+    operator = start(&plane).await;
+    tenant.url.clone_from(&operator.url);
+    // The others' hours are on the first one. It is closed until a whole second.
+    tenant.apply("later", |_| {}).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let one = |shown: &Value| shown["data"]["lines_count"] == 1;
+    eventually("its line", async || lines(&tenant).await, one).await;
+    tenant.close_now().await;
+    let issued = tenant.wait_for_invoices(2).await;
+    let numbers: Vec<String> = issued.iter().map(number).collect();
+    let year = Timestamp::now().strftime("%Y").to_string();
+    assert_eq!(numbers, [format!("{year}-000001"), format!("{year}-000002")]);
+    operator.stop().await;
 }
 
 #[tokio::test]

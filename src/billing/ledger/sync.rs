@@ -93,7 +93,7 @@ pub(super) fn sync(books: &Books, invoice: &Invoice, facts: &Facts<'_>, is_due: 
         is_urgent |= entry.ended.is_some();
         draft.add(entry);
     }
-    let (number, entries) = draft.last_changed()?;
+    let (number, entries) = draft.next_changed()?;
     if number == 0 {
         let mut invoice = Box::new(invoice.clone());
         invoice.spec.entries = entries;
@@ -227,13 +227,29 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The last page with changes. Entries move to later pages alone, so what has moved is written there before it goes from the
-    /// other.
-    fn last_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
+    /// The page to write next. First those that only gain, in order, since the numbers of pages have no gaps; then those from which
+    /// something has moved, the last one first, since entries move to later pages alone.
+    fn next_changed(mut self) -> Option<(u32, Vec<LedgerEntry>)> {
         let stored = std::mem::take(&mut self.stored);
+        // An earlier version could leave gaps.
+        let last = stored.keys().next_back().copied().unwrap_or(0);
+        for number in 1..last {
+            if !stored.contains_key(&number) {
+                self.changed.entry(number).or_default();
+            }
+        }
         let is_new = |(number, entries): &(u32, Vec<LedgerEntry>)| {
             stored.get(number).copied() != Some(entries.as_slice())
         };
-        self.changed.into_iter().rev().find(is_new)
+        let only_gains = |(number, entries): &(u32, Vec<LedgerEntry>)| {
+            let kept: HashSet<&str> = entries.iter().map(|entry| entry.uid.as_str()).collect();
+            let before = stored.get(number).copied().unwrap_or_default();
+            before.iter().all(|entry| kept.contains(entry.uid.as_str()))
+        };
+        let mut changed: Vec<_> = self.changed.into_iter().filter(is_new).collect();
+        match changed.iter().position(only_gains) {
+            Some(first) => Some(changed.swap_remove(first)),
+            None => changed.pop(),
+        }
     }
 }

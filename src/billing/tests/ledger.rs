@@ -28,6 +28,8 @@ enum Op {
     /// Some time passes, in seconds.
     Advance(u32),
     Begin(Plan),
+    /// A backup of so many thousandths of a GB is completed.
+    BackUp(u64),
     Change(usize, Plan),
     /// A deletion is accepted.
     Delete(usize),
@@ -39,7 +41,7 @@ enum Op {
     Close(u32),
     /// The account is deleted; it goes once it is empty.
     Leave,
-    Prices([u64; 4]),
+    Prices([u64; 4], u64),
     /// The operator works, at most so many steps.
     Run(u8),
     Restart,
@@ -47,13 +49,16 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let plan = || prop::sample::select(Plan::ALL.to_vec());
-    let prices = prop::array::uniform4(0..10_000_u64).prop_map(|mut prices| {
+    let plans = prop::array::uniform4(0..10_000_u64);
+    let backups = prop_oneof![Just(0_u64), 1..500_u64];
+    let prices = (plans, backups).prop_map(|(mut prices, backups)| {
         prices.sort_unstable();
-        Op::Prices(prices)
+        Op::Prices(prices, backups)
     });
     prop_oneof![
         4 => prop_oneof![0..20_u32, 0..7200_u32, 0..400_000_u32, 0..6_000_000_u32].prop_map(Op::Advance),
         4 => plan().prop_map(Op::Begin),
+        2 => (1..200_000_u64).prop_map(Op::BackUp),
         4 => (0..8_usize, plan()).prop_map(|(index, plan)| Op::Change(index, plan)),
         3 => (0..8_usize).prop_map(Op::Delete),
         2 => Just(Op::Finish),
@@ -66,8 +71,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// An instance, or a backup.
 struct Machine {
     uid: String,
+    /// The size of a backup.
+    megabytes: Option<u64>,
     metering: Metering,
     history: History,
     exists: bool,
@@ -79,6 +87,7 @@ impl Machine {
     fn begun(index: usize, plan: Plan, now: Timestamp) -> Self {
         Self {
             uid: format!("u{index}"),
+            megabytes: None,
             metering: metering::begin(plan, now),
             history: History {
                 since: now,
@@ -90,14 +99,56 @@ impl Machine {
             recorded: false,
         }
     }
+
+    fn backed_up(index: usize, megabytes: u64, now: Timestamp) -> Self {
+        let mut backup = Self::begun(index, Plan::Starter, now);
+        backup.megabytes = Some(megabytes);
+        backup.metering.changes.clear();
+        backup
+    }
+
+    fn metered(&self) -> Metered<'_> {
+        match self.megabytes {
+            None => Metered::Instance(&self.metering),
+            Some(megabytes) => Metered::Backup {
+                id: &self.uid,
+                since: self.metering.since,
+                megabytes,
+            },
+        }
+    }
+
+    /// The line of the reference, and the month's price so far. A backup costs as much as an instance with the price of its size,
+    /// but has no hours that cost nothing.
+    fn of_reference(
+        &self,
+        history: &History,
+        period: (Timestamp, Timestamp),
+        prices: &[PriceChange],
+        earlier: (u64, u64),
+    ) -> Option<(u64, u64, u64)> {
+        let of_plans = |(at, plans, per_gb): &PriceChange| {
+            let of_backup = |megabytes: u64| [(per_gb * megabytes).div_ceil(1000); 4];
+            (*at, self.megabytes.map_or(*plans, of_backup))
+        };
+        let prices: PriceChanges = prices.iter().map(of_plans).collect();
+        let (mut by_plan, amount) = reference::line(history, period, &prices, earlier)?;
+        by_plan.retain(|(_, monthly, _)| self.megabytes.is_none() || *monthly > 0);
+        let hours = by_plan.iter().map(|(_, _, hours)| hours).sum();
+        let cap = by_plan.iter().map(|(_, monthly, _)| *monthly).max()?;
+        Some((hours, amount, cap))
+    }
 }
+
+/// Since when plans and a GB of a backup have which prices of a month, in cents.
+type PriceChange = (Timestamp, [u64; 4], u64);
 
 /// What is stored, the instances, and the operator's copy of the books.
 struct World {
     now: Timestamp,
     machines: Vec<Machine>,
     closed_until: Option<Timestamp>,
-    price_changes: PriceChanges,
+    price_changes: Vec<PriceChange>,
     prices: PriceHistory,
     invoices: BTreeMap<String, Invoice>,
     pages: BTreeMap<(String, u32), InvoicePage>,
@@ -112,9 +163,9 @@ struct World {
     terms: InvoiceTerms,
 }
 
-fn prices_of(monthly: [u64; 4]) -> Prices {
+fn prices_of(monthly: [u64; 4], backup_gb: u64) -> Prices {
     let by_plan = Plan::ALL.into_iter().zip(monthly.map(Cents)).collect();
-    Prices::of(&Currency::default(), &by_plan)
+    Prices::of(&Currency::default(), &by_plan).with_backups(Cents(backup_gb))
 }
 
 impl World {
@@ -124,8 +175,8 @@ impl World {
             now: START.parse().unwrap(),
             machines: Vec::new(),
             closed_until: None,
-            price_changes: vec![(Timestamp::MIN, monthly)],
-            prices: PriceHistory::new(prices_of(monthly)),
+            price_changes: vec![(Timestamp::MIN, monthly, 0)],
+            prices: PriceHistory::new(prices_of(monthly, 0)),
             invoices: BTreeMap::new(),
             pages: BTreeMap::new(),
             numbers: HashMap::new(),
@@ -157,10 +208,16 @@ impl World {
                 // Nothing else happens in the same moment.
                 self.now += SignedDuration::from_millis(1);
             }
+            Op::BackUp(megabytes) if self.machines.len() < 8 => {
+                self.machines
+                    .push(Machine::backed_up(self.machines.len(), *megabytes, self.now));
+                self.now += SignedDuration::from_millis(1);
+            }
             Op::Change(index, plan) => {
                 let now = self.now;
                 if let Some(machine) = self.machines.get_mut(*index)
                     && machine.exists
+                    && machine.megabytes.is_none()
                     && machine.history.ended.is_none()
                     && metering::change(&mut machine.metering, *plan, now)
                 {
@@ -197,16 +254,16 @@ impl World {
             }
             Op::Close(ago) => self.closed_until = Some(self.now - SignedDuration::from_secs((*ago).into())),
             Op::Leave => self.is_closing = true,
-            Op::Prices(monthly) if !self.prices.is_full() => {
-                if self.prices.record(&prices_of(*monthly), self.now) {
-                    self.price_changes.push((self.now, *monthly));
+            Op::Prices(monthly, backup_gb) if !self.prices.is_full() => {
+                if self.prices.record(&prices_of(*monthly, *backup_gb), self.now) {
+                    self.price_changes.push((self.now, *monthly, *backup_gb));
                 }
             }
             Op::Run(steps) => {
                 self.run(*steps);
             }
             Op::Restart => self.books = None,
-            Op::Begin(_) | Op::Prices(_) => {}
+            Op::Begin(_) | Op::BackUp(_) | Op::Prices(..) => {}
         }
     }
 
@@ -256,11 +313,12 @@ impl World {
                 .machines
                 .iter()
                 .filter(|machine| machine.exists)
+                .filter(|machine| machine.megabytes.is_none() || self.prices.has_backup_price())
                 .map(|machine| {
                     let subject = Subject {
                         instance_id: format!("i-{}", machine.uid),
                         name: &machine.uid,
-                        metered: Metered::Instance(&machine.metering),
+                        metered: machine.metered(),
                         ended: machine.history.ended,
                     };
                     (machine.uid.as_str(), subject)
@@ -273,7 +331,7 @@ impl World {
                     email: "ada@example.com",
                     address: &[],
                     closed_until: self.closed_until.filter(|until| *until <= self.now),
-                    is_closing: self.is_closing && subjects.is_empty(),
+                    is_closing: self.is_closing && !self.machines.iter().any(|machine| machine.exists),
                 },
                 subjects: &subjects,
                 prices: &self.prices,
@@ -305,6 +363,8 @@ impl World {
                             .and_then(|page| page.metadata.resource_version.clone())
                     );
                     assert!(page.spec.entries.len() <= MAX_ENTRIES);
+                    let before = (key.0.clone(), key.1 - 1);
+                    assert!(key.1 == 1 || self.pages.contains_key(&before), "no gaps");
                     page.metadata.resource_version = version;
                     if page.spec.lines.is_some() {
                         self.freeze(&key.0);
@@ -413,17 +473,12 @@ impl World {
             let mut of_reference = Vec::new();
             for (uid, history) in &self.frozen[invoice.name()] {
                 let before = earlier.entry((uid.clone(), month.clone())).or_default();
-                let line = reference::line(history, (period.from, period.to), &self.price_changes, *before);
-                if let Some((by_plan, amount)) = line {
-                    before.0 += amount;
-                    before.1 = before
-                        .1
-                        .max(by_plan.iter().map(|(_, monthly, _)| *monthly).max().unwrap());
-                    of_reference.push((
-                        uid.clone(),
-                        by_plan.iter().map(|(_, _, hours)| hours).sum::<u64>(),
-                        amount,
-                    ));
+                let machine = self.machines.iter().find(|machine| machine.uid == *uid).unwrap();
+                let period = (period.from, period.to);
+                let line = machine.of_reference(history, period, &self.price_changes, *before);
+                if let Some((hours, amount, cap)) = line {
+                    *before = (before.0 + amount, before.1.max(cap));
+                    of_reference.push((uid.clone(), hours, amount));
                 }
             }
             of_reference.sort_unstable();
@@ -447,8 +502,8 @@ impl World {
                 *hours.entry(&machine.uid).or_default() += usize::try_from(count).unwrap();
             }
         }
-        // Each hour begun is billed once.
-        for machine in &self.machines {
+        // Each hour begun of an instance is billed once.
+        for machine in self.machines.iter().filter(|machine| machine.megabytes.is_none()) {
             let end = issued.last().unwrap().spec.period.to;
             let begun = reference::hours(&machine.history, end).len();
             prop_assert_eq!(
@@ -551,6 +606,31 @@ fn an_open_invoice_gets_the_currency_in_which_it_will_be_issued() {
     );
 }
 
+/// Ten minutes, since its process may have been down when it first ran. What is older has been invoiced before.
+#[test]
+fn what_is_seen_late_is_billed_for_the_hours_before_the_open_period_if_it_is_ten_minutes_old_at_most() {
+    for (minutes, billed) in [(9, 1), (11, 0)] {
+        let mut world = World::new();
+        world.apply(&Op::Begin(Plan::Starter));
+        world.run(u8::MAX);
+        world.apply(&Op::Advance(minutes * 60));
+        let began = world.now - SignedDuration::from_mins(minutes.into());
+        world.apply(&Op::Close(0));
+        world.now += GRACE;
+        world.run(u8::MAX);
+        assert_eq!(world.invoices.len(), 2);
+        world.machines.push(Machine::begun(1, Plan::Starter, began));
+        world.apply(&Op::Advance(60));
+        world.run(u8::MAX);
+        world.apply(&Op::Close(0));
+        world.now += GRACE;
+        world.run(u8::MAX);
+        let lines: Vec<_> = world.invoices.keys().flat_map(|name| world.lines(name)).collect();
+        let late = lines.iter().filter(|line| line.name == "u1").count();
+        assert_eq!(late, billed, "{minutes} minutes");
+    }
+}
+
 #[test]
 fn what_a_clock_that_was_ahead_has_begin_next_month_waits_and_leaves_others_their_hours() {
     let mut world = World::new();
@@ -623,6 +703,25 @@ fn an_invoice_with_pages_is_right_if_the_operator_dies_at_each_step() {
 }
 
 #[test]
+fn an_open_invoice_shows_the_lines_of_all_its_pages_from_the_first_on_also_if_an_earlier_version_left_a_gap()
+{
+    let mut world = World::new();
+    world.crowd(2 * MAX_ENTRIES + 50);
+    world.run(u8::MAX);
+    assert_eq!(
+        world.pages.keys().map(|(_, number)| *number).collect::<Vec<_>>(),
+        [1, 2]
+    );
+    let first = world.pages.keys().next().unwrap().clone();
+    world.pages.remove(&first);
+    world.apply(&Op::Restart);
+    world.run(u8::MAX);
+    assert!(world.pages.contains_key(&first));
+    world.finish();
+    world.check().unwrap();
+}
+
+#[test]
 fn nothing_is_written_as_time_passes_and_a_change_is_one_page() {
     let mut world = World::new();
     world.apply(&Op::Begin(Plan::Starter));
@@ -676,6 +775,7 @@ fn ten_thousand_instances_with_forty_changes_each_fit_into_pages() {
     world.machines = (0..10_000)
         .map(|index| Machine {
             uid: format!("{index:036}"),
+            megabytes: None,
             metering: metering.clone(),
             history: history.clone(),
             exists: true,
