@@ -15,10 +15,10 @@ IMAGE = localhost/stellage:$(VERSION)
 TEST_THREADS = $${RUST_TEST_THREADS:-48}
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e lint bench crds chart image sbom screenshots tools browser cargo-deny cargo-cyclonedx
+.PHONY: help run test e2e lint bench crds chart image reproducible sbom screenshots tools browser cargo-deny cargo-cyclonedx
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: tools ## Run everything on this machine until Ctrl-C (variables: docs/settings.md)
 	@cargo build --release --locked --package stellage --package control-plane
@@ -63,6 +63,12 @@ image: tools ## Pack the container image into target/image, without a container 
 	@mkdir -p "$(TARGET)/image"
 	@SOURCE_DATE_EPOCH=$(EPOCH) cargo run --quiet --release --locked --package packer -- --name "$(IMAGE)" --commit "$(COMMIT)" \
 	    --program "$(TARGET)/release/stellage" --output "$(TARGET)/image/stellage.tar"
+
+reproducible: image ## Build and pack the image again from scratch, and check that it has the same digest
+	@sha256sum "$(TARGET)/image/stellage.tar" >"$(TARGET)/image/first"
+	@cargo clean --quiet --release
+	@$(MAKE) --no-print-directory image
+	@sha256sum --check "$(TARGET)/image/first"
 
 sbom: tools cargo-cyclonedx ## Write what the program is made of into target/image, as CycloneDX
 	@mkdir -p "$(TARGET)/image"

@@ -49,9 +49,9 @@ use crate::{
 /// The only task that may end before the shutdown.
 const ANNOUNCEMENT: &str = "the announcement";
 /// How often to check whether everything is ready.
-const CHECK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Number of checks, ten seconds' worth, after which to log what is still missing.
-const CHECKS_PER_LOG: u32 = 200;
+const CHECKS_PER_LOG: u32 = 1000;
 
 /// Why serving failed to start, or ended before a shutdown was requested.
 #[derive(Debug, Error)]

@@ -370,3 +370,22 @@ fn the_maps_name_folders_that_are_there_and_every_folder_of_the_source() {
         }
     }
 }
+
+#[test]
+fn workflows_name_each_action_by_its_commit_with_the_version_beside_it() {
+    for file in ["ci", "release"] {
+        let workflow = read(&format!(".github/workflows/{file}.yaml"));
+        let used = workflow.lines().filter_map(|line| line.split_once("uses: "));
+        for (_, action) in used.filter(|(_, action)| !action.starts_with("./")) {
+            let commit = action
+                .split_once('@')
+                .and_then(|(_, rest)| rest.split_once(" # "));
+            let is_pinned = commit.is_some_and(|(commit, version)| {
+                commit.len() == 40
+                    && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+                    && !version.is_empty()
+            });
+            assert!(is_pinned, "{file}.yaml: {action}");
+        }
+    }
+}

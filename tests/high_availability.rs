@@ -1,37 +1,46 @@
 //! What happens to leadership, and to the watches, when the API server cannot be reached or another replica takes over.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use control_plane::Identity;
+use control_plane::{ControlPlane, Identity};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use parking_lot::Mutex;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
-use stellage::{resources::InstanceState, runtime::lease::LEASE_NAME};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::JoinSet,
+use stellage::{
+    resources::{Instance, InstanceState},
+    runtime::lease::LEASE_NAME,
 };
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     support::{
-        Operator, Tenant, eventually,
+        Operator, Tenant, USUAL_LEASE, eventually,
         network::{Mode, Network},
         own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
+        rolling::{Answers, Balancer, Clients},
+        run,
     },
     webhooks::body,
 };
 
 /// The shortest Lease there is, so that a takeover does not take long.
 const SHORT_LEASE: &str = "--lease-duration-seconds=4";
+/// Its duration.
+const SHORT: Duration = Duration::from_secs(4);
 /// One that a busy machine does not lose.
 const LONG_LEASE: &str = "--lease-duration-seconds=60";
+/// How much longer than the Lease it takes until the next one leads: a second, and what a busy machine needs. Less than the long Lease.
+const FAILOVER_MARGIN: Duration = Duration::from_secs(20);
 
 async fn leads(operator: &Operator, leads: bool) {
     let expected = f64::from(u8::from(leads));
@@ -147,7 +156,7 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     leads(&second, true).await;
     power(&tenant, "Stopped").await;
     let after = tenant.wait_for_state("web", InstanceState::Stopped).await;
-    let address = |instance: &stellage::resources::Instance| instance.status.clone().unwrap().ip_address;
+    let address = |instance: &Instance| instance.status.clone().unwrap().ip_address;
     assert_eq!(address(&before), address(&after), "there is still one server");
 
     network.set(Mode::Open);
@@ -161,84 +170,188 @@ async fn a_leader_cut_off_from_the_api_server_stops_leading_before_another_one_s
     first.stop().await;
 }
 
-/// A load balancer of TCP connections, as a Service with its endpoints is one: those of the replicas that are ready.
-struct Balancer {
-    replicas: Arc<Mutex<Vec<Replica>>>,
-    url: String,
-}
-
-struct Replica {
-    address: String,
-    metrics_url: String,
-    is_ready: bool,
-}
-
-impl Balancer {
-    async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let replicas: Arc<Mutex<Vec<Replica>>> = Arc::default();
-        let endpoints = replicas.clone();
-        tokio::spawn(async move {
-            for turn in 0_usize.. {
-                let (mut client, _) = listener.accept().await.unwrap();
-                let next = || {
-                    let replicas = endpoints.lock();
-                    let ready: Vec<_> = replicas.iter().filter(|replica| replica.is_ready).collect();
-                    let replica = ready.get(turn % ready.len().max(1))?;
-                    Some(replica.address.clone())
-                };
-                let address = loop {
-                    if let Some(address) = next() {
-                        break address;
-                    }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                };
-                tokio::spawn(async move {
-                    let mut server = TcpStream::connect(address).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-                });
-            }
-        });
-        let probed = replicas.clone();
-        tokio::spawn(async move {
-            loop {
-                let urls: Vec<String> = probed
-                    .lock()
-                    .iter()
-                    .map(|replica| replica.metrics_url.clone())
-                    .collect();
-                for url in urls {
-                    let answer = reqwest::get(format!("{url}/readyz")).await;
-                    let is_ready = answer.is_ok_and(|answer| answer.status() == StatusCode::OK);
-                    let mut replicas = probed.lock();
-                    if let Some(replica) = replicas.iter_mut().find(|replica| replica.metrics_url == url) {
-                        replica.is_ready = is_ready;
-                    }
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
-        Self { replicas, url }
-    }
-
-    async fn add(&self, operator: &Operator) {
-        self.replicas.lock().push(Replica {
-            address: operator.url.strip_prefix("http://").unwrap().to_owned(),
-            metrics_url: operator.metrics_url.clone(),
-            is_ready: false,
-        });
-        let is_ready = async || {
-            let replicas = self.replicas.lock();
-            replicas
-                .iter()
-                .any(|replica| replica.metrics_url == operator.metrics_url && replica.is_ready)
+/// Those of the replicas, each with the URL of its metrics, that lead.
+async fn leaders(http: &reqwest::Client, replicas: &[(&'static str, String)]) -> BTreeSet<&'static str> {
+    let mut leaders = BTreeSet::new();
+    for (name, url) in replicas {
+        // One that is gone says nothing.
+        let Ok(answer) = http.get(url).send().await else {
+            continue;
         };
-        eventually("the load balancer to find the replica", is_ready, |is_ready| {
-            *is_ready
-        })
-        .await;
+        let page = answer.text().await.unwrap_or_default();
+        leaders.extend(
+            page.lines()
+                .any(|line| line == "stellage_leader 1")
+                .then_some(*name),
+        );
     }
+    leaders
+}
+
+/// Sees to it that no two replicas lead at the same time, and that who leads holds the Lease.
+struct Referee {
+    end: CancellationToken,
+    looks: JoinHandle<u32>,
+}
+
+impl Referee {
+    /// Looks again and again. Each replica's name is what its identity begins with.
+    async fn of(plane: &ControlPlane, replicas: &[(&'static str, &Operator)]) -> Self {
+        let leases: Api<Lease> =
+            Api::namespaced(plane.client(Identity::Admin).await.unwrap(), "stellage-system");
+        let replicas: Vec<_> = replicas
+            .iter()
+            .map(|(name, operator)| (*name, format!("{}/metrics", operator.metrics_url)))
+            .collect();
+        let http = reqwest::Client::new();
+        let end = CancellationToken::new();
+        let ended = end.clone();
+        let looks = tokio::spawn(async move {
+            let mut looks = 0;
+            while !ended.is_cancelled() {
+                // Who leads before and after leads in between, too.
+                let before = leaders(&http, &replicas).await;
+                let lease = leases.get_opt(LEASE_NAME).await.unwrap();
+                let after = leaders(&http, &replicas).await;
+                let leading: Vec<_> = before.intersection(&after).collect();
+                assert!(leading.len() <= 1, "{leading:?} lead at the same time");
+                if let Some(leader) = leading.first() {
+                    let holder = lease
+                        .and_then(|lease| lease.spec?.holder_identity)
+                        .unwrap_or_default();
+                    assert!(
+                        holder.starts_with(**leader),
+                        "{leader} leads, and {holder} holds the Lease"
+                    );
+                }
+                looks += 1;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            looks
+        });
+        Self { end, looks }
+    }
+
+    /// Ends it. Fails the test if it has seen what must not be, or nothing.
+    async fn ends(self) {
+        self.end.cancel();
+        let looks = self.looks.await.unwrap();
+        assert!(looks > 20, "it has looked {looks} times only");
+    }
+}
+
+/// Waits until a replica leads, which takes no longer than the Lease of the last leader, or no time if that is released, and what a
+/// busy machine needs in addition.
+async fn follows(operator: &Operator, lease: Duration) {
+    let begun = Instant::now();
+    leads(operator, true).await;
+    let took = begun.elapsed();
+    assert!(took < lease + FAILOVER_MARGIN, "it led only after {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_no_time_do_two_replicas_lead_while_one_is_cut_off_one_is_stopped_and_one_is_killed_and_the_next_follows_in_time()
+ {
+    let plane = own_plane().await;
+    let network = Network::to(&plane).await;
+    let first = ["controller", "--identity=first", SHORT_LEASE];
+    let first = Operator::start_with(&plane, &first, &network.kubeconfig).await;
+    leads(&first, true).await;
+    let mut second = Operator::start(&plane, &["controller", "--identity=second", LONG_LEASE]).await;
+    let mut third = Operator::start(&plane, &["controller", "--identity=third", SHORT_LEASE]).await;
+    let replicas = [("first", &first), ("second", &second), ("third", &third)];
+    let referee = Referee::of(&plane, &replicas).await;
+
+    // The first is cut off, so one of the others follows.
+    network.set(Mode::Cut);
+    let cut = Instant::now();
+    let others =
+        async || second.metric("stellage_leader", "").await + third.metric("stellage_leader", "").await;
+    eventually("another one to lead", others, |leaders| *leaders > 0.5).await;
+    assert!(cut.elapsed() < SHORT + FAILOVER_MARGIN, "{:?}", cut.elapsed());
+    leads(&first, false).await;
+    // Without the third it is the second, whose Lease is long.
+    third.stop().await;
+    follows(&second, SHORT).await;
+    network.set(Mode::Open);
+    // Stopped, it hands over at once.
+    second.stop().await;
+    follows(&first, Duration::ZERO).await;
+    referee.ends().await;
+
+    let mut last = Operator::start(&plane, &["controller", "--identity=last", SHORT_LEASE]).await;
+    let referee = Referee::of(&plane, &[("first", &first), ("last", &last)]).await;
+    run(
+        Command::new("kill").args(["-KILL", &first.pid().to_string()]),
+        None,
+    )
+    .unwrap();
+    follows(&last, SHORT).await;
+    eventually("the first to be gone", async || first.ended(), Option::is_some).await;
+    referee.ends().await;
+    last.stop().await;
+}
+
+/// The number of writes of an instance's status that were refused since another one had been accepted.
+fn late_writes(plane: &ControlPlane) -> usize {
+    let requests = plane.requests().unwrap();
+    let refused = requests.iter().filter(|request| {
+        request.resource == "instances" && request.subresource == "status" && request.code == 409
+    });
+    refused.count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_frozen_in_the_middle_of_an_operation_for_longer_than_its_lease_changes_nothing_when_it_is_woken()
+ {
+    let plane = own_plane().await;
+    let network = Network::to(&plane).await;
+    let mut arguments = vec!["run", USUAL_LEASE, "--provisioning-seconds=2"];
+    let receivers = receiver_arguments(&plane);
+    arguments.extend(receivers.iter().map(String::as_str));
+    let mut first = Operator::start_with(&plane, &arguments, &network.kubeconfig).await;
+    leads(&first, true).await;
+    let tenant = Tenant::on(&plane, &first, "frozen").await;
+    let receiver = receiver().await;
+    let events = ["instance.created", "instance.started", "instance.stopped"];
+    tenant.webhook("hook", &receiver.url("/"), &events).await;
+    arguments[1] = LONG_LEASE;
+    let mut second = Operator::start(&plane, &arguments).await;
+
+    // It has decided that the server runs, and sent that, and is frozen before the API server gets it.
+    tenant.apply("web", |_| {}).await;
+    let before = tenant.wait_for_state("web", InstanceState::Provisioning).await;
+    network.set(Mode::Held);
+    let mut waiting = 0;
+    let in_flight = async || {
+        let depth = first.metric("stellage_reconcile_queue_depth", "Instance").await;
+        waiting = if depth > 0.5 { waiting + 1 } else { 0 };
+        waiting
+    };
+    eventually("a reconcile that waits for the API server", in_flight, |looks| {
+        *looks > 10
+    })
+    .await;
+    first.halt();
+    leads(&second, true).await;
+    tenant.wait_for_state("web", InstanceState::Running).await;
+    let refused = late_writes(&plane);
+    network.set(Mode::Open);
+    let late = async || late_writes(&plane) - refused;
+    eventually("the late write to be refused", late, |count| *count > 0).await;
+
+    first.resume();
+    leads(&first, false).await;
+    power(&tenant, "Stopped").await;
+    let after = tenant.wait_for_state("web", InstanceState::Stopped).await;
+    expect_events(&tenant, &receiver, events.len()).await;
+    let server = |instance: &Instance| {
+        let status = instance.status.clone().unwrap();
+        (status.id, status.ip_address, status.ipv6_address)
+    };
+    assert_eq!(server(&before), server(&after), "there is still one server");
+    first.stop().await;
+    second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -250,61 +363,26 @@ async fn no_request_fails_while_the_replicas_of_the_rest_api_are_replaced_one_af
     for _ in 0..2 {
         // Long enough for the load balancer to notice, also on a busy machine.
         let replica = Operator::start(&plane, &["api", "--shutdown-delay-seconds=10"]).await;
-        balancer.add(&replica).await;
+        balancer.add(&replica.url, &replica.metrics_url).await;
         old.push(replica);
     }
     let tenant = Tenant::on(&plane, &old[0], "rolled").await;
-    let stop = CancellationToken::new();
-    let mut clients = JoinSet::new();
-    for client in 0..4 {
-        let (url, key, stop) = (balancer.url.clone(), tenant.key.clone(), stop.clone());
-        clients.spawn(async move {
-            // It keeps its connections, and repeats nothing.
-            let http = reqwest::Client::builder().retry(reqwest::retry::never()).build().unwrap();
-            let (mut answered, mut failed) = (0, Vec::new());
-            for number in 0.. {
-                if stop.is_cancelled() {
-                    break;
-                }
-                let request = if number % 10 == 0 {
-                    let name = format!("web-{client}-{number}");
-                    let order = json!({ "name": name, "plan": "starter", "region": "fr-par-1", "image": "debian-13" });
-                    http.post(format!("{url}/v1/instances")).json(&order)
-                } else {
-                    http.get(format!("{url}/v1/instances"))
-                };
-                match request.bearer_auth(&key).send().await {
-                    Ok(answer) if answer.status().is_success() => answered += 1,
-                    Ok(answer) => failed.push(format!("{}: {}", answer.status(), answer.text().await.unwrap())),
-                    Err(error) => failed.push(format!("{error:?}")),
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            (answered, failed)
-        });
-    }
+    let clients = Clients::start(&balancer.url, &tenant.key);
     let mut new = Vec::new();
     for mut replica in old {
         let next = Operator::start(&plane, &["api"]).await;
-        balancer.add(&next).await;
+        balancer.add(&next.url, &next.metrics_url).await;
         replica.stop().await;
-        let gone = replica.metrics_url.clone();
-        balancer
-            .replicas
-            .lock()
-            .retain(|replica| replica.metrics_url != gone);
+        balancer.remove(&replica.metrics_url);
         new.push(next);
     }
-    stop.cancel();
-    let results = clients.join_all().await;
-    let answered: usize = results.iter().map(|(answered, _)| answered).sum();
-    let failed: Vec<_> = results.into_iter().flat_map(|(_, failed)| failed).collect();
+    let Answers { succeeded, failed } = clients.stop().await;
     assert!(
         failed.is_empty(),
-        "{} of {answered} failed: {failed:#?}",
+        "{} failed, {succeeded} did not: {failed:#?}",
         failed.len()
     );
-    assert!(answered > 40, "{answered} requests were answered");
+    assert!(succeeded > 40, "{succeeded} requests were answered");
     for mut replica in new {
         replica.stop().await;
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use control_plane::Identity;
+use control_plane::{Identity, audit::Request};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -109,4 +109,23 @@ async fn no_secret_that_tests_have_used_and_no_body_of_an_event_is_in_the_logs()
         count += 1;
     }
     assert!(count > 0);
+}
+
+#[tokio::test]
+async fn no_operator_that_tests_have_shared_asked_the_api_server_for_what_it_has_no_right_to() {
+    let cluster = shared_at_last().await;
+    let requests = cluster.plane.requests().unwrap();
+    let operator = requests
+        .iter()
+        .filter(|request| request.user == Identity::Operator.user());
+    // In the namespace of an account it has rights only from when the authorizer knows the RoleBinding that it has just made.
+    let may_be_early = |request: &Request| {
+        request.namespace != "stellage-system" && matches!(&*request.resource, "secrets" | "apikeys")
+    };
+    let refused: Vec<_> = operator
+        .clone()
+        .filter(|request| request.is_unauthorized && !may_be_early(request))
+        .collect();
+    assert!(refused.is_empty(), "{refused:#?}");
+    assert!(operator.count() > 0);
 }

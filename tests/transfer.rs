@@ -22,8 +22,9 @@ use serde_json::{Value, json};
 use stellage::resources::{DeliveryPhase, InstanceState, Webhook};
 
 use crate::{
+    a_upgrade::install_older_crds,
     support::{
-        Operator, Tenant, eventually, kubectl, own_plane, receiver_arguments,
+        Operator, Tenant, eventually, install, kubectl, own_plane, receiver_arguments,
         receivers::{Answer, Received, Receiver},
         stellage,
     },
@@ -308,6 +309,14 @@ async fn an_exported_installation_goes_on_in_another_control_plane_and_nothing_i
 
     let plane = own_plane().await;
     let kube = plane.client(Identity::Admin).await.unwrap();
+    // Into CRDs of an older version.
+    install_older_crds(&plane);
+    let refused = import(&plane, &file).unwrap_err();
+    assert!(
+        refused.contains("older than this program") && refused.contains("instances: status.metering"),
+        "{refused}"
+    );
+    install(&plane);
     // A file that was cut off.
     let cut = folder.path().join("cut");
     let bytes = std::fs::read(&file).unwrap();

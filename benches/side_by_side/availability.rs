@@ -1,5 +1,5 @@
-//! How soon a process serves and leads with many instances, how soon another leader follows one that is killed, and the memory
-//! of the facade and of the controllers apart.
+//! How soon a process serves and leads with many instances, how soon another leader follows one that is killed, the memory of the
+//! facade and of the controllers apart, and how many requests fail while the replicas of the facade are replaced.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,10 @@ use crate::{
     account::Account,
     cluster::Cluster,
     convergence, fill,
+    latencies::as_f64,
     product::Product,
-    samples::{MEBIBYTES, SECONDS, Samples},
+    rolling::{Answers, Balancer, Clients},
+    samples::{MEBIBYTES, SECONDS, Samples, Unit},
     say,
     sizes::Sizes,
     table::{Aim, Table},
@@ -21,6 +23,10 @@ const LEASE: [&str; 2] = ["--lease-duration-seconds", "4"];
 const READY: Aim = Aim::AtMost(1.0);
 /// Seconds from a leader's death until the next one leads.
 const FAILOVER: Aim = Aim::AtMost(5.0);
+/// REST requests that fail in a rolling restart.
+const FAILED: Aim = Aim::AtMost(0.0);
+/// What the chart gives load balancers to notice that a replica ends.
+const LEAVING: [&str; 2] = ["--shutdown-delay-seconds", "5"];
 /// Timeout until a process leads.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -73,7 +79,40 @@ pub async fn measure(table: &mut Table, sizes: &Sizes) -> Result<()> {
         MEBIBYTES,
         None,
     );
+    let Answers { succeeded, failed } = rolling_restart(&cluster, &account).await?;
+    table.value(
+        &format!("REST requests that fail while two replicas of `stellage api` are replaced, beside {succeeded} that do not"),
+        &as_f64(u64::try_from(failed.len())?).into(),
+        Unit("", 0),
+        Some(FAILED),
+    );
+    for why in failed.iter().take(3) {
+        say(why);
+    }
     cluster.stop().await
+}
+
+/// Replaces two replicas of the facade one after the other, as a Deployment does.
+async fn rolling_restart(cluster: &Cluster, account: &Account) -> Result<Answers> {
+    let balancer = Balancer::start().await;
+    let start = async || {
+        let replica = Product::api_with(cluster, &LEAVING).await?;
+        balancer.add(&replica.url, &replica.metrics_url).await;
+        Result::Ok(replica)
+    };
+    let old = [start().await?, start().await?];
+    let clients = Clients::start(&balancer.url, &account.key);
+    let mut new = Vec::new();
+    for mut replica in old {
+        new.push(start().await?);
+        replica.stop().await?;
+        balancer.remove(&replica.metrics_url);
+    }
+    let answers = clients.stop().await;
+    for mut replica in new {
+        replica.stop().await?;
+    }
+    Ok(answers)
 }
 
 struct Round {

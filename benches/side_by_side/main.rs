@@ -21,7 +21,8 @@
 //! - the console's list, compared with the same list as JSON (`console`);
 //! - the time until instances run, and memory, compared with KWOK (`kwok`);
 //! - the samples of monitored instances (`monitoring`), compared with the same instances not monitored;
-//! - the time until a process serves and leads, and until another one follows a dead leader (`availability`);
+//! - the time until a process serves and leads, and until another one follows a dead leader, and the requests that fail while replicas
+//!   are replaced (`availability`);
 //! - the end of a month in many accounts at once (`month_end`);
 //! - start-up and memory with very many backups (`backups`), compared with none;
 //! - `webhooks` has its own (a) to (e).
@@ -63,6 +64,13 @@ mod processes;
 mod product;
 mod quota;
 mod reads;
+#[path = "../../tests/support/rolling.rs"]
+#[allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "the tests' load balancer and clients, where whatever fails ends the run"
+)]
+mod rolling;
 mod samples;
 mod scale;
 mod sizes;

@@ -29,8 +29,10 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 /// A running `stellage`.
 pub struct Product {
     daemon: Daemon,
-    url: String,
-    metrics_url: String,
+    /// Of the REST API, if it has one.
+    pub url: String,
+    /// Of its metrics.
+    pub metrics_url: String,
     /// Its process id.
     pub pid: u32,
 }
@@ -56,6 +58,11 @@ impl Product {
         Self::api_of(cluster, STELLAGE.as_ref()).await
     }
 
+    /// As [`Self::api`], with more arguments.
+    pub async fn api_with(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
+        Self::start(cluster, STELLAGE.as_ref(), "api", &owned(arguments)).await
+    }
+
     /// Starts `api` of another build of `stellage`.
     pub async fn api_of(cluster: &Cluster, program: &Path) -> Result<Self> {
         Self::start(cluster, program, "api", &[]).await
@@ -63,8 +70,7 @@ impl Product {
 
     /// Starts `stellage controller`, the controllers without facade, with more arguments.
     pub async fn controller(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
-        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Self::start(cluster, STELLAGE.as_ref(), CONTROLLER, &arguments).await
+        Self::start(cluster, STELLAGE.as_ref(), CONTROLLER, &owned(arguments)).await
     }
 
     async fn start(
@@ -168,4 +174,8 @@ impl Product {
                 .into()),
         }
     }
+}
+
+fn owned(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| (*argument).to_owned()).collect()
 }

@@ -32,6 +32,8 @@ pub struct Request {
     pub name: String,
     /// The HTTP status.
     pub code: u16,
+    /// Whether the user has no right to it.
+    pub is_unauthorized: bool,
 }
 
 impl Request {
@@ -75,5 +77,6 @@ fn parse(event: &Value) -> Request {
             .and_then(Value::as_u64)
             .and_then(|code| u16::try_from(code).ok())
             .unwrap_or_default(),
+        is_unauthorized: text("/annotations/authorization.k8s.io~1decision") == "forbid",
     }
 }

@@ -27,6 +27,8 @@ pub struct Image<'a> {
     pub version: &'a str,
     pub commit: &'a str,
     pub created: Timestamp,
+    /// The most bytes that the files may take for one architecture, compressed.
+    pub largest: usize,
 }
 
 /// Everything in the archive, by its path. The order of a map makes the archive the same each time.
@@ -132,6 +134,15 @@ impl Image<'_> {
         let layer = layer(program)?;
         let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
         compressed.write_all(&layer)?;
+        let compressed = compressed.finish()?;
+        if compressed.len() > self.largest {
+            return Err(io::Error::other(format!(
+                "the image for {} would have {} bytes, and may have {}: find what has made the program larger",
+                program.architecture,
+                compressed.len(),
+                self.largest
+            )));
+        }
         let config = json!({
             "architecture": program.architecture,
             "os": "linux",
@@ -150,7 +161,7 @@ impl Image<'_> {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": layout.json(CONFIG, &config),
-            "layers": [layout.blob(LAYER, compressed.finish()?)],
+            "layers": [layout.blob(LAYER, compressed)],
             "annotations": self.labels(),
         });
         let mut descriptor = layout.json(MANIFEST, &manifest);
@@ -167,23 +178,29 @@ mod tests {
 
     use super::*;
 
-    fn pack(architectures: &[&'static str]) -> (String, BTreeMap<String, Vec<u8>>, Vec<u8>) {
-        let image = Image {
+    fn image(largest: usize) -> Image<'static> {
+        Image {
             name: "localhost/stellage:1.2.3",
             version: "1.2.3",
             commit: "c0ffee",
             created: Timestamp::from_second(1_700_000_000).unwrap(),
-        };
-        let programs: Vec<Program> = architectures
-            .iter()
-            .map(|architecture| Program {
-                architecture,
-                name: "stellage".to_owned(),
-                bytes: architecture.as_bytes().to_vec(),
-            })
-            .collect();
-        let (digest, archive) = image.pack(&programs).unwrap();
+            largest,
+        }
+    }
+
+    fn pack(architectures: &[&'static str]) -> (String, BTreeMap<String, Vec<u8>>, Vec<u8>) {
+        let programs = programs(architectures);
+        let (digest, archive) = image(usize::MAX).pack(&programs).unwrap();
         (digest, files(&archive), archive)
+    }
+
+    fn programs(architectures: &[&'static str]) -> Vec<Program> {
+        let programs = architectures.iter().map(|architecture| Program {
+            architecture,
+            name: "stellage".to_owned(),
+            bytes: architecture.as_bytes().to_vec(),
+        });
+        programs.collect()
     }
 
     fn files(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
@@ -217,6 +234,12 @@ mod tests {
     fn the_same_inputs_give_the_same_bytes() {
         assert_eq!(pack(&["amd64", "arm64"]).2, pack(&["amd64", "arm64"]).2);
         assert_ne!(pack(&["amd64"]).0, pack(&["arm64"]).0);
+    }
+
+    #[test]
+    fn an_image_that_is_too_large_is_refused() {
+        let refused = image(1000).pack(&programs(&["amd64"])).unwrap_err().to_string();
+        assert!(refused.contains("the image for amd64 would have"), "{refused}");
     }
 
     #[test]

@@ -15,9 +15,12 @@ use image::Image;
 use jiff::Timestamp;
 use program::Program;
 
+/// The most bytes of an image for one architecture, compressed: a cluster fetches it before a pod starts.
+const LARGEST: usize = 25_000_000;
+
 /// Packs a static program as a container image: an OCI layout in a tar archive, which `docker load`, `ctr images import`,
 /// `kind load image-archive` and `skopeo` read. The image has the program, which is its entrypoint, and Mozilla's certificate authorities;
-/// no shell. The same arguments always give the same bytes.
+/// no shell. The same arguments always give the same bytes, and one that would be larger than 25 MB is refused.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -74,6 +77,7 @@ fn pack(arguments: &Arguments) -> Result<String, Failure> {
         version: env!("CARGO_PKG_VERSION"),
         commit: &arguments.commit,
         created: arguments.created,
+        largest: LARGEST,
     };
     let (digest, archive) = image.pack(&programs)?;
     fs::write(&arguments.output, &archive).map_err(file(&arguments.output))?;

@@ -11,6 +11,7 @@ mod change;
 pub mod completions;
 mod connect;
 mod console;
+mod crd_differences;
 mod crds;
 mod delivery;
 mod doctor;

@@ -34,6 +34,12 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// to answer.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// What the API server may send of an answer before this process has taken any of it up: a page of a list, which it then writes without
+/// waiting. With HTTP/2's 64 KiB it would wait dozens of times a page.
+const STREAM_WINDOW: u32 = 2 << 20;
+/// The same of all answers of a connection: lists of some kinds at once.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
 /// Timeout for a whole API call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -187,7 +193,8 @@ impl Connections {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(SILENCE)
-            .http2_adaptive_window(true)
+            .http2_initial_stream_window_size(STREAM_WINDOW)
+            .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(SILENCE / 2)
             .http2_keep_alive_timeout(SILENCE / 2)
             .http2_keep_alive_while_idle(true)

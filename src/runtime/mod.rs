@@ -7,7 +7,6 @@
 //! - [`cluster_addresses`]: the addresses of the cluster and of this machine;
 //! - [`events`]: Kubernetes Events, published in the background;
 //! - [`fair_queue`], [`fair_permits`]: a queue and a semaphore in which accounts take turns;
-//! - [`guarded`]: an object of a watch, or why it does not match its schema;
 //! - [`health`]: readiness of components, and progress of watches;
 //! - [`http`]: serves HTTP connections;
 //! - [`instance_metrics`]: the usage of instances among the metrics;
@@ -23,6 +22,7 @@
 //! - [`telemetry`]: set-up of logging;
 //! - [`timed_mutex`]: a mutex that measures for how long it is held;
 //! - [`traces`]: traces over OTLP;
+//! - [`unparsed`]: an object of a watch as text, which may not match its schema;
 //! - [`watch`]: all watches of the API server.
 
 pub mod backoff;
@@ -33,7 +33,6 @@ pub mod cluster_addresses;
 pub mod events;
 pub mod fair_permits;
 pub mod fair_queue;
-pub mod guarded;
 pub mod health;
 pub mod http;
 pub mod instance_metrics;
@@ -48,6 +47,7 @@ pub mod system_tls;
 pub mod telemetry;
 pub mod timed_mutex;
 pub mod traces;
+pub mod unparsed;
 pub mod watch;
 pub mod work_queue;
 

@@ -4,6 +4,7 @@
 //! - [`oidc`]: an OpenID Connect provider on loopback;
 //! - [`otlp`]: what a receiver of traces has got;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
+//! - [`rolling`]: a load balancer, and clients that must not notice that replicas are replaced;
 //! - [`smtp`]: a mail server on loopback;
 //! - [`walkthrough`]: the commands that the documents show.
 
@@ -11,6 +12,7 @@ pub mod network;
 pub mod oidc;
 pub mod otlp;
 pub mod receivers;
+pub mod rolling;
 pub mod smtp;
 pub mod walkthrough;
 

@@ -17,6 +17,8 @@ pub enum Mode {
     Open,
     /// It works, but whatever the operator sends arrives that much later.
     Slow(Duration),
+    /// It works, but whatever the operator sends arrives when the mode changes.
+    Held,
     /// Connections break, and new ones fail.
     Cut,
     /// Nothing arrives any more on the connections there are, which nobody is told. New ones work.
@@ -66,16 +68,19 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, mut mode: watch::
             changed = mode.changed() => {
                 match (changed, *mode.borrow_and_update()) {
                     (Err(_), _) | (_, Mode::Cut) => return,
-                    (_, Mode::Open | Mode::Slow(_)) => continue,
+                    (_, Mode::Open | Mode::Slow(_) | Mode::Held) => continue,
                     (_, Mode::OldOnesSilent) => break,
                 }
             }
             read = client.read(&mut up) => match read {
                 Ok(0) | Err(_) => return,
                 Ok(count) => {
-                    let delay = *mode.borrow();
-                    if let Mode::Slow(delay) = delay {
-                        sleep(delay).await;
+                    let now = *mode.borrow();
+                    match now {
+                        Mode::Slow(delay) => sleep(delay).await,
+                        // A mode that was set meanwhile is for what follows.
+                        Mode::Held => drop(mode.clone().wait_for(|mode| *mode != Mode::Held).await),
+                        Mode::Open | Mode::Cut | Mode::OldOnesSilent => {}
                     }
                     server.write_all(&up[..count]).await
                 }

@@ -2,7 +2,13 @@
 //!
 //! `record` has written it. Its objects are put into etcd as they were, so that they keep their UIDs, from which ids are derived.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use control_plane::{ControlPlane, Identity};
@@ -10,8 +16,9 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Operator, Tenant, bare_plane, eventually, install, kubectl, receiver_arguments,
+    Operator, STELLAGE, Tenant, bare_plane, eventually, install, kubectl, receiver_arguments,
     receivers::{Answer, Receiver},
+    run,
 };
 
 /// The receiver's port when the objects were recorded.
@@ -23,7 +30,8 @@ fn recorded(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn install_older_crds(plane: &ControlPlane) {
+/// Puts the CRDs of the older version in place of those of this one.
+pub fn install_older_crds(plane: &ControlPlane) {
     let crds = recorded("crds.yaml");
     let apply = ["apply", "--server-side", "--force-conflicts", "-f"];
     kubectl(plane, &[&apply[..], &[crds.to_str().unwrap()]].concat(), None).unwrap();
@@ -99,6 +107,104 @@ async fn instances(tenant: &Tenant) -> BTreeMap<String, Value> {
         )
     })
     .collect()
+}
+
+/// The schemas in YAML documents of CRDs, by kind.
+fn schemas(text: &str) -> BTreeMap<String, Value> {
+    let crds = text
+        .split("\n---\n")
+        .map(|document| serde_saphyr::from_str::<Value>(document).unwrap());
+    crds.map(|crd| {
+        let kind = crd["spec"]["names"]["kind"].as_str().unwrap().to_owned();
+        (
+            kind,
+            crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone(),
+        )
+    })
+    .collect()
+}
+
+/// The outermost fields of a schema that another one lacks.
+fn lacks(now: &Value, before: &Value, path: &str, found: &mut BTreeSet<String>) {
+    for (name, schema) in now["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}{name}");
+        match &before["properties"][name] {
+            Value::Null => {
+                found.insert(path);
+            }
+            before => {
+                lacks(schema, before, &format!("{path}."), found);
+                lacks(&schema["items"], &before["items"], &format!("{path}[]."), found);
+            }
+        }
+    }
+}
+
+/// The fields of this version's kinds that those of the older one lack, as `Kind path`; a kind that is new as `Kind`.
+fn new_fields() -> BTreeSet<String> {
+    let before = schemas(&fs::read_to_string(recorded("crds.yaml")).unwrap());
+    let mut new = BTreeSet::new();
+    for (kind, schema) in schemas(&run(Command::new(STELLAGE).arg("crds"), None).unwrap()) {
+        let Some(before) = before.get(&kind) else {
+            new.insert(kind);
+            continue;
+        };
+        let mut fields = BTreeSet::new();
+        lacks(&schema, before, "", &mut fields);
+        new.extend(fields.into_iter().map(|field| format!("{kind} {field}")));
+    }
+    new
+}
+
+/// The fields that an object has in its spec and its status, as `Kind path`.
+fn fields(object: &Value) -> BTreeSet<String> {
+    fn add(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    let path = format!("{path}.{name}");
+                    add(value, &path, found);
+                    found.insert(path);
+                }
+            }
+            Value::Array(values) => values
+                .iter()
+                .for_each(|value| add(value, &format!("{path}[]"), found)),
+            _ => {}
+        }
+    }
+    let mut found = BTreeSet::new();
+    for part in ["spec", "status"] {
+        let path = format!("{} {part}", object["kind"].as_str().unwrap());
+        add(&object[part], &path, &mut found);
+        found.extend((!object[part].is_null()).then_some(path));
+    }
+    found
+}
+
+#[test]
+fn what_the_way_back_loses_is_in_the_documents() {
+    let page = fs::read_to_string(recorded("../../docs/upgrading.md")).unwrap();
+    let rows = page
+        .lines()
+        .skip_while(|line| !line.starts_with("| Field that the older version lacks"));
+    let mut told = BTreeSet::new();
+    for row in rows.skip(2).take_while(|line| line.starts_with('|')) {
+        let fields = row.split('|').nth(1).unwrap().trim();
+        if let Some(kinds) = fields.strip_prefix("the kinds ") {
+            told.extend(kinds.split(", ").map(str::to_owned));
+            continue;
+        }
+        for of_kind in fields.split("; ") {
+            let (kind, fields) = of_kind.split_once(' ').unwrap();
+            told.extend(
+                fields
+                    .split(", ")
+                    .map(|field| format!("{kind} {}", field.trim_matches('`'))),
+            );
+        }
+    }
+    assert_eq!(new_fields(), told, "the table of docs/upgrading.md");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -211,18 +317,45 @@ async fn what_an_older_version_has_left_goes_on_under_this_one_and_survives_the_
     operator.stop().await;
 
     // The way back: under the older schema every object is still valid, which each update checks, and loses what only this one has.
+    let kinds = "accounts,apikeys,backups,instances,webhooks";
+    let stored = || {
+        let list = ["get", kinds, "--all-namespaces", "-o", "json"];
+        let list: Value = serde_json::from_str(&kubectl(&plane, &list, None).unwrap()).unwrap();
+        list["items"].as_array().unwrap().clone()
+    };
+    let newest = stored();
     install_older_crds(&plane);
-    let annotate = [
-        "annotate",
-        "instances,webhooks,apikeys,backups",
-        "-n",
-        "ada",
-        "--all",
-        "older=yes",
-    ];
-    kubectl(&plane, &annotate, None).unwrap();
+    // What is read is pruned from when on the API server knows the older schema; what is stored only when it is written.
     eventually("new fields to be pruned", metering, Value::is_null).await;
+    let annotate = ["annotate", kinds, "--all-namespaces", "--all", "older=yes"];
+    kubectl(&plane, &annotate, None).unwrap();
+    let may_be_lost = new_fields();
+    let mut lost = BTreeSet::new();
+    for (was, now) in newest.iter().zip(stored()) {
+        assert_eq!(was["metadata"]["uid"], now["metadata"]["uid"]);
+        lost.extend(fields(was).difference(&fields(&now)).cloned());
+    }
+    assert!(lost.contains("Instance status.metering"), "{lost:?}");
+    for field in &lost {
+        let is_new = |new: &String| {
+            field
+                .strip_prefix(new.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        assert!(may_be_lost.iter().any(is_new), "{field}");
+    }
     of("Webhook").for_each(untouched);
+    // A rollback replaces the CRDs before the pods. Until then this version does not write again and again what is pruned.
+    operator = Operator::start(&plane, &arguments).await;
+    let written = async || operator.metric("stellage_kubernetes_requests_total", "PUT").await;
+    let written_meanwhile = async || {
+        let before = written().await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        written().await - before
+    };
+    // But for the Lease.
+    eventually("writes to cease", written_meanwhile, |count| *count < 3.0).await;
+    operator.stop().await;
 
     install(&plane);
     operator = Operator::start(&plane, &arguments).await;

@@ -20,10 +20,13 @@ has both lists.
 - apiGroups: ["stellage.dev"]
   resources: ["eventlogs"]
   verbs: ["get", "list"]
-# The facade reads invoices.
+# The facade reads invoices, and pages of their lines by name.
 - apiGroups: ["stellage.dev"]
-  resources: ["invoices", "invoicepages"]
+  resources: ["invoices"]
   verbs: ["get", "list"]
+- apiGroups: ["stellage.dev"]
+  resources: ["invoicepages"]
+  verbs: ["get"]
 # The facade looks up which account a key belongs to.
 - apiGroups: ["stellage.dev"]
   resources: ["accounts"]

@@ -17,12 +17,14 @@ use serde::Deserialize;
 
 use super::{
     Check, Outcome,
-    crd_differences::{self, Differences},
     rights::Right,
     snapshot::{Objects, Read, Snapshot},
 };
 use crate::{
-    cli::program,
+    cli::{
+        crd_differences::{self, Differences},
+        program,
+    },
     delivery::settings::{HELD_IN_ALL, PENDING_IN_ALL},
     resources::{
         self, Account, Instance, InstanceState, POLICIES, Webhook,
@@ -168,7 +170,7 @@ fn crds(found: &Read<Vec<CustomResourceDefinition>>) -> Check {
             lacks,
             unknown,
             other: differs,
-        } = differences(&ours, theirs);
+        } = crd_differences::of(&ours, theirs);
         older.extend(lacks.iter().map(|field| format!("{kind}: {field}")));
         newer.extend(unknown.iter().map(|field| format!("{kind}: {field}")));
         other.extend(differs.then_some(kind));
@@ -222,19 +224,6 @@ fn is_established(crd: &CustomResourceDefinition) -> bool {
         .into_iter()
         .flatten();
     conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")
-}
-
-fn differences(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinition) -> Differences {
-    let schema = |crd: &CustomResourceDefinition| {
-        let version = crd.spec.versions.iter().find(|version| version.storage)?;
-        let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
-        serde_json::to_value(schema).ok()
-    };
-    let (ours, theirs) = (
-        schema(ours).unwrap_or_default(),
-        schema(theirs).unwrap_or_default(),
-    );
-    crd_differences::between(&ours, &theirs)
 }
 
 /// An object in the files of policies.

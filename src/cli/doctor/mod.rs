@@ -1,11 +1,10 @@
 //! `stellage doctor`: looks at a whole installation, says what is wrong and what to do, and collects what a bug report needs.
 //!
-//! `snapshot` reads the cluster, `checks` judges what was read (pure), `crd_differences` and `rights` are the longer ones of the
+//! `snapshot` reads the cluster, `checks` judges what was read (pure), `rights` is the longest one of the
 //! checks, and `bundle` writes what was read into an archive, without secrets and personal data.
 
 mod bundle;
 mod checks;
-mod crd_differences;
 mod rights;
 mod snapshot;
 

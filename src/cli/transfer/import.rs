@@ -11,6 +11,7 @@ use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::{
     api::admissionregistration::v1::ValidatingAdmissionPolicy,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
@@ -26,9 +27,9 @@ use super::{
     lease::Leadership,
 };
 use crate::{
-    cli::{CliError, connect::Cluster, output::note},
+    cli::{CliError, connect::Cluster, crd_differences, output::note, program},
     resources::{
-        ACCOUNT_LABEL,
+        self, ACCOUNT_LABEL,
         origin::{self, ORIGIN_ANNOTATION},
         webhook::SECRET_CHANGED_ANNOTATION,
     },
@@ -71,6 +72,7 @@ pub(in crate::cli) async fn run(args: ImportArgs) -> Result<(), CliError> {
     let cluster = Cluster::current().await?;
     let namespace = &args.operator_namespace;
     let mut leadership = Leadership::read(&cluster, namespace).await?;
+    check_crds(&cluster).await?;
     let is_begun = leadership.import().map(|id| id == header.id);
     match is_begun {
         Some(true) => note("going on with the interrupted import"),
@@ -129,6 +131,33 @@ fn open(path: &Path) -> Result<BufReader<File>, CliError> {
 
 fn refused(path: &Path, reason: String) -> CliError {
     CliError::Transfer(format!("cannot import {}: {reason}", path.display()))
+}
+
+/// Refuses CRDs without a field of this program: the API server would drop it from each object, and tell nobody. The file has no others,
+/// since its writer is not newer than this program.
+async fn check_crds(cluster: &Cluster) -> Result<(), CliError> {
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let mut lacks = Vec::new();
+    for ours in resources::crds() {
+        let plural = &ours.spec.names.plural;
+        let doing = format!("read the CRD of {plural}");
+        let theirs = cluster.call(&doing, crds.get_opt(&ours.name_any())).await?;
+        match theirs {
+            None => lacks.push(plural.clone()),
+            Some(theirs) => {
+                let differences = crd_differences::of(&ours, &theirs);
+                lacks.extend(differences.lacks.iter().map(|field| format!("{plural}: {field}")));
+            }
+        }
+    }
+    if lacks.is_empty() {
+        return Ok(());
+    }
+    Err(CliError::Transfer(format!(
+        "the CRDs of this cluster are older than this program, and would drop what they lack: {}\nInstall the operator of this version first, or: {} crds --with-policies | kubectl apply --server-side -f -",
+        lacks.join(", "),
+        program()
+    )))
 }
 
 /// Refuses a cluster that has objects of any kind.

@@ -1,5 +1,6 @@
 //! How a CRD in the cluster differs from that of this program.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
 /// What is different in two schemas.
@@ -13,8 +14,20 @@ pub(super) struct Differences {
     pub(super) other: bool,
 }
 
-/// Compares two schemas.
-pub(super) fn between(ours: &Value, theirs: &Value) -> Differences {
+/// Compares the schemas of two CRDs.
+pub(super) fn of(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinition) -> Differences {
+    let schema = |crd: &CustomResourceDefinition| {
+        let version = crd.spec.versions.iter().find(|version| version.storage)?;
+        let schema = version.schema.as_ref()?.open_api_v3_schema.as_ref()?;
+        serde_json::to_value(schema).ok()
+    };
+    between(
+        &schema(ours).unwrap_or_default(),
+        &schema(theirs).unwrap_or_default(),
+    )
+}
+
+fn between(ours: &Value, theirs: &Value) -> Differences {
     let mut differences = Differences::default();
     compare(ours, theirs, "", &mut differences);
     if differences.lacks.is_empty() && differences.unknown.is_empty() {
