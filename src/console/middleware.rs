@@ -35,28 +35,16 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     let headers = request.headers().clone();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let mut response =
-        if app.cookies.insecure && !path.starts_with(assets::FOLDER) && !is_of_this_machine(&headers) {
-            Refusal::new(
-                StatusCode::FORBIDDEN,
-                "forbidden",
-                "over plain HTTP, the console is for this machine alone; from others, it needs HTTPS",
-            )
-            .into_response()
-        } else if same_origin::is_allowed(&method, &headers) {
+    let mut response = match refused(&app, &method, &path, &headers) {
+        Some(reason) => Refusal::new(StatusCode::FORBIDDEN, "forbidden", reason).into_response(),
+        None => {
             let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
             answered.unwrap_or_else(|_| {
                 tracing::error!("a page of the console panicked");
                 Refusal::fault().into_response()
             })
-        } else {
-            Refusal::new(
-                StatusCode::FORBIDDEN,
-                "forbidden",
-                "this request comes from another site; open the console and try again there",
-            )
-            .into_response()
-        };
+        }
+    };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let section = Shell::section_of(&path);
         response = problem(&refusal, &path, visit::shell_of(&app, &headers, section).await);
@@ -98,6 +86,15 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
         .entry(header::CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+/// Why a request is refused, wherever it goes.
+fn refused(app: &App, method: &Method, path: &str, headers: &HeaderMap) -> Option<&'static str> {
+    if app.cookies.insecure && !path.starts_with(assets::FOLDER) && !is_of_this_machine(headers) {
+        return Some("over plain HTTP, the console is for this machine alone; from others, it needs HTTPS");
+    }
+    (!same_origin::is_allowed(method, headers))
+        .then_some("this request comes from another site; open the console and try again there")
 }
 
 /// Whether the browser asks for a name or an address of the machine that it runs on, such as a forwarded port.

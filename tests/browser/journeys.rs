@@ -152,6 +152,7 @@ impl Browser {
         self.press("Back up").await;
         self.waits_for_badge("the backup", "[id^=backup-] .badge", "completed")
             .await;
+        self.check("an instance with a backup").await;
         self.click("#to-rebuild").await;
         self.check("rebuild").await;
         self.choose("install", "ubuntu-22.04").await;

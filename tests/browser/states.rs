@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use control_plane::ControlPlane;
+use control_plane::{ControlPlane, Identity};
 use kube::{Api, api::PostParams};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -106,7 +106,7 @@ impl Browser {
         let fresh = Tenant::on(plane, &operator, "browser-fresh").await;
         self.see_nothing_yet(plane, &fresh).await;
         self.see_what_happens_seldom(&fresh).await;
-        self.see_backups(&fresh).await;
+        self.see_backups(plane, &fresh).await;
         self.see_webhooks(&fresh).await;
         self.see_keys().await;
         self.open_and_check(&link_of(plane, &fresh, "browser-fresh"))
@@ -137,11 +137,15 @@ impl Browser {
         let new = tenant.apply("unseen", |_| {}).await;
         self.open_and_check(&format!("/console/instances/{}", new.id()))
             .await;
+        // Without a page that asks again.
+        self.driver.goto("about:blank").await;
         replica.stop().await;
 
         let mut replica = Operator::start(plane, &["api", "--delivery-log=failures"]).await;
         self.origin.clone_from(&replica.url);
         self.open_and_check("/console/events").await;
+        // Without a page that asks again.
+        self.driver.goto("about:blank").await;
         replica.stop().await;
     }
 
@@ -196,11 +200,13 @@ impl Browser {
         self.check("a protected instance").await;
     }
 
-    async fn see_backups(&self, fresh: &Tenant) {
+    async fn see_backups(&self, plane: &ControlPlane, fresh: &Tenant) {
         self.open_and_check("/console/backups?status=failed").await;
         fresh.apply("old", |_| {}).await;
         fresh.wait_for_state("old", InstanceState::Running).await;
-        let backups: Api<Backup> = Api::namespaced(fresh.kube.clone(), &fresh.namespace);
+        // Nobody else may make a daily one.
+        let operator = plane.client(Identity::Operator).await.unwrap();
+        let backups: Api<Backup> = Api::namespaced(operator, &fresh.namespace);
         let daily: Backup = serde_json::from_value(json!({
             "apiVersion": "stellage.dev/v1", "kind": "Backup", "metadata": { "name": "daily" },
             "spec": { "instance": "old", "scheduledFor": "2026-11-21T10:00:00Z" },
