@@ -35,15 +35,14 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     let headers = request.headers().clone();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let mut response = match refused(&app, &method, &path, &headers) {
-        Some(reason) => Refusal::new(StatusCode::FORBIDDEN, "forbidden", reason).into_response(),
-        None => {
-            let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            answered.unwrap_or_else(|_| {
-                tracing::error!("a page of the console panicked");
-                Refusal::fault().into_response()
-            })
-        }
+    let mut response = if let Some(reason) = refused(&app, &method, &path, &headers) {
+        Refusal::new(StatusCode::FORBIDDEN, "forbidden", reason).into_response()
+    } else {
+        let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+        answered.unwrap_or_else(|_| {
+            tracing::error!("a page of the console panicked");
+            Refusal::fault().into_response()
+        })
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let section = Shell::section_of(&path);

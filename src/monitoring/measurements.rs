@@ -182,6 +182,17 @@ impl Measurements for Anywhere {
 pub(crate) struct NoMeasurements;
 
 #[cfg(test)]
+impl Measurements for NoMeasurements {
+    fn usage<'a>(&'a self, _: &'a Instance) -> BoxFuture<'a, Usage> {
+        Box::pin(std::future::ready(Usage::default()))
+    }
+
+    fn series<'a>(&'a self, _: &'a Instance, _: Window) -> BoxFuture<'a, Result<Measured, Unavailable>> {
+        Box::pin(std::future::ready(Err(Unavailable)))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -236,16 +247,5 @@ mod tests {
         *clock.0.lock() += SHARED_FOR;
         assert_eq!(leader.usage(&one).await.network_in, Some(3));
         assert_eq!(leader.shared.lock().len(), 1, "what is old is forgotten");
-    }
-}
-
-#[cfg(test)]
-impl Measurements for NoMeasurements {
-    fn usage<'a>(&'a self, _: &'a Instance) -> BoxFuture<'a, Usage> {
-        Box::pin(std::future::ready(Usage::default()))
-    }
-
-    fn series<'a>(&'a self, _: &'a Instance, _: Window) -> BoxFuture<'a, Result<Measured, Unavailable>> {
-        Box::pin(std::future::ready(Err(Unavailable)))
     }
 }

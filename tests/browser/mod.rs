@@ -381,7 +381,8 @@ impl Browser {
         }
         let text = self.script("return document.documentElement.textContent").await;
         let words: Vec<&str> = text.as_str().unwrap().split_whitespace().collect();
-        *self.checked.lock() += &format!("{}\n", words.join(" "));
+        let text = words.join(" ");
+        self.checked.lock().extend([text.as_str(), "\n"]);
         for view in VIEWS {
             self.view(view).await;
             let wide = self.script(TOO_WIDE).await;

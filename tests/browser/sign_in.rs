@@ -108,7 +108,8 @@ async fn provider_from_package(url: &str, secret: &str) -> (Child, String) {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let printed = BufReader::new(provider.stdout.take().unwrap());
+    // Its output stays open, since it may go on writing.
+    let printed = BufReader::new(provider.stdout.as_mut().unwrap());
     let issuer = printed.lines().next_line().await.unwrap().unwrap();
     (provider, issuer)
 }

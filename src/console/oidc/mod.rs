@@ -182,8 +182,6 @@ impl Provider {
             .tls_backend_preconfigured(system_tls::client_config()?)
             .redirect(redirect::Policy::none())
             .timeout(TIMEOUT)
-            // Providers close connections that are idle, and what is sent on one just then is lost.
-            .pool_max_idle_per_host(0)
             .user_agent(concat!("Stellage/", env!("CARGO_PKG_VERSION")))
             .build()?;
         Ok(Some(Self {

@@ -69,16 +69,22 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
         Some(number) => format!("Invoice {number}"),
         None => "Open invoice".to_owned(),
     };
-    let mut about = Vec::new();
-    about.extend(status.number.clone().map(|number| ("Number", number)));
+    let mut about = String::new();
+    // Writing to a String cannot fail.
+    let mut tell = |name: &str, value: &str| {
+        let _ = write!(about, "<dt>{name}</dt><dd>{}</dd>", escaped(value));
+    };
+    if let Some(number) = &status.number {
+        tell("Number", number);
+    }
     let (from, to) = (Seconds(opened.period.from), Seconds(opened.period.to));
-    about.push(("Period", format!("{from} to {to} (UTC)")));
+    tell("Period", &format!("{from} to {to} (UTC)"));
     match (status.issued_at, &status.due_date) {
         (Some(issued_at), Some(due)) => {
-            about.push(("Issued", Seconds(issued_at).to_string()));
-            about.push(("Due", due.clone()));
+            tell("Issued", &Seconds(issued_at).to_string());
+            tell("Due", due);
         }
-        _ => about.push(("Issued", "not yet: the hours that have begun so far".to_owned())),
+        _ => tell("Issued", "not yet: the hours that have begun so far"),
     }
     let account = opened.invoice.as_ref().map(|invoice| &invoice.spec.account_name);
     let mut buyer = if status.buyer.is_empty() {
@@ -100,10 +106,7 @@ pub(super) fn around(opened: &OpenedInvoice, lines: &Lines) -> (String, String) 
 <th class=\"n\">Amount</th></tr></thead>\n<tbody>\n",
         party("Buyer", &buyer),
         party("Seller", seller),
-        about
-            .iter()
-            .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)))
-            .collect::<String>(),
+        about,
     );
     let currency = escaped(&opened.currency);
     let rate = if opened.is_issued() {
