@@ -148,7 +148,7 @@ pub struct ApiSettings {
     #[arg(long, env = "STELLAGE_CONSOLE", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub console: bool,
 
-    /// Let people sign in to the console over plain HTTP: its cookies then are not Secure; for trying things out on one machine
+    /// Let people sign in to the console over plain HTTP on loopback, and there alone: its cookies then are not Secure
     #[arg(long, env = "STELLAGE_CONSOLE_INSECURE_COOKIE")]
     pub console_insecure_cookie: bool,
 

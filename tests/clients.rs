@@ -2,7 +2,7 @@
 //! the tours in `tests/clients/`.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -10,13 +10,12 @@ use std::{
 
 use reqwest::Method;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
 
 use crate::support::{
     PATIENCE, Tenant,
+    npm::{Packages, there_is_node},
     receivers::{Answer, Receiver},
-    say_not_run,
 };
 
 /// The page with the commands that customers use.
@@ -97,59 +96,6 @@ async fn take_tour(mut tour: Command, tenant: &Tenant) {
     assert_eq!(receiver.count(), 1);
 }
 
-/// Whether Node.js is installed, which `make test` does not require. If not, the output says what was not tested.
-async fn there_is_node() -> bool {
-    let version = async |program: &str| {
-        let output = Command::new(program).arg("--version").output().await.ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        text.trim_start_matches('v')
-            .split('.')
-            .next()?
-            .parse::<u32>()
-            .ok()
-    };
-    let there = version("node").await.is_some_and(|major| major >= 20) && version("npm").await.is_some();
-    if !there {
-        say_not_run(
-            "the client in TypeScript, since Node.js 20 or newer with npm is not installed (Debian: apt-get install npm)",
-        );
-    }
-    there
-}
-
-/// A folder with the packages of the TypeScript client, installed once per set of pinned versions. It is locked, because the
-/// compiler also stores its incremental state there, which halves its time.
-struct Packages {
-    folder: PathBuf,
-    _lock: File,
-}
-
-impl Packages {
-    async fn installed() -> Self {
-        let pins = ["package.json", "package-lock.json"].map(|name| sources("typescript").join(name));
-        let digest = Sha256::digest(pins.each_ref().map(|pin| fs::read(pin).unwrap()).concat());
-        let cache = control_plane::cache_folder().unwrap();
-        let folder = cache.join(format!("client-typescript-{}", &hex::encode(digest)[..12]));
-        fs::create_dir_all(&folder).unwrap();
-        let lock = File::create(folder.join("lock")).unwrap();
-        let lock = tokio::task::spawn_blocking(move || lock.lock().map(|()| lock));
-        let packages = Self {
-            _lock: lock.await.unwrap().unwrap(),
-            folder,
-        };
-        let is_complete = packages.folder.join("installed");
-        if !is_complete.exists() {
-            for pin in pins {
-                fs::copy(&pin, packages.folder.join(pin.file_name().unwrap())).unwrap();
-            }
-            let install = "npm ci --ignore-scripts --no-audit --no-fund";
-            run(&mut command(install, &packages.folder), FIRST_USE).await;
-            fs::write(is_complete, "").unwrap();
-        }
-        packages
-    }
-}
-
 #[test]
 fn the_page_for_customers_has_the_commands_that_are_tested() {
     let page = include_str!("../docs/clients.md");
@@ -183,11 +129,12 @@ fn the_page_for_customers_has_the_commands_that_are_tested() {
 
 #[tokio::test]
 async fn a_client_in_typescript_compiles_and_takes_the_tour() {
-    if !there_is_node().await {
+    if !there_is_node("the client in TypeScript").await {
         return;
     }
     let tenant = Tenant::new("client-typescript").await;
-    let packages = Packages::installed().await;
+    // The compiler also stores its incremental state there, which halves its time.
+    let packages = Packages::of(&sources("typescript"), "client-typescript").await;
     prepare(&packages.folder, "typescript", &tenant).await;
     run(&mut command(TYPESCRIPT, &packages.folder), PATIENCE).await;
     let compile = "node node_modules/typescript/bin/tsc --project .";

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 
 /// The path of the assets.
-const FOLDER: &str = "/console/assets/";
+pub const FOLDER: &str = "/console/assets/";
 
 /// A file.
 pub struct Asset {

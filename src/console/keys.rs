@@ -137,7 +137,8 @@ async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
         form.mark("days", "must be a number of days from 1 to 3650, or empty");
         return shown(visit, StatusCode::UNPROCESSABLE_ENTITY, form).await;
     }
-    match visit.send(&create_call(&visit, &form)).await {
+    let call = create_call(&visit, &form);
+    match visit.send(&call).await {
         Ok(bytes) => {
             let created: Single<NewKey> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let NewKey {
@@ -147,7 +148,11 @@ async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
                 expires_at,
             } = created.data;
             let template = CreatedPage {
-                shell: visit.shell(SECTION, "API key created"),
+                shell: visit.shell_with(
+                    SECTION,
+                    "API key created",
+                    &[call, Call::get(format!("/v1/keys/{id}"))],
+                ),
                 id,
                 scope,
                 key,

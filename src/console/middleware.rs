@@ -10,13 +10,15 @@ use axum::{
 };
 use flate2::Compression;
 use futures::FutureExt as _;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
+use url::Url;
 
 use super::{
     App,
-    assets::{accepts_gzip, compressed},
+    assets::{self, accepts_gzip, compressed},
+    oidc::is_safe,
     page::{Shell, problem},
     refusal::Refusal,
     same_origin, visit,
@@ -33,19 +35,14 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     let headers = request.headers().clone();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let mut response = if same_origin::is_allowed(&method, &headers) {
+    let mut response = if let Some(reason) = refused(&app, &method, &path, &headers) {
+        Refusal::new(StatusCode::FORBIDDEN, "forbidden", reason).into_response()
+    } else {
         let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
         answered.unwrap_or_else(|_| {
             tracing::error!("a page of the console panicked");
             Refusal::fault().into_response()
         })
-    } else {
-        Refusal::new(
-            StatusCode::FORBIDDEN,
-            "forbidden",
-            "this request comes from another site; open the console and try again there",
-        )
-        .into_response()
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         let section = Shell::section_of(&path);
@@ -90,6 +87,22 @@ pub async fn surround(State(app): State<Arc<App>>, request: Request, next: Next)
     response
 }
 
+/// Why a request is refused, wherever it goes.
+fn refused(app: &App, method: &Method, path: &str, headers: &HeaderMap) -> Option<&'static str> {
+    if app.cookies.insecure && !path.starts_with(assets::FOLDER) && !is_of_this_machine(headers) {
+        return Some("over plain HTTP, the console is for this machine alone; from others, it needs HTTPS");
+    }
+    (!same_origin::is_allowed(method, headers))
+        .then_some("this request comes from another site; open the console and try again there")
+}
+
+/// Whether the browser asks for a name or an address of the machine that it runs on, such as a forwarded port.
+fn is_of_this_machine(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let url = host.and_then(|host| Url::parse(&format!("http://{host}")).ok());
+    url.is_some_and(|url| is_safe(&url))
+}
+
 /// Compresses a page. What it shows is not mixed with what another site could make a browser send: its cookies are `SameSite=Strict`.
 async fn compress(response: Response, is_accepted: bool) -> Response {
     let is_page = response
@@ -113,4 +126,32 @@ async fn compress(response: Response, is_accepted: bool) -> Response {
     head.headers
         .insert(header::VARY, HeaderValue::from_static("accept-encoding"));
     Response::from_parts(head, Body::from(compressed(&bytes, Compression::fast())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_or_an_address_of_loopback_is_this_machine() {
+        let asked = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            is_of_this_machine(&headers)
+        };
+        for own in ["localhost:8080", "127.0.0.1:80", "127.1.2.3", "[::1]:8080"] {
+            assert!(asked(own), "{own}");
+        }
+        for other in [
+            "192.0.2.1:8080",
+            "localhost.example",
+            "127.0.0.1.example",
+            "[2001:db8::1]",
+            "",
+            "a@b",
+        ] {
+            assert!(!asked(other), "{other}");
+        }
+        assert!(!is_of_this_machine(&HeaderMap::new()));
+    }
 }

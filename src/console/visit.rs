@@ -222,7 +222,17 @@ impl Visit {
         call: impl Fn(&Form) -> Call,
         current: impl AsyncFnOnce() -> Result<(Form, String), Refusal>,
     ) -> Result<Bytes, Refusal> {
-        match self.send(&call(form)).await {
+        let sent = if form.version().is_empty() {
+            // Nothing says what it was opened with.
+            Err(Refusal::new(
+                StatusCode::PRECONDITION_FAILED,
+                "precondition_failed",
+                "the form does not say which version it is for; check it, and save it again",
+            ))
+        } else {
+            self.send(&call(form)).await
+        };
+        match sent {
             Err(refusal) if refusal.status == StatusCode::PRECONDITION_FAILED => {
                 let (now, version) = current().await?;
                 form.catch_up(now, &version, fields);

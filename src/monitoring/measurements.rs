@@ -1,11 +1,12 @@
 //! Answers questions about the usage of instances: the leader from its memory and by asking the provider, other replicas by asking
 //! the leader.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use futures::future::BoxFuture;
-use parking_lot::RwLock;
-use tokio::time::timeout;
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::{Mutex, RwLock};
+use tokio::{sync::OnceCell, time::timeout};
 
 use super::{
     monitor::Monitor,
@@ -23,6 +24,8 @@ use crate::{
 /// Questions that the provider is asked at the same time, and those of one account.
 const ASKED_AT_ONCE: usize = 64;
 const ASKED_BY_ONE: usize = 16;
+/// How long an answer of the provider is given to others who ask, such as open pages, for the same version of an instance.
+const SHARED_FOR: SignedDuration = SignedDuration::from_secs(5);
 
 /// Answers questions about usage.
 pub trait Measurements: Send + Sync + 'static {
@@ -44,7 +47,13 @@ pub struct Leader<U> {
     catalogue: SharedCatalogue,
     clock: Arc<dyn Clock>,
     permits: Arc<FairPermits>,
+    /// The answers of the last seconds, by UID and version.
+    shared: Mutex<HashMap<SharedKey, SharedAnswer>>,
 }
+
+type SharedKey = (Option<String>, Option<String>);
+/// When it was asked for, and the answer once it is there.
+type SharedAnswer = (Timestamp, Arc<OnceCell<Usage>>);
 
 impl<U: UsageSource> Leader<U> {
     /// Answers from what the monitor knows, and else with what the provider says.
@@ -60,7 +69,24 @@ impl<U: UsageSource> Leader<U> {
             catalogue,
             clock,
             permits: FairPermits::new(ASKED_AT_ONCE, ASKED_BY_ONE),
+            shared: Mutex::default(),
         }
+    }
+
+    /// What the provider says, or has said to somebody else in the last seconds.
+    async fn ask_or_share(&self, instance: &Instance) -> Usage {
+        let metadata = &instance.metadata;
+        let key = (metadata.uid.clone(), metadata.resource_version.clone());
+        let answer = {
+            let (mut shared, now) = (self.shared.lock(), self.clock.now());
+            shared.retain(|_, (since, _)| now.duration_since(*since).abs() < SHARED_FOR);
+            shared
+                .entry(key)
+                .or_insert_with(|| (now, Arc::default()))
+                .1
+                .clone()
+        };
+        *answer.get_or_init(|| self.ask(instance)).await
     }
 
     async fn ask(&self, instance: &Instance) -> Usage {
@@ -80,7 +106,9 @@ impl<U: UsageSource> Measurements for Leader<U> {
             let interval = self.catalogue.current().alerts.interval;
             match self.monitor.newest(instance, interval) {
                 Some(newest) => newest,
-                None => timeout(PATIENCE, self.ask(instance)).await.unwrap_or_default(),
+                None => timeout(PATIENCE, self.ask_or_share(instance))
+                    .await
+                    .unwrap_or_default(),
             }
         })
     }
@@ -161,5 +189,63 @@ impl Measurements for NoMeasurements {
 
     fn series<'a>(&'a self, _: &'a Instance, _: Window) -> BoxFuture<'a, Result<Measured, Unavailable>> {
         Box::pin(std::future::ready(Err(Unavailable)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::providers::ProviderError;
+
+    /// Counts how often it is asked, and answers when others have asked as well.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl UsageSource for Counting {
+        async fn usage(&self, _: &Instance, _: Timestamp) -> Result<Usage, ProviderError> {
+            let count = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+            tokio::task::yield_now().await;
+            Ok(Usage {
+                network_in: i64::try_from(count).ok(),
+                ..Usage::default()
+            })
+        }
+    }
+
+    #[derive(Default)]
+    struct TestClock(Mutex<Timestamp>);
+
+    impl Clock for TestClock {
+        fn now(&self) -> Timestamp {
+            *self.0.lock()
+        }
+    }
+
+    #[tokio::test]
+    async fn those_who_ask_about_an_instance_within_seconds_share_one_answer_until_it_changes() {
+        let provider = Arc::new(Counting::default());
+        let clock = Arc::new(TestClock::default());
+        let monitor = Monitor::new(1, clock.now());
+        let catalogue = SharedCatalogue::default();
+        let leader = Leader::new(monitor, provider, catalogue, clock.clone());
+        let version = |version: &str| -> Instance {
+            serde_json::from_value(json!({
+                "metadata": { "name": "a", "namespace": "demo", "uid": "u", "resourceVersion": version },
+                "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+            }))
+            .unwrap()
+        };
+        let (one, two) = (version("1"), version("2"));
+        let (first, second) = tokio::join!(leader.usage(&one), leader.usage(&one));
+        assert_eq!((first.network_in, second.network_in), (Some(1), Some(1)));
+        assert_eq!(leader.usage(&one).await.network_in, Some(1));
+        assert_eq!(leader.usage(&two).await.network_in, Some(2), "it has changed");
+        *clock.0.lock() += SHARED_FOR;
+        assert_eq!(leader.usage(&one).await.network_in, Some(3));
+        assert_eq!(leader.shared.lock().len(), 1, "what is old is forgotten");
     }
 }

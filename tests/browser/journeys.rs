@@ -8,10 +8,15 @@ use std::{
     },
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use control_plane::ControlPlane;
 use serde_json::json;
 use stellage::resources::InstanceState;
 
-use super::{Browser, webdriver::Key};
+use super::{
+    Browser, TOO_WIDE, View, Way,
+    webdriver::{By, Key},
+};
 use crate::support::{
     Operator, OwnPlane, Tenant, eventually, new_key, own_plane, receiver_arguments,
     receivers::{Answer, Receiver},
@@ -58,15 +63,22 @@ impl Browser {
         self.arrives("/console/instances").await;
     }
 
-    /// Waits until the badge beside the heading says this, without loading the page anew.
+    /// Waits until the badge beside the heading says this.
     pub(super) async fn becomes(&self, status: &str) {
-        let script = "return document.querySelector('.title .badge')?.innerText ?? document.body.innerText";
-        eventually(
-            &format!("{status} at {}", self.path().await),
-            async || self.script(script).await,
-            |badge| badge == status,
-        )
-        .await;
+        let what = format!("{status} at {}", self.path().await);
+        self.waits_for_badge(&what, ".title .badge", status).await;
+    }
+
+    /// Waits until a badge says this. Only without scripts, the page has to be loaded anew for that.
+    async fn waits_for_badge(&self, what: &str, css: &str, status: &str) {
+        let script = format!("return document.querySelector('{css}')?.innerText ?? document.body.innerText");
+        let look = async || {
+            if self.way == Way::WithoutScripts {
+                self.driver.refresh().await;
+            }
+            self.script(&script).await
+        };
+        eventually(what, look, |badge| badge == status).await;
     }
 
     /// Loads the page anew until it has an element.
@@ -115,8 +127,8 @@ impl Browser {
         self.check("resize").await;
         self.click("[name=plan][value=business]").await;
         self.press("Resize").await;
-        self.shows("business: 2 vCPU").await;
         self.becomes("stopped").await;
+        self.shows("business: 2 vCPU").await;
         self.click("#power-start").await;
         self.becomes("running").await;
 
@@ -138,15 +150,9 @@ impl Browser {
         self.check("back up").await;
         self.fill("name", "before").await;
         self.press("Back up").await;
-        eventually(
-            "the backup to be completed",
-            async || {
-                self.script("return document.querySelector('.lines .badge')?.innerText")
-                    .await
-            },
-            |badge| badge == "completed",
-        )
-        .await;
+        self.waits_for_badge("the backup", "[id^=backup-] .badge", "completed")
+            .await;
+        self.check("an instance with a backup").await;
         self.click("#to-rebuild").await;
         self.check("rebuild").await;
         self.choose("install", "ubuntu-22.04").await;
@@ -156,14 +162,18 @@ impl Browser {
         self.press("Install ubuntu-22.04").await;
         self.shows("must be web-1").await;
         // The summary has the focus.
-        self.find("[role=alert]:focus").await;
+        let focused = "return document.activeElement.role ?? document.activeElement.outerHTML";
+        let look = async || self.script(focused).await;
+        eventually("the focus", look, |role| *role == "alert").await;
         self.check("rebuild, refused").await;
         self.fill("confirm", "web-1").await;
         self.press("Install ubuntu-22.04").await;
         self.shows("is being reinstalled from ubuntu-22.04").await;
         self.becomes("running").await;
-        // The notice about what was under way is gone, and nothing has moved into its place.
-        self.find("#note.over").await;
+        if self.way != Way::WithoutScripts {
+            // The notice about what was under way is gone, and nothing has moved into its place.
+            self.find("#note.over").await;
+        }
 
         self.open("/console/instances").await;
         self.check("instances").await;
@@ -317,6 +327,7 @@ impl Browser {
 
         self.open("/console/alerts?status=ended").await;
         self.shows("No alert matches").await;
+        self.check("no matching alert").await;
         self.open("/console/alerts").await;
         self.reloads_until("tbody a").await;
         self.check("alerts").await;
@@ -338,15 +349,40 @@ impl Browser {
         self.check("invoices").await;
         self.click("tbody a").await;
         self.check("an invoice").await;
-        let (status, kind, text) = self.fetch("GET", &format!("{}/csv", self.path().await)).await;
+        let invoice = self.path().await;
+        self.press("Print").await;
+        self.shows("Total").await;
+        self.check("an invoice to print").await;
+        if self.way == Way::Mouse {
+            self.print(&invoice).await;
+        }
+    }
+
+    /// The invoice as a table and on paper.
+    async fn print(&self, invoice: &str) {
+        for part in ["Buyer", "Number", "Period", "Issued", "Due"] {
+            self.shows(part).await;
+        }
+        // As wide as A4 between its margins.
+        let page = json!({ "width": 657, "height": 987, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", page).await;
+        self.devtools("Emulation.setEmulatedMedia", json!({ "media": "print" }))
+            .await;
+        assert_eq!(self.script(TOO_WIDE).await, json!([]));
+        self.shows("Total").await;
+        let printed = self.driver.devtools("Page.printToPDF", json!({})).await;
+        let printed = STANDARD.decode(printed["data"].as_str().unwrap()).unwrap();
+        assert!(printed.starts_with(b"%PDF"));
+        self.view(View::WIDE).await;
+        self.open(invoice).await;
+        let (status, kind, text) = self.fetch("GET", &format!("{invoice}/csv")).await;
         assert!(status == 200 && kind.starts_with("text/csv"), "{status} {kind}");
         assert!(
             text.starts_with("number,period_from,") && text.contains("web-1"),
             "{text}"
         );
-        self.press("Print").await;
-        self.shows("Total").await;
-        self.check("an invoice to print").await;
+        self.open(&format!("{invoice}?page=9")).await;
+        self.check("no more lines").await;
     }
 
     async fn manage_keys(&self) {
@@ -383,14 +419,8 @@ fn operations() -> BTreeSet<String> {
         .collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn everything_that_the_api_does_is_done_in_the_console() {
-    let (plane, mut operator) = own_operator().await;
-    let Some(browser) = Browser::start(&plane, &operator.url).await else {
-        operator.stop().await;
-        return;
-    };
-    let tenant = Tenant::on(&plane, &operator, "browser").await;
+/// Everything that the API does, from the first page after signing in until signing out; the id of an instance that is busy.
+async fn do_everything(browser: &Browser, tenant: &Tenant) -> String {
     let works = Arc::new(AtomicBool::new(true));
     let answers = works.clone();
     let receiver = Receiver::start(move |_| {
@@ -401,23 +431,11 @@ async fn everything_that_the_api_does_is_done_in_the_console() {
         }
     })
     .await;
-
-    browser.open("/console").await;
-    browser.arrives("/console/sign-in").await;
-    browser.check("sign in").await;
-    browser.fill("key", "stl_wrong").await;
-    browser.press("Sign in").await;
-    browser.shows("The API key is not valid").await;
-    browser.check("sign in, refused").await;
-    browser.fill("key", &tenant.key).await;
-    browser.press("Sign in").await;
-    browser.arrives("/console/instances").await;
-
     browser.operate_an_instance().await;
     browser.use_backups().await;
     let busy = tenant.busy_instance("busy").await;
     let webhook = browser.use_webhooks(&receiver, &works).await;
-    browser.read_on(&tenant, &busy).await;
+    browser.read_on(tenant, &busy).await;
     browser.manage_keys().await;
     browser.repair_a_webhook(&webhook, &receiver, &works).await;
 
@@ -432,13 +450,35 @@ async fn everything_that_the_api_does_is_done_in_the_console() {
     browser.fill("confirm", "web-1").await;
     browser.press("Delete instance").await;
     browser.shows("web-1 is deleted").await;
-    browser.open("/console/nothing").await;
-    browser.check("no such page").await;
     browser.open("/console").await;
     browser.press("Sign out").await;
     browser.shows("You have signed out").await;
     browser.check("signed out").await;
-    browser.quit().await;
+    busy
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_the_api_does_is_done_in_the_console_and_all_that_pages_can_say_is_checked() {
+    let (plane, mut operator) = own_operator().await;
+    let Some(mut browser) = Browser::start(&plane, &operator.url).await else {
+        operator.stop().await;
+        return;
+    };
+    let tenant = Tenant::on(&plane, &operator, "browser").await;
+    browser.open("/console").await;
+    browser.arrives("/console/sign-in").await;
+    browser.check("sign in").await;
+    browser.fill("key", "stl_wrong").await;
+    browser.press("Sign in").await;
+    browser.shows("The API key is not valid").await;
+    browser.check("sign in, refused").await;
+    browser.fill("key", &tenant.key).await;
+    browser.press("Sign in").await;
+    browser.arrives("/console/instances").await;
+    browser.open("/console/nothing").await;
+    browser.check("no such page").await;
+    browser.open("/console/instances").await;
+    let busy = do_everything(&browser, &tenant).await;
 
     // Nobody else has asked this operator, but for the plans.
     let metrics = reqwest::get(format!("{}/metrics", operator.metrics_url))
@@ -454,108 +494,66 @@ async fn everything_that_the_api_does_is_done_in_the_console() {
         })
         .collect();
     assert!(not_done.is_empty(), "not done in the console: {not_done:#?}");
-    operator.stop().await;
+
+    browser.see_the_rest(&plane, operator, &tenant, &busy).await;
+    browser.has_checked_everything();
+    browser.quit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_console_works_without_javascript() {
-    let cluster = shared().await;
-    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+async fn everything_is_done_without_javascript() {
+    let (plane, mut operator) = own_operator().await;
+    let Some(browser) = Browser::start(&plane, &operator.url).await else {
+        operator.stop().await;
         return;
     };
-    let tenant = Tenant::new("browser-plain").await;
+    let browser = browser.using(Way::WithoutScripts).await;
+    let tenant = Tenant::on(&plane, &operator, "browser-plain").await;
+    let link = link_of(&plane, &tenant, "browser-plain");
+    browser.open(&link).await;
+    assert_eq!(browser.script("return typeof htmx").await, "undefined");
+    browser.press("Sign in").await;
+    browser.arrives("/console/instances").await;
+    // It works once.
+    browser.open(&link).await;
+    browser.press("Sign in").await;
+    browser.shows("has been used already").await;
+    browser.open("/console/instances").await;
+    do_everything(&browser, &tenant).await;
+    browser.quit().await;
+    operator.stop().await;
+}
+
+/// The path of a new sign-in link.
+pub(super) fn link_of(plane: &ControlPlane, tenant: &Tenant, account: &str) -> String {
     let arguments = [
         "console",
         "link",
         "--account",
-        "browser-plain",
+        account,
         "--url",
         &tenant.url,
         "--output",
         "json",
     ];
-    let link: serde_json::Value =
-        serde_json::from_str(&stellage(cluster.plane, &arguments).unwrap()).unwrap();
-    let link = link["url"].as_str().unwrap().strip_prefix(&tenant.url).unwrap();
-    browser.open(link).await;
-    browser.check("a link").await;
-    let off = json!({ "value": true });
-    browser
-        .devtools("Emulation.setScriptExecutionDisabled", off)
-        .await;
-    browser.open(link).await;
-    assert_eq!(browser.script("return typeof htmx").await, "undefined");
-    browser.press("Sign in").await;
-    browser.arrives("/console/instances").await;
-    // It works once.
-    browser.open(link).await;
-    browser.press("Sign in").await;
-    browser.shows("has been used already").await;
-
-    browser.open("/console/instances").await;
-    browser.press("New instance").await;
-    browser.fill("name", "web-1").await;
-    browser.press("Create instance").await;
-    browser.shows("is being created").await;
-    browser.shows(" UTC").await;
-    browser.reloads_until("#power-stop").await;
-    browser.click("#power-stop").await;
-    browser.shows("is being shut down").await;
-    browser.reloads_until("#power-start").await;
-    browser.click("#to-settings").await;
-    browser.fill("tags", "plain").await;
-    browser.press("Save").await;
-    browser.shows("The changes are saved").await;
-    browser.press("Webhooks").await;
-    browser.press("New webhook").await;
-    let receiver = Receiver::start(|_| Answer::ok()).await;
-    browser.fill("url", &receiver.url("/")).await;
-    browser.click("#event-instance\\.deleted").await;
-    browser.press("Create webhook").await;
-    browser.press("To the webhook").await;
-    browser.press("Send test event").await;
-    browser.reloads_until(".title .badge.good").await;
-    browser.press("Instances").await;
-    browser.press("web-1").await;
-    browser.click("#to-delete").await;
-    browser.fill("confirm", "web-1").await;
-    browser.press("Delete instance").await;
-    browser.shows("There are no instances yet").await;
-    browser.press("Sign out").await;
-    browser.shows("You have signed out").await;
-    browser.quit().await;
-}
-
-impl Browser {
-    /// Presses Tab until an element has the focus; each one that gets it on the way shows that it has.
-    async fn tabs_to(&self, css: &str) {
-        let script = format!(
-            "const e = document.activeElement; const s = getComputedStyle(e); \
-             return [e.matches({}), e === document.body || s.outlineStyle !== 'none' && s.outlineWidth !== '0px', e.outerHTML.slice(0, 200)]",
-            json!(css)
-        );
-        let mut passed = Vec::new();
-        for _ in 0..100 {
-            self.key(Key::Tab).await;
-            let focused = self.script(&script).await;
-            assert!(focused[1].as_bool().unwrap(), "its focus is not seen: {focused}");
-            if focused[0].as_bool().unwrap() {
-                return;
-            }
-            passed.push(focused[2].clone());
-        }
-        panic!("Tab does not come to {css}, but to {passed:#?}");
-    }
+    let link: serde_json::Value = serde_json::from_str(&stellage(plane, &arguments).unwrap()).unwrap();
+    link["url"]
+        .as_str()
+        .unwrap()
+        .strip_prefix(&tenant.url)
+        .unwrap()
+        .to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_console_works_with_the_keyboard_alone() {
-    let cluster = shared().await;
-    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+async fn everything_is_done_with_the_keyboard_alone() {
+    let (plane, mut operator) = own_operator().await;
+    let Some(browser) = Browser::start(&plane, &operator.url).await else {
+        operator.stop().await;
         return;
     };
-    let tenant = Tenant::new("browser-keys").await;
-    let read_key = new_key(cluster.plane, "browser-keys", "read");
+    let browser = browser.using(Way::Keyboard).await;
+    let tenant = Tenant::on(&plane, &operator, "browser-keys").await;
     // The field has the focus.
     browser.open("/console/sign-in").await;
     browser.find("#key:focus").await;
@@ -563,35 +561,25 @@ async fn the_console_works_with_the_keyboard_alone() {
     browser.key(Key::Enter).await;
     browser.arrives("/console/instances").await;
     // Past the navigation at once.
-    browser.tabs_to(".skip").await;
+    browser
+        .tab_to("the link past the navigation", By::Css(".skip"))
+        .await;
     browser.key(Key::Enter).await;
-    browser.tabs_to("a[href='/console/instances/new']").await;
-    browser.key(Key::Enter).await;
-    browser.arrives("/console/instances/new").await;
-    browser.tabs_to("#name").await;
-    browser.type_text("web-1").await;
-    browser.tabs_to("[name=plan]").await;
-    browser.key(Key::Down).await;
-    browser.tabs_to("#backup_enabled").await;
-    browser.key(Key::Space).await;
-    browser.tabs_to("button.primary").await;
-    browser.key(Key::Enter).await;
-    browser.becomes("running").await;
-    browser.shows("business: 2 vCPU").await;
-    browser.tabs_to("#power-stop").await;
-    browser.key(Key::Space).await;
-    browser.becomes("stopped").await;
-    browser.tabs_to("#to-delete").await;
-    browser.key(Key::Enter).await;
-    browser.tabs_to("#confirm").await;
-    browser.type_text("web-1").await;
-    browser.key(Key::Enter).await;
-    browser.shows("web-1 is deleted").await;
-    browser.tabs_to("header button").await;
-    browser.key(Key::Enter).await;
-    browser.shows("You have signed out").await;
+    browser.key(Key::Tab).await;
+    browser.find("a[href='/console/instances/new']:focus").await;
+    do_everything(&browser, &tenant).await;
+    browser.quit().await;
+    operator.stop().await;
+}
 
-    // Those who may only read.
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_may_only_read_see_pages_without_buttons() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-read").await;
+    let read_key = new_key(cluster.plane, "browser-read", "read");
     tenant.apply("db-1", |_| {}).await;
     let id = tenant.wait_for_state("db-1", InstanceState::Running).await.id();
     browser.sign_in(&read_key).await;
@@ -601,6 +589,32 @@ async fn the_console_works_with_the_keyboard_alone() {
     browser.open(&format!("/console/instances/{id}/plan")).await;
     browser.shows("token_readonly").await;
     browser.check("not allowed").await;
+    browser.quit().await;
+}
+
+/// The first time of the page: as it is shown, its title, and both as they should be for a reader in Japan.
+const TIME_IN_JAPAN: &str = "const time = document.querySelector('main time'), at = new Date(time.dateTime);\
+     const zone = { timeZone: 'Asia/Tokyo', year: 'numeric', month: 'short', day: '2-digit', hour: '2-digit', minute: '2-digit', second: '2-digit' };\
+     return [time.textContent, time.title, new Intl.DateTimeFormat(undefined, zone).format(at), at.toISOString().replace('T', ' ').slice(0, 19) + ' UTC'];";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_are_in_the_zone_of_the_reader_with_the_utc_in_their_title() {
+    let cluster = shared().await;
+    let Some(browser) = Browser::start(cluster.plane, &cluster.operator.url).await else {
+        return;
+    };
+    let tenant = Tenant::new("browser-zone").await;
+    tenant.apply("web-1", |_| {}).await;
+    let japan = json!({ "timezoneId": "Asia/Tokyo" });
+    browser.devtools("Emulation.setTimezoneOverride", japan).await;
+    browser.sign_in(&tenant.key).await;
+    for page in ["/console/instances", "/console/account"] {
+        browser.open(page).await;
+        let look = async || browser.script(TIME_IN_JAPAN).await;
+        let time = eventually("the time", look, |time| time[0] == time[2]).await;
+        assert_eq!(time[1], time[3], "{page}");
+        assert_ne!(time[0], time[1], "{page}");
+    }
     browser.quit().await;
 }
 

@@ -1,6 +1,7 @@
 //! The customer console in a real browser: Chromium, driven through chromedriver. Without these two, the output says NOT RUN.
 //!
-//! - `journeys`: everything that the API does, done by hand; without scripts; with the keyboard alone; a page that refreshes itself;
+//! - `journeys`: everything that the API does, done with a mouse, with the keyboard alone, and without scripts; pages that refresh themselves;
+//! - `states`: what no journey comes to, and whether all that pages can say has been on one that was checked;
 //! - `attacks`: what another site, another account and a revoked key cannot do;
 //! - `sign_in`: with a provider of another site;
 //! - `screenshots`: the pictures in the documentation (`make screenshots`);
@@ -13,6 +14,7 @@ mod attacks;
 mod journeys;
 mod screenshots;
 mod sign_in;
+mod states;
 mod webdriver;
 
 use std::{
@@ -22,6 +24,7 @@ use std::{
 };
 
 use control_plane::{ControlPlane, Daemon};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use url::Url;
@@ -79,10 +82,24 @@ fn found(names: &[&str]) -> Option<PathBuf> {
     all.find(|file| file.is_file())
 }
 
+/// How somebody uses the console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// With a mouse. Pages are checked.
+    Mouse,
+    /// With the keyboard alone.
+    Keyboard,
+    /// With a mouse, but without JavaScript.
+    WithoutScripts,
+}
+
 /// A window of a Chromium of its own. Ends when dropped.
 struct Browser {
     driver: Session,
     origin: String,
+    way: Way,
+    /// The texts of all pages that were checked.
+    checked: Mutex<String>,
     _chromedriver: Daemon,
     _permit: SemaphorePermit<'static>,
 }
@@ -142,11 +159,25 @@ impl Browser {
         let browser = Self {
             driver,
             origin: url.to_owned(),
+            way: Way::Mouse,
+            checked: Mutex::default(),
             _chromedriver: daemon,
             _permit: permit,
         };
         browser.view(View::WIDE).await;
+        let focused = json!({ "enabled": true });
+        browser
+            .devtools("Emulation.setFocusEmulationEnabled", focused)
+            .await;
         Some(browser)
+    }
+
+    /// Goes on in another way.
+    async fn using(mut self, way: Way) -> Self {
+        let off = json!({ "value": way == Way::WithoutScripts });
+        self.devtools("Emulation.setScriptExecutionDisabled", off).await;
+        self.way = way;
+        self
     }
 
     /// Ends the browser. Otherwise dropping it would block the thread until it has ended.
@@ -163,7 +194,8 @@ impl Browser {
         let metrics =
             json!({ "width": view.width, "height": view.height, "deviceScaleFactor": 1, "mobile": false });
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
-        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": view.scheme }] });
+        let features =
+            json!({ "media": "", "features": [{ "name": "prefers-color-scheme", "value": view.scheme }] });
         self.devtools("Emulation.setEmulatedMedia", features).await;
     }
 
@@ -220,29 +252,89 @@ impl Browser {
     }
 
     async fn click(&self, css: &str) {
-        self.patiently(css, async || self.driver.find(By::Css(css)).await?.click().await)
-            .await;
+        self.activate(css, By::Css(css)).await;
     }
 
-    /// Clicks the button or link with this text.
+    /// Presses the button or follows the link with this text.
     async fn press(&self, text: &str) {
         let path = format!("//*[self::button or self::a][normalize-space()='{text}']");
-        self.patiently(text, async || {
-            let by = By::XPath(path.as_str());
-            self.driver.find(by).await?.click().await
-        })
-        .await;
+        self.activate(text, By::XPath(&path)).await;
+    }
+
+    /// Clicks an element, or presses the key for it once it has the focus.
+    async fn activate(&self, what: &str, by: By<'_>) {
+        if self.way != Way::Keyboard {
+            self.patiently(what, async || self.driver.find(by).await?.click().await)
+                .await;
+            return;
+        }
+        self.patiently(what, async || self.driver.find(by).await.map(drop))
+            .await;
+        self.tab_to(what, by).await;
+        let is_box = "const e = document.activeElement; window.stays = true; return ['checkbox', 'radio'].includes(e.type)";
+        if self.script(is_box).await == true {
+            return self.key(Key::Space).await;
+        }
+        self.key(Key::Enter).await;
+        let has_left = "return document.readyState === 'complete' && !window.stays";
+        eventually(what, async || self.script(has_left).await, |left| *left == true).await;
+    }
+
+    /// Presses Tab until an element has the focus; each one that gets it on the way shows that it has. Of the buttons of a choice, Tab comes
+    /// to one, and the arrows to the others.
+    async fn tab_to(&self, what: &str, by: By<'_>) {
+        let script = format!(
+            "const t = {}, e = document.activeElement, s = getComputedStyle(e); \
+             return [e === t, e.type === 'radio' && t?.type === 'radio' && e.name === t.name, \
+             e === document.body || s.outlineStyle !== 'none' && s.outlineWidth !== '0px', e.outerHTML.slice(0, 200)]",
+            by.expression()
+        );
+        let mut passed = Vec::new();
+        for _ in 0..150 {
+            let focused = self.script(&script).await;
+            assert!(
+                passed.is_empty() || focused[2] == true,
+                "its focus is not seen: {focused}"
+            );
+            if focused[0] == true {
+                return;
+            }
+            passed.push(focused[3].clone());
+            let is_choice = focused[1] == true;
+            self.key(if is_choice { Key::Down } else { Key::Tab }).await;
+        }
+        panic!("Tab does not come to {what}, but to {passed:#?}");
     }
 
     /// Enters a text into the field with this name, in place of what is there.
     async fn fill(&self, name: &str, text: &str) {
-        let field = self.find(&format!("main [name={name}]")).await;
+        let css = format!("main [name={name}]");
+        let field = self.find(&css).await;
+        if self.way == Way::Keyboard {
+            // Tab selects what is in the field.
+            self.tab_to(name, By::Css(&css)).await;
+            return self.type_text(text).await;
+        }
         field.clear().await;
         field.send_keys(text).await;
     }
 
     /// Chooses from the list with this name.
     async fn choose(&self, name: &str, option: &str) {
+        if self.way == Way::Keyboard {
+            let css = format!("select[name={name}]");
+            self.find(&css).await;
+            self.tab_to(name, By::Css(&css)).await;
+            self.key(Key::Home).await;
+            let chosen = "return document.activeElement.selectedOptions[0].label.trim()";
+            for _ in 0..50 {
+                if self.script(chosen).await == option {
+                    return;
+                }
+                self.key(Key::Down).await;
+            }
+            panic!("{name} has no {option}");
+        }
         let path = format!("//select[@name='{name}']//option[normalize-space()='{option}']");
         self.patiently(option, async || {
             let by = By::XPath(path.as_str());
@@ -284,6 +376,13 @@ impl Browser {
     }
 
     async fn check_at(&self, state: &str, at: &std::panic::Location<'_>) {
+        if self.way != Way::Mouse {
+            return;
+        }
+        let text = self.script("return document.documentElement.textContent").await;
+        let words: Vec<&str> = text.as_str().unwrap().split_whitespace().collect();
+        let text = words.join(" ");
+        self.checked.lock().extend([text.as_str(), "\n"]);
         for view in VIEWS {
             self.view(view).await;
             let wide = self.script(TOO_WIDE).await;

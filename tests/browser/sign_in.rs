@@ -1,35 +1,48 @@
-//! Signing in with a provider of another site, which a browser comes back from.
+//! Signing in with a provider of another site, which a browser comes back from: the test kit's own, and one from a package (npm: oidc-provider).
 
-use tokio::net::{TcpListener, TcpStream};
+use std::{path::Path, process::Stdio};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+    task::JoinHandle,
+};
 
 use super::Browser;
 use crate::support::{
     Operator, Tenant,
+    npm::{Packages, there_is_node},
     oidc::{Behaviour, CLIENT, OidcProvider},
-    shared,
+    remember_secret, shared,
 };
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_browser_that_comes_back_from_the_provider_of_another_site_is_signed_in() {
-    let plane = shared().await.plane;
-    // `localhost`, which is another site than the provider's 127.0.0.1. The operator has to know its port before it has one itself.
+/// A place for a console at `localhost`, which is another site than the provider's 127.0.0.1. The operator has to know its port before it
+/// has one itself.
+async fn place() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://localhost:{}", listener.local_addr().unwrap().port());
-    let provider = OidcProvider::start().await;
-    provider.serve_console_at(&url);
-    let secret = provider.secret_file();
+    (listener, url)
+}
+
+/// A console there, which forwards what comes to it.
+async fn console(
+    (listener, url): (TcpListener, String),
+    issuer: &str,
+    secret: &Path,
+) -> (Operator, JoinHandle<()>) {
     let arguments = [
         "api",
         "--console-url",
         &url,
         "--oidc-issuer",
-        provider.issuer(),
+        issuer,
         "--oidc-client-id",
         CLIENT,
         "--oidc-client-secret-file",
         secret.to_str().unwrap(),
     ];
-    let mut replica = Operator::start(plane, &arguments).await;
+    let replica = Operator::start(shared().await.plane, &arguments).await;
     let address = replica.url.strip_prefix("http://").unwrap().to_owned();
     let forwarding = tokio::spawn(async move {
         loop {
@@ -38,6 +51,17 @@ async fn a_browser_that_comes_back_from_the_provider_of_another_site_is_signed_i
             tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
         }
     });
+    (replica, forwarding)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_that_comes_back_from_the_provider_of_another_site_is_signed_in() {
+    let plane = shared().await.plane;
+    let place = place().await;
+    let url = place.1.clone();
+    let provider = OidcProvider::start().await;
+    provider.serve_console_at(&url);
+    let (mut replica, forwarding) = console(place, provider.issuer(), &provider.secret_file()).await;
     Tenant::on(plane, &replica, "browser-oidc").await;
     let Some(browser) = Browser::start(plane, &url).await else {
         return;
@@ -63,6 +87,62 @@ async fn a_browser_that_comes_back_from_the_provider_of_another_site_is_signed_i
     browser.press("Go on").await;
     browser.shows("No account has the e-mail address").await;
     browser.check("sign in with a provider, refused").await;
+    browser.quit().await;
+    forwarding.abort();
+    replica.stop().await;
+}
+
+/// A provider from a package for a console at `url`, and its issuer. It ends when it is dropped.
+async fn provider_from_package(url: &str, secret: &str) -> (Child, String) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oidc-provider");
+    let packages = Packages::of(&sources, "oidc-provider").await;
+    // It looks for its packages beside itself.
+    let program = packages.folder.join("provider.mjs");
+    std::fs::copy(sources.join("provider.mjs"), &program).unwrap();
+    let mut provider = Command::new("node")
+        .arg(program)
+        .args([CLIENT, secret, &format!("{url}/console/sign-in/oidc/callback")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    // Its output stays open, since it may go on writing.
+    let printed = BufReader::new(provider.stdout.as_mut().unwrap());
+    let issuer = printed.lines().next_line().await.unwrap().unwrap();
+    (provider, issuer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_from_a_package_signs_in_whoever_has_the_address_of_an_account() {
+    if !there_is_node("signing in through a provider from a package").await {
+        return;
+    }
+    let place = place().await;
+    let url = place.1.clone();
+    let secret = "a secret: with+all that%is encoded";
+    remember_secret(secret);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret");
+    std::fs::write(&file, secret).unwrap();
+    let (_provider, issuer) = provider_from_package(&url, secret).await;
+    let (mut replica, forwarding) = console(place, &issuer, &file).await;
+    let plane = shared().await.plane;
+    Tenant::on(plane, &replica, "browser-package").await;
+    let Some(browser) = Browser::start(plane, &url).await else {
+        replica.stop().await;
+        return;
+    };
+    browser.open("/console/sign-in").await;
+    browser.press("Sign in with 127.0.0.1").await;
+    browser.shows("Who are you?").await;
+    browser.fill("login", "browser-package@example.com").await;
+    browser.press("Go on").await;
+    browser.arrives("/console/instances").await;
+    browser.shows("There are no instances yet").await;
+    browser.press("Sign out").await;
+    browser.shows("You have signed out").await;
     browser.quit().await;
     forwarding.abort();
     replica.stop().await;

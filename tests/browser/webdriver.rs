@@ -18,6 +18,7 @@ pub enum Key {
     Enter,
     Space,
     Down,
+    Home,
 }
 
 impl Key {
@@ -27,6 +28,7 @@ impl Key {
             Self::Enter => "\u{e007}",
             Self::Space => "\u{e00d}",
             Self::Down => "\u{e015}",
+            Self::Home => "\u{e011}",
         }
     }
 }
@@ -36,6 +38,19 @@ impl Key {
 pub enum By<'a> {
     Css(&'a str),
     XPath(&'a str),
+}
+
+impl By<'_> {
+    /// The element as an expression of JavaScript.
+    pub fn expression(self) -> String {
+        match self {
+            Self::Css(css) => format!("document.querySelector({})", json!(css)),
+            Self::XPath(path) => format!(
+                "document.evaluate({}, document, null, XPathResult.FIRST_ORDERED_NODE_TYPE, null).singleNodeValue",
+                json!(path)
+            ),
+        }
+    }
 }
 
 /// An error of the driver, with its words.

@@ -360,6 +360,27 @@ async fn deliveries_in_the_log_and_objects_are_one_list() {
         }
     }
 
+    // Those of some events, in the log and as objects: of each five, three.
+    let some: Vec<&str> = events[..20].iter().map(|event| event.id.as_str()).collect();
+    let query = format!("event_id={}", some.join(","));
+    let all = list(&query).await;
+    let wanted: Vec<&str> = expected[..12].iter().map(|(id, ..)| id.as_str()).collect();
+    assert_eq!(ids_in(&all), wanted);
+    let page = list(&format!("{query}&limit=5&page=3")).await;
+    assert_eq!(
+        (ids_in(&page), &page["pagination"]["total"]),
+        (wanted[10..].to_vec(), &json!(12))
+    );
+    let first = list(&format!("event_id={}&status=delivered", events[0].id)).await;
+    assert_eq!(ids_in(&first), wanted[..1]);
+    for none in [
+        "event_id=",
+        "event_id=evt_0",
+        &format!("event_id={}&status=held", events[0].id),
+    ] {
+        assert_eq!(list(none).await["pagination"]["total"], 0, "{none}");
+    }
+
     // Number 59 was delivered at once, and is in the log only.
     let newest = &list("limit=1").await["data"][0];
     let (id, event) = (expected[0].0.as_str(), &events[0]);

@@ -1,6 +1,7 @@
 //! The control plane, the operator, and an own account for every test.
 //!
 //! - [`network`]: a network between an operator and the API server, which fails as asked;
+//! - [`npm`]: packages of npm;
 //! - [`oidc`]: an OpenID Connect provider on loopback;
 //! - [`otlp`]: what a receiver of traces has got;
 //! - [`receivers`]: normal and hostile receivers on loopback, and a DNS server;
@@ -9,6 +10,7 @@
 //! - [`walkthrough`]: the commands that the documents show.
 
 pub mod network;
+pub mod npm;
 pub mod oidc;
 pub mod otlp;
 pub mod receivers;

@@ -1,7 +1,8 @@
 //! Events of the last 24 hours: list and detail.
 //!
-//! - `view`: events as `/v1` shows them.
+//! - `view`: events as `/v1` shows them; `sent`: where they were sent to.
 
+pub mod sent;
 pub mod view;
 
 use std::sync::Arc;
@@ -10,7 +11,10 @@ use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
 
-use self::view::Event;
+use self::{
+    sent::{Sent, sent},
+    view::Event,
+};
 use super::{
     App,
     call::{Call, segment, with_query},
@@ -19,7 +23,6 @@ use super::{
     refusal::Refusal,
     text::indented,
     visit::Visit,
-    webhooks::view::Webhook,
 };
 use crate::events::EventType;
 
@@ -84,8 +87,9 @@ struct DetailPage {
     shell: Shell,
     event: Event,
     body: String,
-    /// Those that want events of this type.
-    webhooks: Vec<Webhook>,
+    /// The webhooks that got it, and those that have events of this type sent.
+    sent: Vec<Sent>,
+    refresh: Refresh,
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -99,14 +103,18 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         .strip_prefix("{\"data\":")
         .and_then(|rest| rest.strip_suffix('}'));
     let body = indented(body.unwrap_or(&answer));
-    let webhooks: List<Webhook> = visit.get(&Call::get("/v1/webhooks?limit=100")).await?;
-    let wants = |webhook: &Webhook| webhook.events.contains(&event.r#type);
-    let webhooks = webhooks.data.into_iter().filter(wants).collect();
+    // Also those that have other events sent by now.
+    let mut sent = sent(&visit, std::slice::from_ref(&event), |_| true).await?;
+    sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(&event.r#type));
+    let is_under_way = sent.iter().any(|sent| sent.is_under_way(visit.now()));
+    let mut calls = vec![call];
+    calls.extend(sent.iter().map(|sent| sent.call.clone()));
     let template = DetailPage {
-        shell: visit.shell_with(SECTION, event.r#type.as_str(), &[call]),
+        shell: visit.shell_with(SECTION, event.r#type.as_str(), &calls),
+        refresh: visit.refresh(is_under_way),
         event,
         body,
-        webhooks,
+        sent,
     };
     Ok(page(StatusCode::OK, &template))
 }

@@ -23,13 +23,17 @@ use super::{
     alerts::Alert,
     backups::view::Backup,
     call::{Call, segment, with_query},
-    events::view::Event,
+    events::{
+        sent::{Sent, sent},
+        view::Event,
+    },
     form::Form,
     page::{List, Pager, Query, Shell, Single, page},
     refresh::Refresh,
     refusal::Refusal,
     text::Moment,
     visit::Visit,
+    webhooks::view::Webhook,
 };
 use crate::lifecycle::Action;
 
@@ -85,13 +89,13 @@ struct ListPage {
 }
 
 async fn list(visit: Visit) -> Result<Response, Refusal> {
-    let filters = ["status", "region", "name", "tag"];
-    let [status, region, name, tag] = filters.map(|name| visit.query.get(name));
+    let filters = ["search", "tag", "status", "region"];
+    let [search, tag, status, region] = filters.map(|name| visit.query.get(name));
     let parameters = [
+        ("search", search),
+        ("tag", tag),
         ("status", status),
         ("region", region),
-        ("name", name),
-        ("tag", tag),
         ("page", visit.query.get("page")),
         ("limit", PER_PAGE),
     ];
@@ -152,8 +156,39 @@ struct DetailPage {
 struct More {
     /// `None` if events are not logged.
     events: Option<Vec<Event>>,
+    /// Where these events were sent to.
+    sent: Vec<Sent>,
     /// `None` if it is not monitored.
     usage: Option<Usage>,
+}
+
+impl More {
+    /// Reads it, and notes how.
+    async fn read(visit: &Visit, instance: &Instance, calls: &mut Vec<Call>) -> Result<Self, Refusal> {
+        let id = &instance.id;
+        let usage = if instance.monitoring_enabled {
+            Some(usage(visit, id, calls).await?)
+        } else {
+            None
+        };
+        let call = Call::get(with_query("/v1/events", &[("instance_id", id), ("limit", FEW)]));
+        let Some(List { data: events, .. }) = visit.find::<List<Event>>(&call).await? else {
+            return Ok(Self {
+                events: None,
+                sent: Vec::new(),
+                usage,
+            });
+        };
+        calls.push(call);
+        let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
+        let sent = sent(visit, &events, wants).await?;
+        calls.extend(sent.iter().map(|sent| sent.call.clone()));
+        Ok(Self {
+            events: Some(events),
+            sent,
+            usage,
+        })
+    }
 }
 
 /// What monitoring shows of an instance.
@@ -178,8 +213,8 @@ impl Usage {
     }
 }
 
-/// Reads what monitoring shows of an instance; and how to read it.
-async fn usage(visit: &Visit, id: &str) -> Result<(Usage, Call), Refusal> {
+/// Reads what monitoring shows of an instance, and notes how.
+async fn usage(visit: &Visit, id: &str, calls: &mut Vec<Call>) -> Result<Usage, Refusal> {
     let window = if visit.query.is("window", "24h") {
         "24h"
     } else {
@@ -191,16 +226,16 @@ async fn usage(visit: &Visit, id: &str) -> Result<(Usage, Call), Refusal> {
         Ok(measured) => (Some(measured.data), None),
         Err(refusal) => (None, Some(refusal.message)),
     };
-    let alerts = with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]);
-    let alerts: List<Alert> = visit.get(&Call::get(alerts)).await?;
-    let usage = Usage {
+    let alerts_call = Call::get(with_query("/v1/alerts", &[("instance_id", id), ("limit", FEW)]));
+    let alerts: List<Alert> = visit.get(&alerts_call).await?;
+    calls.extend([call, alerts_call]);
+    Ok(Usage {
         window,
         known_since: measured.as_ref().and_then(|measured| measured.known_since),
         charts: measured.map_or_else(Vec::new, |measured| measured.charts()),
         problem,
         alerts: alerts.data,
-    };
-    Ok((usage, call))
+    })
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -211,23 +246,15 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         &format!("/v1/instances/{id}/backups"),
         &[("limit", FEW)],
     ));
-    let backups: List<Backup> = visit.get(&backups).await?;
+    let mut calls = vec![call, backups];
+    let backups: List<Backup> = visit.get(&calls[1]).await?;
     let backs_up = backups.data.iter().any(Backup::is_running);
     let is_under_way = instance.is_under_way() || backs_up;
     // Events are read from the API server, not from a watch: a page that refreshes itself fast reads them when all is over.
-    let (more, usage_call) = if visit.is_refresh && is_under_way {
-        (None, None)
+    let more = if visit.is_refresh && is_under_way {
+        None
     } else {
-        let events = with_query("/v1/events", &[("instance_id", &id), ("limit", FEW)]);
-        let events: Option<List<Event>> = visit.find(&Call::get(events)).await?;
-        let usage = if instance.monitoring_enabled {
-            Some(usage(&visit, &id).await?)
-        } else {
-            None
-        };
-        let (usage, usage_call) = usage.unzip();
-        let events = events.map(|events| events.data);
-        (Some(More { events, usage }), usage_call)
+        Some(More::read(&visit, &instance, &mut calls).await?)
     };
     let may = |action: Action| instance.allows(action) && visit.may_write();
     let powers = [
@@ -255,8 +282,6 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
         is_harsh,
     })
     .collect::<Vec<_>>();
-    let mut calls = vec![call];
-    calls.extend(usage_call);
     calls.extend(
         powers
             .iter()

@@ -4,6 +4,10 @@
 //! - `flow`: one sign-in on its way; `id_token`: what comes back.
 //!
 //! Nothing is asked of the provider before somebody signs in, so it need not be up when the program starts.
+//!
+//! Why not the crate `openidconnect`: its version 4.1 needs `rsa`, `p256`, `p384` and `ed25519-dalek` beside ring, `chrono` beside
+//! jiff, and older versions of `thiserror`, `hmac`, `rand` and `itertools` than the rest of the program, which `deny.toml` refuses; none of
+//! them can be switched off. So ID tokens are verified by `jsonwebtoken`, with ring; what is left are three requests with JSON answers.
 
 mod flow;
 mod id_token;
@@ -11,7 +15,7 @@ mod settings;
 
 pub use self::{
     flow::{Flow, LASTS as FLOW_LASTS},
-    settings::OidcSettings,
+    settings::{OidcSettings, is_safe},
 };
 
 use std::{error::Error as StdError, path::PathBuf, sync::Arc, time::Duration};
@@ -26,10 +30,7 @@ use thiserror::Error;
 use tokio::{sync::Mutex, time::Instant};
 use url::{Url, form_urlencoded};
 
-use self::{
-    id_token::{Claims, Email},
-    settings::is_safe,
-};
+use self::id_token::{Claims, Email};
 use crate::runtime::system_tls;
 
 /// Where the provider sends browsers back to.

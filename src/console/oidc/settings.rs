@@ -52,7 +52,7 @@ pub struct OidcSettings {
 }
 
 /// Whether nobody between can read or change what is sent there: HTTPS, or this machine.
-pub(super) fn is_safe(url: &Url) -> bool {
+pub fn is_safe(url: &Url) -> bool {
     let is_loopback = match url.host() {
         Some(Host::Ipv4(address)) => address.is_loopback(),
         Some(Host::Ipv6(address)) => address.is_loopback(),

@@ -69,7 +69,7 @@ fn change_call(id: &str, form: &Form) -> Call {
 }
 
 /// The call as it is shown: without a secret.
-fn shown(mut call: Call) -> Call {
+pub(super) fn shown(mut call: Call) -> Call {
     if let Some(secret) = call.body.as_mut().and_then(|body| body.get_mut("secret")) {
         *secret = json!("YOUR SECRET");
     }
@@ -98,7 +98,8 @@ pub async fn show_new(visit: Visit) -> Result<Response, Refusal> {
 
 /// Creates a webhook, and shows its secret.
 pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
-    match visit.send(&create_call(&form)).await {
+    let call = create_call(&form);
+    match visit.send(&call).await {
         Ok(bytes) => {
             let created: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let message = if created.data.active {
@@ -107,7 +108,14 @@ pub async fn create(visit: Visit, mut form: Form) -> Result<Response, Refusal> {
                 "It is switched off: events are not recorded for it."
             };
             let template = SecretPage {
-                shell: visit.shell(SECTION, "Webhook created"),
+                shell: visit.shell_with(
+                    SECTION,
+                    "Webhook created",
+                    &[
+                        shown(call),
+                        Call::get(format!("/v1/webhooks/{}", created.data.id)),
+                    ],
+                ),
                 webhook: created.data,
                 heading: "Webhook created",
                 message: message.to_owned(),

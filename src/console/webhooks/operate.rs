@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     SECTION,
-    edit::SecretPage,
+    edit::{SecretPage, shown},
     view::{Delivery, Webhook, WithSecret},
     webhook,
 };
@@ -103,10 +103,7 @@ fn rotate_call(id: &str, form: &Form) -> Call {
 
 async fn rotate_page(visit: &Visit, status: StatusCode, id: &str, form: Form) -> Result<Response, Refusal> {
     let webhook = webhook(visit, id).await?;
-    let mut call = rotate_call(id, &form);
-    if let Some(secret) = call.body.as_mut().and_then(|body| body.get_mut("secret")) {
-        *secret = json!("YOUR SECRET");
-    }
+    let call = shown(rotate_call(id, &form));
     let template = RotatePage {
         shell: visit.shell_with(SECTION, "Rotate the secret", &[call]),
         webhook,
@@ -125,11 +122,12 @@ pub async fn show_rotate(visit: Visit, Path(id): Path<String>) -> Result<Respons
 /// Rotates the secret, and shows the new one.
 pub async fn rotate(visit: Visit, Path(id): Path<String>, mut form: Form) -> Result<Response, Refusal> {
     let id = segment(&id);
-    match visit.send(&rotate_call(&id, &form)).await {
+    let call = rotate_call(&id, &form);
+    match visit.send(&call).await {
         Ok(bytes) => {
             let rotated: Single<WithSecret> = serde_json::from_slice(&bytes).map_err(|_| Refusal::fault())?;
             let template = SecretPage {
-                shell: visit.shell(SECTION, "New secret"),
+                shell: visit.shell_with(SECTION, "New secret", &[shown(call)]),
                 webhook: rotated.data,
                 heading: "New secret",
                 message: rotated.message.unwrap_or_default(),

@@ -4,9 +4,11 @@ use askama::Template;
 use axum::response::Response;
 use http::StatusCode;
 
-use super::SECTION;
+use super::{SECTION, view::Webhook};
 use crate::console::{
-    page::{Shell, page},
+    call::Call,
+    page::{List, Shell, page},
+    refusal::Refusal,
     visit::Visit,
 };
 
@@ -31,11 +33,15 @@ struct VerifyPage {
     receivers: [(&'static str, &'static str); 4],
 }
 
-/// Shows how.
-pub async fn show(visit: Visit) -> Response {
+/// Shows how, and how to have a signed event sent to the newest webhook.
+pub async fn show(visit: Visit) -> Result<Response, Refusal> {
+    let newest = Call::get("/v1/webhooks?limit=1");
+    let webhooks: List<Webhook> = visit.get(&newest).await?;
+    let webhook = webhooks.data.first().filter(|_| visit.may_write());
+    let test = webhook.map(|webhook| Call::post(format!("/v1/webhooks/{}/test", webhook.id)));
     let template = VerifyPage {
-        shell: visit.shell(SECTION, "Verify signatures"),
+        shell: visit.shell_with(SECTION, "Verify signatures", &[test.unwrap_or(newest)]),
         receivers: RECEIVERS,
     };
-    page(StatusCode::OK, &template)
+    Ok(page(StatusCode::OK, &template))
 }

@@ -51,6 +51,11 @@ impl Webhook {
         !self.active && self.disabled.is_none()
     }
 
+    /// Whether it has events of this type sent.
+    pub fn wants(&self, event_type: &str) -> bool {
+        self.events.iter().any(|wanted| wanted == event_type)
+    }
+
     /// Whether attempts are made.
     pub fn is_sent_to(&self) -> bool {
         matches!(self.state(), "healthy" | "failing")
@@ -176,8 +181,18 @@ impl Delivery {
         self.event_id.starts_with("evt_test_")
     }
 
-    /// The last attempt.
-    pub fn last(&self) -> Option<&Attempt> {
-        self.attempts.last()
+    /// What the last attempt came to.
+    pub fn outcome(&self) -> String {
+        match self.attempts.last() {
+            Some(Attempt {
+                error: Some(error), ..
+            }) => error.clone(),
+            Some(Attempt {
+                status_code: Some(status),
+                duration_ms,
+                ..
+            }) => format!("{status} in {duration_ms} ms"),
+            _ => "–".to_owned(),
+        }
     }
 }

@@ -4,7 +4,7 @@
 
 pub mod view;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{
     extract::{Request, State},
@@ -22,7 +22,7 @@ use super::{
     },
     response::{
         self,
-        error::ApiError,
+        error::{ApiError, Detail},
         view::{List, Pagination, Single},
     },
 };
@@ -52,6 +52,26 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
     Some(Selection { status, event_type })
 }
 
+/// Most events that `event_id` names.
+const MAX_EVENTS: usize = 20;
+
+/// The events that the query asks for; 422 if they are too many.
+fn events(parameters: &Parameters) -> Result<Option<BTreeSet<String>>, ApiError> {
+    let Some(text) = parameters.get("event_id") else {
+        return Ok(None);
+    };
+    let events: BTreeSet<_> = text.split(',').map(|id| id.trim_ascii().to_owned()).collect();
+    if events.len() > MAX_EVENTS {
+        let must = "must be at most 20 ids, separated by commas";
+        return Err(ApiError::invalid(vec![Detail::new(
+            "event_id",
+            "invalid_value",
+            must,
+        )]));
+    }
+    Ok(Some(events))
+}
+
 /// Lists the deliveries of a webhook
 ///
 /// Newest first, then by id. Delivered and exhausted ones are kept for 24 hours, and at most 1,000 of those that failed at least
@@ -68,6 +88,7 @@ fn selection(parameters: &Parameters) -> Option<Selection> {
         ("limit" = Option<u64>, Query, description = "Maximum number of deliveries per page.", minimum = 1, maximum = 100, example = 20),
         ("status" = Option<String>, Query, description = "Only deliveries with this status: `pending`, `held`, `delivered` or `exhausted`.", example = "exhausted"),
         ("event_type" = Option<String>, Query, description = "Only deliveries of this event type.", example = "instance.created"),
+        ("event_id" = Option<String>, Query, description = "Only the delivery of this event; of several events, if there are up to 20 ids, separated by commas.", example = "evt_5m2k8x1ta4q7hz0c"),
     ),
     responses((status = 200, description = "A page of deliveries", body = List<DeliveryView<'static>>)),
 )]
@@ -78,16 +99,24 @@ pub async fn list(
     parameters: Parameters,
 ) -> Result<Response, ApiError> {
     let paging = parameters.paging()?;
-    let (page, total) = app
-        .service
-        .list_deliveries(
-            caller.tenant(),
-            id,
-            selection(&parameters),
-            paging.page,
-            paging.limit,
-        )
-        .await?;
+    let (tenant, selection) = (caller.tenant(), selection(&parameters));
+    let (page, total) = match events(&parameters)? {
+        Some(events) => {
+            let found = app
+                .service
+                .deliveries_of_events(tenant, id, selection, events)
+                .await?;
+            let total = found.len();
+            let skip = usize::try_from(paging.page - 1).unwrap_or(usize::MAX);
+            let page = found.into_iter().skip(skip.saturating_mul(paging.limit));
+            (page.take(paging.limit).collect(), total)
+        }
+        None => {
+            app.service
+                .list_deliveries(tenant, id, selection, paging.page, paging.limit)
+                .await?
+        }
+    };
     let data: Vec<_> = page.iter().map(DeliveryView::of).collect();
     let pagination = Pagination::new(paging.page, paging.limit, total);
     response::json(StatusCode::OK, &List { data, pagination }, 4096)
@@ -231,5 +260,23 @@ mod tests {
         for unknown in ["status=Held", "status=", "event_type=instance"] {
             assert_eq!(selected(unknown), None, "{unknown}");
         }
+    }
+
+    #[test]
+    fn up_to_20_events_can_be_asked_for() {
+        let of = |ids: &str| {
+            let parameters = Parameters::of(&format!("/x?event_id={ids}").parse().unwrap());
+            events(&parameters).map(|events| events.unwrap().len())
+        };
+        assert_eq!((of("evt_1"), of("evt_1,%20evt_2,evt_1")), (Ok(1), Ok(2)));
+        let many = |count: u32| {
+            (0..count)
+                .map(|n| format!("evt_{n}"))
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        assert_eq!(of(&many(20)), Ok(20));
+        assert_eq!(of(&many(21)).unwrap_err().details[0].field, "event_id");
+        assert_eq!(events(&Parameters::of(&"/x".parse().unwrap())), Ok(None));
     }
 }

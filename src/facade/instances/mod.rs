@@ -59,6 +59,7 @@ use crate::service::{
         ("region" = Option<String>, Query, description = "Only instances in this region.", example = "fr-par-1"),
         ("name" = Option<String>, Query, description = "Only instances with exactly this name.", example = "web-1"),
         ("tag" = Option<String>, Query, description = "Only instances with this tag.", example = "env:prod"),
+        ("search" = Option<String>, Query, description = "Only instances whose name, id or address contains this text. Capital and small letters count alike.", example = "web"),
     ),
     responses((status = 200, description = "A page of instances", body = List<ListItem<'static>>)),
 )]
@@ -73,6 +74,7 @@ pub async fn list(
         region: parameters.get("region"),
         name: parameters.get("name"),
         tag: parameters.get("tag"),
+        search: parameters.get("search"),
     };
     let (page, total) = app
         .service

@@ -17,10 +17,11 @@ use crate::{
 };
 
 const STYLE: &str = "body{font:11pt/1.4 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;color:#111}\
-h1{font-size:1.4rem}header{display:flex;flex-wrap:wrap;justify-content:space-between;gap:1rem 2rem}address{font-style:normal;white-space:pre-line}\
+h1{font-size:1.4rem}h2{font-size:1rem;margin:0;color:#555}header{display:flex;flex-wrap:wrap;justify-content:space-between;gap:1rem 2rem;overflow-wrap:anywhere}\
+address{font-style:normal;white-space:pre-line}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem;margin:1.5rem 0}dt{color:#555}dd{margin:0}\
 table{border-collapse:collapse;width:100%;margin:1.5rem 0}th,td{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #ccc;overflow-wrap:anywhere}\
 .n{text-align:right;font-variant-numeric:tabular-nums}tfoot td{border:0}tfoot tr:last-child td{font-weight:bold}\
-thead{display:table-header-group}tr{break-inside:avoid}@media print{body{margin:0}}";
+thead{display:table-header-group}tr{break-inside:avoid}@page{margin:18mm}@media print{body{margin:0;padding:0;max-width:none}}";
 
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let digest = STANDARD.encode(Sha256::digest(STYLE.as_bytes()));
@@ -51,8 +52,13 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-fn address(lines: &[String]) -> String {
-    escaped(&lines.join("\n"))
+/// The address of a party; nothing if there is none.
+fn party(heading: &str, lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let address = escaped(&lines.join("\n"));
+    format!("<section><h2>{heading}</h2><address>{address}</address></section>")
 }
 
 /// What stands before the rows of the lines.
@@ -63,19 +69,30 @@ pub(super) fn head(opened: &OpenedInvoice) -> String {
         Some(number) => format!("Invoice {number}"),
         None => "Open invoice".to_owned(),
     };
-    let mut about = vec![format!(
-        "Period: {} to {} (UTC)",
-        Seconds(opened.period.from),
-        Seconds(opened.period.to)
-    )];
+    let mut about = String::new();
+    // Writing to a String cannot fail.
+    let mut tell = |name: &str, value: &str| {
+        let _ = write!(about, "<dt>{name}</dt><dd>{}</dd>", escaped(value));
+    };
+    if let Some(number) = &status.number {
+        tell("Number", number);
+    }
+    let (from, to) = (Seconds(opened.period.from), Seconds(opened.period.to));
+    tell("Period", &format!("{from} to {to} (UTC)"));
     match (status.issued_at, &status.due_date) {
         (Some(issued_at), Some(due)) => {
-            about.push(format!("Issued: {}", Seconds(issued_at)));
-            about.push(format!("Due: {due}"));
+            tell("Issued", &Seconds(issued_at).to_string());
+            tell("Due", due);
         }
-        _ => about.push("Not issued yet: the hours that have begun so far".to_owned()),
+        _ => tell("Issued", "not yet: the hours that have begun so far"),
     }
-    about.extend(status.email.clone());
+    let account = opened.invoice.as_ref().map(|invoice| &invoice.spec.account_name);
+    let mut buyer = if status.buyer.is_empty() {
+        account.into_iter().cloned().collect()
+    } else {
+        status.buyer.clone()
+    };
+    buyer.extend(status.email);
     let seller = if opened.is_issued() {
         &status.seller
     } else {
@@ -84,16 +101,12 @@ pub(super) fn head(opened: &OpenedInvoice) -> String {
     let title = escaped(&title);
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-<title>{title}</title><style>{STYLE}</style></head>\n<body><main><h1>{title}</h1>\n<header><address>{}</address><address>{}</address></header>\n\
-<p>{}</p>\n<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
+<title>{title}</title><style>{STYLE}</style></head>\n<body><main><h1>{title}</h1>\n<header>{}{}</header>\n\
+<dl>{}</dl>\n<table><thead><tr><th>Instance</th><th>Name</th><th>Plan</th><th class=\"n\">Hours</th><th class=\"n\">Per hour</th>\
 <th class=\"n\">Amount</th></tr></thead>\n<tbody>\n",
-        address(&status.buyer),
-        address(seller),
-        about
-            .iter()
-            .map(|line| escaped(line))
-            .collect::<Vec<_>>()
-            .join("<br>"),
+        party("Buyer", &buyer),
+        party("Seller", seller),
+        about,
     )
 }
 

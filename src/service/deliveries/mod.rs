@@ -51,6 +51,7 @@ use crate::{
         Delivery, DeliveryPhase, EventLog, Webhook,
         delivery::{ATTEMPT_REQUESTED_AT_ANNOTATION, FINISHED_LABEL},
         event_log::page_of,
+        ids,
         instance::IDEMPOTENCY_ANNOTATION,
     },
     runtime::client::{bounded, next_page},
@@ -164,6 +165,71 @@ impl Service {
         tokio::time::timeout(DEADLINE, reading)
             .await
             .map_err(|_| too_slow())?
+    }
+
+    /// The deliveries of these events to a webhook, newest first, without bodies. `None` as the selection selects nothing.
+    pub async fn deliveries_of_events(
+        &self,
+        tenant: &Tenant,
+        webhook: Option<WebhookId>,
+        selection: Option<Selection>,
+        events: BTreeSet<String>,
+    ) -> Result<Vec<Delivery>, Error> {
+        let item = self.webhook(&tenant.namespace, webhook).await?;
+        let Some(selection) = selection else {
+            return Ok(Vec::new());
+        };
+        let reading = self.read_deliveries_of(tenant, &item.webhook, events);
+        let mut found = tokio::time::timeout(DEADLINE, reading)
+            .await
+            .map_err(|_| too_slow())??;
+        found.retain(|delivery| selection.has(delivery, &item.webhook));
+        found.sort_by_cached_key(|delivery| newest_first(&delivery.metadata));
+        Ok(found.into_iter().map(without_body).collect())
+    }
+
+    async fn read_deliveries_of(
+        &self,
+        tenant: &Tenant,
+        webhook: &Webhook,
+        events: BTreeSet<String>,
+    ) -> Result<Vec<Delivery>, Error> {
+        let uid = webhook.origin_uid();
+        let reads = events.into_iter().map(async |event| {
+            let name = ids::delivery_name(uid, &event);
+            let stored = self.stored_delivery(webhook, &name).await?;
+            Ok::<_, Error>((event, stored))
+        });
+        let read: Vec<_> = futures::stream::iter(reads)
+            .buffered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for (event, stored) in read {
+            match stored {
+                Some(delivery) => found.push(delivery),
+                None => missing.push(event),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        let pages = self.pages(tenant).await?;
+        let mut names = Vec::new();
+        let see = |page: ListedPage| {
+            let index = &page.index;
+            if index.delivered_to(uid, None) > 0 && missing.iter().any(|event| index.has(event)) {
+                names.push(page.name);
+            }
+            ControlFlow::Continue(())
+        };
+        pages.each(see).await?;
+        let mut contents = std::pin::pin!(pages.read(names));
+        while let Some(page) = contents.try_next().await? {
+            let logged = |event: &String| page.as_ref()?.delivery_of(event, uid);
+            found.extend(missing.iter().filter_map(logged));
+        }
+        Ok(found)
     }
 
     async fn read_deliveries(
@@ -348,10 +414,7 @@ impl Service {
     ) -> Result<Found, Error> {
         let unknown = || Error::no_such(WORD);
         let name = id.ok_or_else(unknown)?.name();
-        let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), &name).await?;
-        // What only asks to send it again is completed soon.
-        let is_whole = |delivery: &Delivery| !delivery.is_terminating() && !delivery.is_request();
-        if let Some(delivery) = delivery.filter(|delivery| is_of(delivery, webhook) && is_whole(delivery)) {
+        if let Some(delivery) = self.stored_delivery(webhook, &name).await? {
             return Ok(Found::Stored(Box::new(delivery)));
         }
         let finding = async {
@@ -365,6 +428,14 @@ impl Service {
             .await
             .map_err(|_| too_slow())??;
         Ok(Found::Logged(Box::new(delivery)))
+    }
+
+    /// The Delivery of this name, if it belongs to the webhook.
+    async fn stored_delivery(&self, webhook: &Webhook, name: &str) -> Result<Option<Delivery>, Error> {
+        let delivery: Option<Delivery> = self.calls.get(webhook.namespace(), name).await?;
+        // What only asks to send it again is completed soon.
+        let is_whole = |delivery: &Delivery| !delivery.is_terminating() && !delivery.is_request();
+        Ok(delivery.filter(|delivery| is_of(delivery, webhook) && is_whole(delivery)))
     }
 
     /// Reads these deliveries, without bodies, in this order; those that have ended or changed their status since are left out.

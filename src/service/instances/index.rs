@@ -1,5 +1,5 @@
 //! The instances that account holders see, fed by the watch and sorted for paging. A page filtered by status or region costs
-//! the same with 100 and with 100,000 instances; filters by name and tag scan the instances of the account.
+//! the same with 100 and with 100,000 instances; filters by name and tag, and searches, scan the instances of the account.
 
 use std::{
     cmp::Reverse,
@@ -97,6 +97,21 @@ impl IndexedInstance {
         self.list_item.get_or_init(|| render(self).into_boxed_slice())
     }
 
+    /// Whether its name, its id or one of its addresses contains this text.
+    fn is_found_by(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let has = |own: &str| own.to_ascii_lowercase().contains(&text);
+        let status = self.instance.status.as_ref();
+        let addresses = status.map(|status| [&status.ip_address, &status.ipv6_address]);
+        has(self.instance.display_name())
+            || has(&self.id.to_string())
+            || addresses
+                .into_iter()
+                .flatten()
+                .flatten()
+                .any(|address| has(address))
+    }
+
     fn namespace(&self) -> &str {
         self.instance.namespace()
     }
@@ -130,19 +145,24 @@ pub struct Filter<'a> {
     pub name: Option<&'a str>,
     /// A tag, exactly.
     pub tag: Option<&'a str>,
+    /// A part of the display name, of the id or of an address. Capital and small letters of ASCII count alike.
+    pub search: Option<&'a str>,
 }
 
 impl Filter<'_> {
     /// Whether the filter has to scan instances, because no sorted list answers it.
     fn scans(&self) -> bool {
-        self.name.is_some() || self.tag.is_some()
+        self.name.is_some() || self.tag.is_some() || self.search.is_some()
     }
 
-    fn has_name_and_tag(&self, instance: &Instance) -> bool {
+    /// Whether an instance has the name, the tag and what is searched for.
+    fn finds(&self, item: &IndexedInstance) -> bool {
+        let instance = &item.instance;
         self.name.is_none_or(|name| name == instance.display_name())
             && self
                 .tag
                 .is_none_or(|tag| instance.spec.tags.iter().any(|own| own == tag))
+            && self.search.is_none_or(|text| item.is_found_by(text))
     }
 }
 
@@ -199,9 +219,7 @@ impl InstanceIndex {
                 .collect();
             // Compare after releasing the lock, because comparing takes longer than copying and all requests share the lock.
             drop(namespaces);
-            let mut matching = candidates
-                .into_iter()
-                .filter(|item| filter.has_name_and_tag(&item.instance));
+            let mut matching = candidates.into_iter().filter(|item| filter.finds(item));
             let before = matching.by_ref().take(skip).count();
             let page: Vec<_> = matching.by_ref().take(limit).collect();
             let total = before + page.len() + matching.count();
@@ -566,6 +584,7 @@ mod tests {
             let mut object = (*instance(number, 7, usize::from(number % 2), 0, false)).clone();
             object.spec.name = Some(if number < 4 { "web" } else { "db" }.to_owned());
             object.spec.tags = vec![format!("n:{number}"), "env:prod".to_owned()];
+            object.status.as_mut().unwrap().ip_address = Some(format!("198.18.0.{number}"));
             changed(&index, &Change::Applied(Arc::new(object)));
         }
         let page = |filter, page, limit| {
@@ -586,11 +605,20 @@ mod tests {
         assert_eq!(page(named("we"), 1, 3), (0, 0), "names must match exactly");
         assert_eq!(page(tagged("n:5"), 1, 20), (1, 1));
         assert_eq!(page(tagged("env"), 1, 20), (0, 0));
+        let searched = |text| Filter {
+            search: Some(text),
+            ..Filter::default()
+        };
+        assert_eq!(page(searched("EB"), 1, 20), (4, 4), "a part of the name");
+        assert_eq!(page(searched("I-0000000000000002"), 1, 20), (1, 1), "the id");
+        assert_eq!(page(searched("198.18.0.1"), 1, 20), (1, 1), "the address");
+        assert_eq!(page(searched("web-"), 1, 20), (0, 0));
         let all = Filter {
             status: Some("running"),
             region: Some(REGIONS[0]),
             name: Some("web"),
             tag: Some("env:prod"),
+            search: Some("WE"),
         };
         assert_eq!(page(all, 1, 20), (2, 2));
     }

@@ -1,0 +1,68 @@
+//! Where events were sent to.
+
+use futures::{StreamExt as _, TryStreamExt as _};
+
+use super::view::Event;
+use crate::console::{
+    call::{Call, with_query},
+    page::List,
+    refusal::Refusal,
+    visit::Visit,
+    webhooks::view::{Delivery, Webhook},
+};
+
+/// Webhooks that are asked about at the same time.
+const READS_AT_ONCE: usize = 4;
+
+/// A webhook, and what it got of some events.
+pub struct Sent {
+    /// The webhook.
+    pub webhook: Webhook,
+    deliveries: Vec<Delivery>,
+    /// The request that answers this.
+    pub call: Call,
+}
+
+impl Sent {
+    /// The delivery of an event, if there is one.
+    pub fn delivery_of(&self, event: &Event) -> Option<&Delivery> {
+        self.deliveries
+            .iter()
+            .find(|delivery| delivery.event_id == event.id)
+    }
+
+    /// Whether an attempt is being made, or is about to be.
+    pub fn is_under_way(&self, now: jiff::Timestamp) -> bool {
+        self.webhook.is_sent_to() && self.deliveries.iter().any(|delivery| delivery.is_under_way(now))
+    }
+}
+
+/// Reads the deliveries of these events to some of the account's webhooks.
+pub async fn sent(
+    visit: &Visit,
+    events: &[Event],
+    is_asked: impl Fn(&Webhook) -> bool,
+) -> Result<Vec<Sent>, Refusal> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<&str> = events.iter().map(|event| event.id.as_str()).collect();
+    let ids = &ids.join(",");
+    let webhooks: List<Webhook> = visit.get(&Call::get("/v1/webhooks?limit=100")).await?;
+    let reads = webhooks.data.into_iter().filter(is_asked).map(async |webhook| {
+        let path = format!("/v1/webhooks/{}/deliveries", webhook.id);
+        let call = Call::get(with_query(&path, &[("event_id", ids)]));
+        // It may have been deleted meanwhile.
+        let found: Option<List<Delivery>> = visit.find(&call).await?;
+        Ok(found.map(|List { data: deliveries, .. }| Sent {
+            webhook,
+            deliveries,
+            call,
+        }))
+    });
+    let sent: Vec<_> = futures::stream::iter(reads)
+        .buffered(READS_AT_ONCE)
+        .try_collect()
+        .await?;
+    Ok(sent.into_iter().flatten().collect())
+}
