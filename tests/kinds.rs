@@ -480,6 +480,17 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
             "such as 'ssh-ed25519 AAAA",
         ),
         (
+            instance(
+                "sshKeys",
+                json!(vec![
+                    format!("{SSH_KEY} {}", "x".repeat(8192 - SSH_KEY.len() - 1));
+                    3
+                ]),
+            ),
+            "spec.sshKeys",
+            "must be at most 16384 characters in all; leave out keys or shorten their comments",
+        ),
+        (
             instance("sshKeys", json!(["-----BEGIN OPENSSH PRIVATE KEY-----"])),
             "spec.sshKeys[0]",
             "this is a private key",
