@@ -8,7 +8,7 @@ use crate::delivery::dispatch::WebhookKey;
 #[derive(Default)]
 pub(super) struct Unread {
     keys: BTreeSet<WebhookKey>,
-    /// What the keys of the namespace come before whose turn was last.
+    /// Sorts after all keys of the namespace that had the last turn.
     after: String,
 }
 
