@@ -6,6 +6,7 @@ mod controllers;
 mod tests;
 
 use std::{
+    fmt::Debug,
     net::SocketAddr,
     path::PathBuf,
     sync::{
@@ -15,7 +16,11 @@ use std::{
     time::Duration,
 };
 
-use kube::{Config, runtime::watcher};
+use kube::{
+    Config, Resource,
+    runtime::{reflector::Store, watcher},
+};
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::SetOnce, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +35,7 @@ use crate::{
     monitoring::{LeaderSlot, measurements::Anywhere, remote::Remote},
     resources::{
         Account, ApiKey, Backup, Delivery, Instance, Invoice, OperationKind, Webhook,
-        delivery::FINISHED_LABEL, invoice::SETTLED_LABEL,
+        delivery::FINISHED_LABEL, invoice::SETTLED_LABEL, tracking,
     },
     runtime::{
         Clock, Health, Metrics, ServerTime, SystemClock,
@@ -189,7 +194,7 @@ pub async fn serve(
         on_instances.push(listeners.instances);
         on_backups.push(listeners.backups);
         on_webhooks.push(listeners.webhooks);
-        watches.spawn::<ApiKey>(vec![listeners.keys, used_keys]);
+        of_accounts::<ApiKey>(&watches, vec![listeners.keys, used_keys]);
         tokio::spawn(key_use::record(&service, watches.shutdown.clone()));
         let kept = facade.kept_rate_limits(watches.client.clone(), &common.namespace, clock.clone());
         let facade = with_console(facade, service, &settings, &common.namespace, &watches)?;
@@ -216,9 +221,9 @@ pub async fn serve(
         on_backups.push(Box::new(slots.backups.clone()));
         on_webhooks.push(Box::new(slots.webhooks.clone()));
     }
-    let instances = watches.spawn(on_instances);
-    let backups = watches.spawn(on_backups);
-    let webhooks = watches.spawn(on_webhooks);
+    let instances = of_accounts(&watches, on_instances);
+    let backups = of_accounts(&watches, on_backups);
+    let webhooks = of_accounts(&watches, on_webhooks);
     let accounts = watches.spawn(on_accounts);
     if let Some(mut candidate) = candidate {
         candidate.own_answers = own_answers;
@@ -256,6 +261,14 @@ pub async fn serve(
         sending.finish().await;
     }
     ended
+}
+
+/// Watches a kind that account holders write.
+fn of_accounts<K>(watches: &Watches, listeners: Vec<Box<dyn Listener<K>>>) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    watches.spawn_without(watcher::Config::default(), tracking::forget_foreign, listeners)
 }
 
 /// The catalogue, and its file if it has one.

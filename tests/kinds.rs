@@ -480,6 +480,17 @@ async fn a_bad_manifest_is_refused_in_words_that_name_the_field_and_the_fix() {
             "such as 'ssh-ed25519 AAAA",
         ),
         (
+            instance(
+                "sshKeys",
+                json!(vec![
+                    format!("{SSH_KEY} {}", "x".repeat(8192 - SSH_KEY.len() - 1));
+                    3
+                ]),
+            ),
+            "spec.sshKeys",
+            "must be at most 16384 characters in all; leave out keys or shorten their comments",
+        ),
+        (
             instance("sshKeys", json!(["-----BEGIN OPENSSH PRIVATE KEY-----"])),
             "spec.sshKeys[0]",
             "this is a private key",
@@ -836,4 +847,130 @@ async fn deletion_protection_holds_for_kubectl() {
     )
     .unwrap();
     support::kubectl(plane, &delete, None).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
+    let plane = support::shared().await.plane;
+    let namespace = "kinds-metadata";
+    support::kubectl(plane, &["create", "namespace", namespace], None).unwrap();
+    let client = plane.client(Identity::Admin).await.unwrap();
+    let operator = support::as_operator(plane).await;
+    let post = PostParams::default();
+    let many = |count: usize| -> Value { (0..count).map(|n| (format!("n{n}"), json!("x"))).collect() };
+    let of_bytes = |count: usize| "ä".repeat(count / 2);
+    let last_applied = "kubectl.kubernetes.io/last-applied-configuration";
+    let owner = |n| json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": format!("u{n}") });
+    let owners = (0..9).map(owner).collect::<Vec<_>>();
+    let finalizers: Vec<_> = (0..9).map(|n| format!("example.com/f{n}")).collect();
+    let too_large = [
+        (
+            json!({ "labels": many(33) }),
+            "metadata.labels: there may be at most 32; remove some",
+        ),
+        (
+            json!({ "annotations": many(33) }),
+            "metadata.annotations: there may be at most 32; remove some",
+        ),
+        (
+            json!({ "annotations": { "n": of_bytes(8192) } }),
+            "metadata.labels and metadata.annotations: keys and values may take at most 8192 bytes in all",
+        ),
+        (
+            json!({ "annotations": { last_applied: of_bytes(32770) } }),
+            "use kubectl apply --server-side",
+        ),
+        (
+            json!({ "finalizers": finalizers }),
+            "metadata.finalizers: there may be at most 8; remove some",
+        ),
+        (
+            json!({ "ownerReferences": owners }),
+            "metadata.ownerReferences: there may be at most 8; remove some",
+        ),
+    ];
+    let whole_key = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "ApiKey", "metadata": { "name": "whole" },
+        "spec": { "sha256": "0".repeat(64), "digestOf": "AccountAndKey", "scope": "read", "lastCharacters": "abcd" },
+    });
+    let mut backup = whole_backup();
+    for set_by_operator in ["scheduledFor", "retry"] {
+        backup["spec"].as_object_mut().unwrap().remove(set_by_operator);
+    }
+    for mut manifest in [whole_instance(), backup, whole_webhook(), whole_key] {
+        let kind = manifest["kind"].as_str().unwrap().to_owned();
+        let api = dynamic(client.clone(), &kind, Some(namespace));
+        for (metadata, words) in &too_large {
+            manifest["metadata"] = metadata.clone();
+            manifest["metadata"]["name"] = json!("large");
+            let object: DynamicObject = serde_json::from_value(manifest.clone()).unwrap();
+            let refused = api.create(&post, &object).await.unwrap_err().to_string();
+            assert!(refused.contains(words), "{kind}: {refused}");
+        }
+        // What fits, to the last byte.
+        manifest["metadata"] = json!({
+            "name": "full", "labels": { "n": "x" },
+            "annotations": { "n": of_bytes(8188), "o": "", last_applied: of_bytes(8192) },
+        });
+        let object: DynamicObject = serde_json::from_value(manifest.clone()).unwrap();
+        api.create(&post, &object).await.unwrap();
+    }
+
+    // Such as it was stored before there were bounds.
+    let instances = dynamic(client.clone(), "Instance", Some(namespace));
+    let mut manifest = whole_instance();
+    manifest["metadata"] = json!({
+        "name": "old", "labels": many(40), "annotations": { "n": of_bytes(20_000), last_applied: of_bytes(40_000) },
+    });
+    let object: DynamicObject = serde_json::from_value(manifest).unwrap();
+    let operators = dynamic(operator, "Instance", Some(namespace));
+    operators.create(&post, &object).await.unwrap();
+    let patch = async |api: &Api<DynamicObject>, patch: Value| {
+        api.patch("old", &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+    };
+    patch(&instances, json!({ "spec": { "tags": [] } }))
+        .await
+        .unwrap();
+    patch(
+        &operators,
+        json!({ "metadata": { "annotations": { "stellage.dev/request-hash": "h" } } }),
+    )
+    .await
+    .unwrap();
+    for smaller in [
+        json!({ "labels": { "n0": null } }),
+        json!({ "annotations": { "n": of_bytes(19_000) } }),
+        json!({ "annotations": { last_applied: of_bytes(39_000) } }),
+    ] {
+        patch(&instances, json!({ "metadata": smaller })).await.unwrap();
+    }
+    for larger in [
+        json!({ "labels": { "new": "x" } }),
+        json!({ "annotations": { "n": of_bytes(19_200) } }),
+        json!({ "annotations": { last_applied: of_bytes(39_200) } }),
+    ] {
+        let refused = patch(&instances, json!({ "metadata": larger })).await.err();
+        let refused = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(refused.contains("at most"), "{refused}");
+    }
+
+    let applied = json!({
+        "apiVersion": "stellage.dev/v1", "kind": "Webhook", "metadata": { "name": "full" }, "spec": { "active": false },
+    });
+    let webhooks = dynamic(client, "Webhook", Some(namespace));
+    let mut refused = None;
+    for manager in 0..17 {
+        let params = PatchParams::apply(&format!("manager-{manager}"));
+        let applied = webhooks.patch("full", &params, &Patch::Apply(&applied)).await;
+        refused = applied.err().map(|error| (manager, error.to_string()));
+        if refused.is_some() {
+            break;
+        }
+    }
+    let (managers, words) = refused.expect("a refusal");
+    assert!(
+        managers >= 12 && words.contains("at most 16 field managers"),
+        "{managers}: {words}"
+    );
 }

@@ -43,7 +43,7 @@ use tower::Service as _;
 
 pub use self::rate_limit::kept::KeptRateLimits;
 
-use self::{rate_limit::RateLimits, response::unreadable};
+use self::{middleware::Writes, rate_limit::RateLimits, response::unreadable};
 use crate::{
     resources::{Account, ApiKey},
     runtime::{
@@ -62,6 +62,8 @@ struct App {
     provisioning: String,
     /// Requests that may write; they run to their end even if their client hangs up.
     writing: TaskTracker,
+    /// How many of them each account has under way.
+    writes: Arc<Writes>,
 }
 
 /// Who a request is answered as, among its extensions. Whatever listens on a port cannot set it.
@@ -85,6 +87,7 @@ impl Facade {
             rate_limits: Arc::default(),
             provisioning: duration_in_words(provisioning),
             writing: TaskTracker::new(),
+            writes: Arc::default(),
         });
         let (handlers, served) = openapi::router();
         let router = middleware::around(handlers, &served, &app, metrics);

@@ -16,7 +16,7 @@ use super::{
     metering::Metering,
     origin,
     plan::Plan,
-    times, traceparent,
+    times, traceparent, validation,
 };
 
 /// Keeps an Instance until its server is gone.
@@ -294,7 +294,7 @@ pub struct InstanceSpec {
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')").message("must be an image identifier such as debian-13: lower-case letters, digits, '.' or '-'"))]
     pub image: String,
 
-    /// SSH public keys that may log in, one OpenSSH line each. Immutable.
+    /// SSH public keys that may log in, one OpenSSH line each; at most 16,384 characters in all. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "ssh_keys")]
     pub ssh_keys: Vec<String>,
@@ -551,6 +551,10 @@ impl HasOutbox for Instance {
 fn ssh_keys(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array", "maxItems": 20,
+        "x-kubernetes-validations": [{
+            "rule": format!("self.map(key, key.size()).sum() <= {}", validation::MAX_SSH_KEYS_CHARACTERS),
+            "message": format!("must be at most {} characters in all; leave out keys or shorten their comments", validation::MAX_SSH_KEYS_CHARACTERS),
+        }],
         "items": {
             "type": "string", "maxLength": 8192, "description": "One OpenSSH public key: type, base64, and an optional comment.",
             "x-kubernetes-validations": [

@@ -91,11 +91,16 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 }
 
 /// The admission policies, as YAML documents: one file each in `crds/`, under these names.
-pub const POLICIES: [(&str, &str); 3] = [
+pub const POLICIES: [(&str, &str); 4] = [
     // `spec.deletionProtection` holds for every client.
     (
         "deletion-protection.yaml",
         include_str!("../../crds/deletion-protection.yaml"),
+    ),
+    // No account fills etcd with the metadata of its objects.
+    (
+        "metadata-bounds.yaml",
+        include_str!("../../crds/metadata-bounds.yaml"),
     ),
     // Only the operator writes statuses, Deliveries, EventLogs, Invoices and InvoicePages.
     (

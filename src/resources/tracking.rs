@@ -8,6 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use kube::Resource;
 
+use super::GROUP;
+
 /// The field manager of the REST API.
 pub const API_MANAGER: &str = "stellage-api";
 /// The field manager of the controllers.
@@ -37,6 +39,22 @@ pub fn prune(metadata: &mut ObjectMeta) {
     }
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove(LAST_APPLIED_ANNOTATION);
+        if annotations.is_empty() {
+            metadata.annotations = None;
+        }
+    }
+}
+
+/// Drops what account holders may put into the metadata of their objects, and the program does not read: all labels, and the
+/// annotations of others.
+pub fn forget_foreign<K: Resource>(object: &mut K) {
+    let metadata = object.meta_mut();
+    metadata.labels = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|key, _| {
+            let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+            domain == GROUP || domain.strip_suffix(GROUP).is_some_and(|sub| sub.ends_with('.'))
+        });
         if annotations.is_empty() {
             metadata.annotations = None;
         }
@@ -129,6 +147,34 @@ mod tests {
             "manager": manager, "operation": operation, "subresource": subresource, "time": "2026-11-21T10:05:00Z",
             "fieldsType": "FieldsV1", "fieldsV1": { "f:spec": {} },
         })
+    }
+
+    #[test]
+    fn large_labels_and_annotations_of_others_add_nothing_to_what_is_kept_in_memory() {
+        let stored: super::super::Instance = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web",
+                "labels": { "app": "x".repeat(63), "stellage.dev/app": "x" },
+                "annotations": {
+                    "notes": "x".repeat(1 << 18), "example.com/notes": "x", "notstellage.dev/notes": "x",
+                    "stellage.dev/request-hash": "h", "simulator.stellage.dev/fault": "hang",
+                },
+            },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap();
+        let mut kept = stored.clone();
+        forget_foreign(&mut kept);
+        assert_eq!(
+            json!(kept.metadata),
+            json!({ "name": "web", "annotations": {
+                "stellage.dev/request-hash": "h", "simulator.stellage.dev/fault": "hang",
+            } })
+        );
+        assert_eq!(kept.spec, stored.spec);
+        kept.metadata.annotations = Some([("notes".to_owned(), "x".to_owned())].into());
+        forget_foreign(&mut kept);
+        assert_eq!(kept.metadata.annotations, None);
     }
 
     #[test]

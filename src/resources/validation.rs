@@ -11,6 +11,9 @@ pub const MAX_NAME: usize = 63;
 pub const MAX_TAGS: usize = 50;
 /// Most SSH keys of an instance.
 pub const MAX_SSH_KEYS: usize = 20;
+/// Most characters of all SSH keys of an instance together: room for twenty of RSA with 4,096 bits. Every process keeps them in
+/// memory.
+pub const MAX_SSH_KEYS_CHARACTERS: usize = 16_384;
 /// Fewest bits of an RSA key.
 const MIN_RSA_BITS: usize = 2048;
 

@@ -228,9 +228,10 @@ async fn every_operation_of_the_document_succeeds_as_it_says_with_the_body_that_
         let path = ids.fill(&path);
         // What the operation takes for granted.
         if path.starts_with(&format!("{instance}/")) && method == Method::POST {
-            let (wanted, action) = match path.ends_with("/start") {
-                true => ("stopped", "stop"),
-                false => ("running", "start"),
+            let (wanted, action) = if path.ends_with("/start") {
+                ("stopped", "stop")
+            } else {
+                ("running", "start")
             };
             let look = async || {
                 contract::expect(&tenant, 200, Method::GET, &instance, None, &[])

@@ -20,9 +20,12 @@ use std::{
 };
 
 use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::api::{
-    core::v1::{Namespace, ResourceQuota},
-    rbac::v1::RoleBinding,
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, ResourceQuota},
+        rbac::v1::RoleBinding,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Client, Resource as _,
@@ -233,8 +236,9 @@ impl AccountController {
             })],
         );
         let shared = self.shared.clone();
-        watches.spawn_selected::<PartialObjectMeta<RoleBinding>>(
+        watches.spawn_without::<PartialObjectMeta<RoleBinding>>(
             labelled.clone(),
+            only_names,
             vec![Box::new(
                 move |change: &Change<PartialObjectMeta<RoleBinding>>| {
                     if let Change::Applied(object) | Change::Deleted(object) = change {
@@ -288,6 +292,16 @@ impl Shared {
     }
 }
 
+/// Leaves out what an account's people may put into the metadata of a RoleBinding.
+fn only_names(binding: &mut PartialObjectMeta<RoleBinding>) {
+    let metadata = std::mem::take(&mut binding.metadata);
+    binding.metadata = ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        ..ObjectMeta::default()
+    };
+}
+
 fn uid(account: &Account) -> String {
     origin::uid(&account.metadata).to_owned()
 }
@@ -322,4 +336,26 @@ fn on_error(account: Arc<Account>, _: &AccountError, shared: Arc<Shared>) -> Act
 /// [`RESYNC`] plus or minus a fifth, so that Accounts are not all reconciled at the same time.
 fn resync() -> Action {
     Action::requeue(RESYNC.mul_f64(rand::rng().random_range(0.8..1.2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_role_binding_only_its_names_are_kept_in_memory() {
+        let metadata = json!({
+            "name": "mine", "namespace": "ada", "labels": { "stellage.dev/account": "ada" },
+            "annotations": { "notes": "x".repeat(1 << 18) }, "finalizers": ["example.com/x"],
+        });
+        let mut binding: PartialObjectMeta<RoleBinding> =
+            serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        only_names(&mut binding);
+        assert_eq!(
+            json!(binding.metadata),
+            json!({ "name": "mine", "namespace": "ada" })
+        );
+    }
 }

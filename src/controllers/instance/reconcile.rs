@@ -53,8 +53,8 @@ const AFTER_CONFLICT: Duration = Duration::from_secs(1);
 const MAX_OUTBOX: usize = 32;
 /// When to look again whether a backup can be restored, in case its change was not reported.
 const RESTORE_AGAIN: Duration = Duration::from_mins(10);
-/// When to look again whether the end of an instance is recorded.
-const UNTIL_RECORDED: Duration = Duration::from_millis(100);
+/// When to look again whether the end of an instance is recorded: at first, and at the latest.
+const UNTIL_RECORDED: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// When to try again with an instance whose outbox is full.
 const CONGESTED: Duration = Duration::from_secs(1);
 
@@ -128,6 +128,16 @@ fn is_accepted(instance: &Instance) -> bool {
         .is_some_and(|status| status.state.is_some())
 }
 
+/// When to look again whether the end of an instance that is being deleted is recorded: the longer it has taken, the later.
+fn until_recorded(instance: &Instance, now: Timestamp) -> Duration {
+    let deleted = instance.metadata.deletion_timestamp.as_ref();
+    let since = deleted.map_or(Duration::ZERO, |deleted| {
+        Duration::try_from(now.duration_since(deleted.0)).unwrap_or_default()
+    });
+    let (soonest, latest) = UNTIL_RECORDED;
+    (since / 8).clamp(soonest, latest)
+}
+
 fn uid(instance: &Instance) -> &str {
     origin::uid(&instance.metadata)
 }
@@ -186,7 +196,7 @@ impl<P: Provider> Reconciler<P> {
             trace::carry(&draft.instance, &mut decision.status);
             if decision.finished {
                 if holder.is_some() && !self.controller.ledger.has_end_of(&draft.instance) {
-                    return Ok(Some(UNTIL_RECORDED));
+                    return Ok(Some(until_recorded(&draft.instance, now)));
                 }
                 self.finish(&draft.instance).await?;
                 return Ok(None);
@@ -605,6 +615,29 @@ impl Asked {
             Self::Nothing(addresses) => Seen::NotAsked(addresses),
             Self::Answer(observation) => Seen::Observed(observation),
             Self::Failure(error) => Seen::Failed(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_the_end_of_an_instance_is_not_recorded_the_more_rarely_it_is_looked_for() {
+        let instance: Instance = serde_json::from_value(json!({
+            "metadata": { "deletionTimestamp": "2026-11-21T10:00:00Z" },
+            "spec": { "plan": "starter", "region": "fr-par-1", "image": "debian-13" },
+        }))
+        .unwrap();
+        for (now, milliseconds) in [
+            ("2026-11-21T09:59:59Z", 100),
+            ("2026-11-21T10:00:00.7Z", 100),
+            ("2026-11-21T10:00:08Z", 1000),
+            ("2026-11-21T11:00:00Z", 5000),
+        ] {
+            let pause = until_recorded(&instance, now.parse().unwrap());
+            assert_eq!(pause, Duration::from_millis(milliseconds), "{now}");
         }
     }
 }

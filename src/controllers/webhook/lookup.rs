@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     delivery::dispatch::key,
-    resources::{Delivery, Webhook, delivery::FINISHED_LABEL},
+    resources::{Delivery, Webhook, delivery::FINISHED_LABEL, tracking::forget_foreign},
     runtime::{
         client::{CallError, bounded, next_page},
         watch::revision,
@@ -146,6 +146,7 @@ async fn list(shared: &Shared, namespace: &str, since: Option<u64>) -> Result<()
                 // What does not match its schema is never sent to.
                 if let Ok(mut webhook) = found.0 {
                     webhook.metadata.managed_fields = None;
+                    forget_foreign(&mut webhook);
                     shared.webhook_seen(&mut shared.state.lock(), Arc::new(webhook), shared.now());
                 }
             }
@@ -192,8 +193,11 @@ pub(super) async fn list_all(shared: &Shared, shown: &Store<Delivery>) -> Listed
     let unfinished = ListParams::default().labels(&format!("!{FINISHED_LABEL}"));
     loop {
         let listed = async {
-            let (webhooks, _) =
-                pages(Api::all(client.clone()), ListParams::default(), |webhook| webhook).await?;
+            let webhook = |mut webhook: Webhook| {
+                forget_foreign(&mut webhook);
+                webhook
+            };
+            let (webhooks, _) = pages(Api::all(client.clone()), ListParams::default(), webhook).await?;
             let (deliveries, revision) =
                 pages(Api::all(client.clone()), unfinished.clone(), shared_with_store).await?;
             Ok::<_, CallError>(Listed {

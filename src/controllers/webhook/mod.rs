@@ -9,7 +9,7 @@
 //! - `worker`: carries out the dispatcher's commands;
 //! - `send`: makes one attempt;
 //! - `resend`: completes the requests to send a delivery in the event log again, in `resend_queue`;
-//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them;
+//! - `secrets`: reads the signing secrets; `secret_cache`: caches and validates them; `unread`: those that are to be read first;
 //! - `write_queue`: the queue of writes of Deliveries; `store`: carries out a write;
 //! - `event_log`: writes and reads the pages of the event log; `log_retention`: deletes old ones,
 //!   and `log_tally` knows when; `owners`: whose events they are;
@@ -42,6 +42,7 @@ mod status_writer;
 mod store;
 #[cfg(test)]
 mod tests;
+mod unread;
 mod worker;
 mod write_budget;
 mod write_queue;

@@ -24,6 +24,12 @@ use crate::{
 
 /// How long to use the cached secret after a failed read, before the next one.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// A secret of this age or older is read again in the background.
+pub(super) const FRESH: Duration = Duration::from_secs(4);
+/// Maximum time between two reads of a secret that nobody uses.
+const LONGEST: Duration = Duration::from_mins(5);
+/// The same if it cannot be used: its webhook sends nothing until a read finds that it can.
+const LONGEST_WITH_PROBLEM: Duration = Duration::from_mins(1);
 /// Minimum time between two removals of an expired previous secret.
 const BETWEEN_REMOVALS: Duration = Duration::from_hours(1);
 
@@ -59,6 +65,8 @@ pub(super) struct CachedSecret {
     source: Option<Source>,
     /// When the secret was last read, and the result.
     pub(super) read: Option<(Instant, Result<Usable, Problem>)>,
+    /// Since when every read has found the same.
+    pub(super) unchanged_since: Option<Instant>,
     /// The resourceVersion of the Secret that was last read; the API server's cache may have older ones.
     pub(super) version: Option<u64>,
     /// When a read last failed.
@@ -91,6 +99,19 @@ impl Source {
 impl CachedSecret {
     pub(super) fn age(&self) -> Duration {
         self.read.as_ref().map_or(Duration::MAX, |(at, _)| at.elapsed())
+    }
+
+    /// Whether it is to be read again although nobody uses it: after an eighth of the time since it last changed.
+    pub(super) fn is_due(&self) -> bool {
+        let unchanged = self
+            .unchanged_since
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        let longest = if self.problem().is_some() {
+            LONGEST_WITH_PROBLEM
+        } else {
+            LONGEST
+        };
+        self.age() >= (unchanged / 8).clamp(FRESH, longest)
     }
 
     pub(super) fn has_just_failed(&self) -> bool {
@@ -308,6 +329,27 @@ mod tests {
         assert_eq!(problem(Some(&owned_by("other", true))), missing);
         assert_eq!(problem(Some(&owned_by("u", false))), missing);
         assert_eq!(problem(Some(&owned_by("u", true))), None);
+    }
+
+    #[test]
+    fn a_secret_that_nobody_uses_is_read_the_more_rarely_the_longer_it_has_not_changed() {
+        let ago = |seconds: u64| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
+        let is_due = |unchanged: u64, age: u64, is_usable: bool| {
+            let found = is_usable.then(|| secret(&[("secret", "x")]));
+            let cached = CachedSecret {
+                read: Some((ago(age), parse(found.as_ref(), &webhook()))),
+                unchanged_since: Some(ago(unchanged)),
+                ..CachedSecret::default()
+            };
+            cached.is_due()
+        };
+        for is_usable in [true, false] {
+            assert!(!is_due(0, 3, is_usable) && is_due(0, 4, is_usable) && is_due(32, 4, is_usable));
+            assert!(!is_due(80, 9, is_usable) && is_due(80, 10, is_usable));
+        }
+        assert!(!is_due(3600, 299, true) && is_due(3600, 300, true));
+        assert!(!is_due(3600, 59, false) && is_due(3600, 60, false));
+        assert!(CachedSecret::default().is_due());
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Reads the signing secrets of webhooks from the API server when they are needed, and again every few seconds, so that a
-//! change with `kubectl` is noticed within ten. They are not watched, because the operator may not watch Secrets outside of the
-//! accounts' namespaces.
+//! Reads the signing secrets of webhooks from the API server when they are needed, unless they were read in the last ten seconds,
+//! and again from time to time, so that problems show before an event needs them. They are not watched, because the operator may
+//! not watch Secrets outside of the accounts' namespaces.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use kube::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    secret_cache::{CachedSecret, Problem, parse, removal},
+    secret_cache::{CachedSecret, FRESH, Problem, parse, removal},
     shared::{AT_ONCE, Shared, State},
     store::FIELD_MANAGER,
 };
@@ -27,8 +27,6 @@ use crate::{
     runtime::{client::bounded, watch::revision},
 };
 
-/// A secret of this age or older is read again in the background.
-const FRESH: Duration = Duration::from_secs(4);
 /// A secret of this age or older is read again before it is used, if possible.
 const USABLE: Duration = Duration::from_secs(9);
 /// How often to check for secrets that have not been used recently.
@@ -146,6 +144,10 @@ fn learn(shared: &Shared, key: &WebhookKey, webhook: &Webhook, (asked_at, secret
             after.failed_at = None;
             after.version = secret.as_ref().map(revision).or(after.version);
             after.read = Some((*asked_at, parse(secret.as_ref(), webhook)));
+            if after.version != before.version || after.problem() != before.problem() {
+                after.unchanged_since = None;
+            }
+            after.unchanged_since.get_or_insert(*asked_at);
         }
         Err(()) => after.failed_at = Some(Instant::now()),
     }
@@ -178,8 +180,8 @@ async fn read_new(shared: &Arc<Shared>) {
     }
 }
 
-/// Reads the secrets that have not been used recently. With more than some two hundred Secrets a round takes longer than
-/// [`POLL_EVERY`]; those in use are read again independently of it.
+/// Reads the secrets that have not been used recently, the more rarely the longer they have not changed; those in use are read
+/// again independently of it.
 async fn read_again(shared: &Arc<Shared>) {
     loop {
         let next_round = tokio::time::Instant::now() + POLL_EVERY;
@@ -203,7 +205,7 @@ type Webhooks = Vec<(WebhookKey, Arc<Webhook>)>;
 /// Removes and returns some of the webhooks whose secrets have never been read; `None` if there are no more.
 fn unread(shared: &Shared) -> Option<Vec<Webhooks>> {
     let mut state = shared.state.lock();
-    let keys = std::iter::from_fn(|| state.unread.pop_first());
+    let keys = std::iter::from_fn(|| state.unread.pop());
     let keys: Vec<_> = keys.take(AT_ONCE).collect();
     if keys.is_empty() {
         return None;
@@ -227,7 +229,7 @@ pub(super) fn old(shared: &Shared) -> Vec<Webhooks> {
             webhooks.push((key.clone(), cached.webhook.clone()));
         }
     });
-    by_secret(shared, webhooks, |secret| secret.age() >= FRESH)
+    by_secret(shared, webhooks, CachedSecret::is_due)
 }
 
 /// Those of these webhooks whose secrets are due, grouped by Secret.

@@ -18,6 +18,7 @@ use super::{
     resend_queue::Requests,
     secret_cache::{Problem, SecretCache},
     sources::{Place, Sources},
+    unread::Unread,
     write_budget::WriteBudget,
 };
 use crate::{
@@ -87,7 +88,7 @@ pub(super) struct State {
     /// Requests to send a delivery in the event log again.
     pub(super) requests: Requests,
     /// Webhooks whose secrets have never been read.
-    pub(super) unread: BTreeSet<WebhookKey>,
+    pub(super) unread: Unread,
     /// Objects with unclaimed outbox entries, and since when.
     pub(super) unclaimed: VecDeque<(Instant, Place)>,
     pub(super) sources: Sources,
@@ -225,7 +226,7 @@ impl Shared {
                     log_tally: LogTally::default(),
                     disabled: HashSet::new(),
                     requests: Requests::default(),
-                    unread: BTreeSet::new(),
+                    unread: Unread::default(),
                     unclaimed: VecDeque::new(),
                     sources: Sources::default(),
                     floor: 0,

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     delivery::dispatch::{Disablement, WebhookKey},
-    resources::{Webhook, WebhookStatus},
+    resources::{Webhook, WebhookStatus, tracking::forget_foreign},
     runtime::{
         client::{CallError, bounded, this_version},
         events::Events,
@@ -223,6 +223,7 @@ async fn write(shared: &Shared, events: &Events, webhook: Arc<Webhook>, status: 
     match written {
         Ok(mut written) => {
             written.metadata.managed_fields = None;
+            forget_foreign(&mut written);
             publish(events, webhook, &written);
             let now = shared.now();
             let mut state = shared.state.lock();
@@ -258,6 +259,7 @@ async fn look_up(shared: &Shared, api: &Api<Webhook>, key: &WebhookKey, webhook:
     match found {
         Ok(Some(mut found)) => {
             found.metadata.managed_fields = None;
+            forget_foreign(&mut found);
             shared.webhook_seen(&mut shared.state.lock(), Arc::new(found), now);
         }
         Ok(None) => shared.webhook_gone(&mut shared.state.lock(), key, webhook),

@@ -30,10 +30,13 @@ use crate::{
     events::EventType,
     resources::DeliveryPhase,
     service::{
-        deliveries::{Selection, When},
+        deliveries::{Counted, Selection, When},
         id::{DeliveryId, WebhookId},
     },
 };
+
+/// So many deliveries that one request sends count as another request: each is a write, and most requests are several.
+const DELIVERIES_PER_REQUEST: usize = 5;
 
 /// The selection in the query; `None` if a value does not exist, so that nothing is selected.
 fn selection(parameters: &Parameters) -> Option<Selection> {
@@ -192,6 +195,7 @@ pub async fn redeliver(
 /// Sends all pending deliveries now
 ///
 /// Sends every pending delivery of the webhook immediately instead of at its next scheduled attempt, in the order of their events.
+/// Five of them count as one more request against the rate limits.
 /// If an attempt fails, the next one stays scheduled as before, and no retry is used up. Test events are left out. Held deliveries
 /// are not pending: enable the webhook, or send one of them with `redeliver`. If the webhook is blocked, the deliveries are sent as
 /// soon as that changes, and `message` says so.
@@ -212,6 +216,7 @@ pub async fn retry(
         .service
         .retry(caller.namespace(), id, post.idempotent.as_ref(), &precondition)
         .await?;
+    charge(&app, &caller, &retried);
     let message = match retried.count {
         0 => "There are no pending deliveries.".to_owned(),
         count => counted(count, retried.when),
@@ -229,6 +234,15 @@ pub async fn retry(
         Retention::Actions,
         response,
     ))
+}
+
+/// Counts a request for many deliveries against the rate limits.
+pub(super) fn charge(app: &App, caller: &Caller, counted: &Counted) {
+    if !counted.replayed {
+        let requests = counted.count / DELIVERIES_PER_REQUEST;
+        app.rate_limits
+            .charge(&caller.0, u32::try_from(requests).unwrap_or(u32::MAX));
+    }
 }
 
 /// What happens to so many deliveries, as a sentence.

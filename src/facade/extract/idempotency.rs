@@ -86,6 +86,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn answers_to_requests_with_a_key_say_how_long_it_is_remembered() {
+        let request = IdempotentRequest::new("/v1/webhooks", "a", &[], &[]);
+        let headers = |request, replayed, retention| {
+            let answer = answered(request, replayed, retention, Response::default());
+            let value = |name| {
+                answer
+                    .headers()
+                    .get(name)
+                    .map(|value| value.to_str().unwrap().to_owned())
+            };
+            (value(&IDEMPOTENCY_RETENTION), value(&IDEMPOTENCY_REPLAYED))
+        };
+        let says = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            headers(Some(&request), false, Retention::Resource),
+            (says("resource"), None)
+        );
+        assert_eq!(
+            headers(Some(&request), true, Retention::Actions),
+            (says("actions=16"), says("true"))
+        );
+        assert_eq!(headers(None, true, Retention::Actions), (None, None));
+    }
+
+    #[test]
     fn keys_are_visible_ascii() {
         let read = |values: &[&[u8]]| {
             let mut headers = HeaderMap::new();

@@ -45,7 +45,7 @@ pub struct CreateInstance {
     /// Identifier of a completed backup to restore, in place of `image`. The plan's disk must be as large as the backup's.
     #[schema(nullable = false, pattern = "^bkp_[a-z0-9]{16}$")]
     pub backup: Option<String>,
-    /// SSH public keys for the first login, one OpenSSH line each.
+    /// SSH public keys for the first login, one OpenSSH line each; at most 16,384 characters in all.
     #[serde(default)]
     #[schema(required = false, max_items = 20)]
     pub ssh_keys: Vec<String>,
@@ -76,6 +76,20 @@ impl CreateInstance {
         let region = fields.missing("region", region);
         let (image, backup) = installation::read(&mut fields, catalogue);
         let ssh_keys = fields.strings("ssh_keys", validation::MAX_SSH_KEYS, &validation::ssh_key);
+        let characters = ssh_keys
+            .iter()
+            .flatten()
+            .map(|key| key.trim_ascii().chars().count());
+        if characters.sum::<usize>() > validation::MAX_SSH_KEYS_CHARACTERS {
+            fields.problem(Detail::new(
+                "ssh_keys",
+                "invalid_value",
+                format!(
+                    "must be at most {} characters in all; leave out keys or shorten their comments",
+                    validation::MAX_SSH_KEYS_CHARACTERS
+                ),
+            ));
+        }
         let backup_enabled = fields.boolean("backup_enabled");
         let monitoring_enabled = fields.boolean("monitoring_enabled");
         let private_network = fields.string("private_network", &validation::private_network);
@@ -337,6 +351,23 @@ mod tests {
             (vec![KEY.to_owned()], vec!["a".to_owned(), "b".to_owned()])
         );
         assert!(body.backup_enabled && body.monitoring_enabled && body.private_network.is_some());
+    }
+
+    #[test]
+    fn ssh_keys_that_are_too_long_together_are_refused() {
+        let mut body = minimal();
+        let long = |characters: usize| format!("{KEY} {}", "ü".repeat(characters - KEY.len() - 1));
+        body["ssh_keys"] = json!([long(8192), long(8192)]);
+        assert!(create(&body).is_ok());
+        body["ssh_keys"] = json!([long(8192), long(8193)]);
+        let error = create(&body).unwrap_err();
+        let named: Vec<_> = error.details.iter().map(|detail| &*detail.field).collect();
+        assert_eq!(named, ["ssh_keys"]);
+        assert!(
+            error.details[0]
+                .message
+                .contains("at most 16384 characters in all")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What surrounds every handler: request id, key, scope, rate limit, panics, metrics, and the error format.
 
 mod authentication;
+mod writes;
 
 use std::{
     convert::Infallible,
@@ -30,7 +31,12 @@ use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use tower::{Service, layer::layer_fn};
 use tracing::{Instrument as _, Level};
 
-use self::authentication::bearer;
+pub use self::writes::Writes;
+
+use self::{
+    authentication::bearer,
+    writes::{PER_ACCOUNT, Write},
+};
 use super::{
     AnsweredAs, App,
     openapi::Served,
@@ -205,7 +211,7 @@ where
         let (admitted, allowance) = if takes_key {
             observer.app.admit(&mut request)
         } else {
-            (Ok(()), None)
+            (Ok(None), None)
         };
         // Whoever has no key, or has spent its allowance, takes no room from the spans of others.
         let is_traced = takes_key && admitted.is_ok();
@@ -249,7 +255,7 @@ where
             Ok(response)
         };
         match admitted {
-            Ok(()) => {
+            Ok(write) => {
                 let mut answer = Box::pin(AssertUnwindSafe(self.inner.call(request)).catch_unwind());
                 // Nearly all reads are answered at once, from memory, and log nothing. A span would cost them as much as the look-up.
                 let may_be_silent = method == "GET" && context.is_none() && !tracing::enabled!(Level::DEBUG);
@@ -262,7 +268,10 @@ where
                         Either::Left(ready(span().in_scope(|| finish(unless_panicked(answered)))))
                     }
                     (None, context) => {
-                        let answer = answer.map(move |answered| finish(unless_panicked(answered)));
+                        let answer = answer.map(move |answered| {
+                            drop(write);
+                            finish(unless_panicked(answered))
+                        });
                         Either::Right(match context {
                             None => Box::pin(answer.instrument(span())),
                             Some(context) => Box::pin(answer.with_context(context).instrument(span())),
@@ -277,7 +286,7 @@ where
 
 impl App {
     /// Authenticates a request and decides whether it may go on to its handler. There is an allowance once the key is known.
-    fn admit(&self, request: &mut Request) -> (Result<(), ApiError>, Option<Allowance>) {
+    fn admit(&self, request: &mut Request) -> (Result<Option<Write>, ApiError>, Option<Allowance>) {
         let (credential, allowance) = match request.extensions_mut().remove() {
             // Only what runs in this process can have put it there.
             Some(AnsweredAs(credential)) if request.method().is_safe() => {
@@ -298,7 +307,9 @@ impl App {
         };
         // Also if it is refused below: somebody has the key and uses it.
         self.service.note_use(&credential);
-        let admitted = self.check(request.method(), &credential, &allowance);
+        let admitted = self
+            .check(request.method(), &credential, &allowance)
+            .and_then(|()| self.begin(request.method(), &credential));
         request.extensions_mut().insert(credential);
         (admitted, Some(allowance))
     }
@@ -309,6 +320,19 @@ impl App {
             .service
             .credentials()
             .authenticate(key, || self.service.now())?)
+    }
+
+    /// Begins a request: one that may write must be one of not too many of its account.
+    fn begin(&self, method: &Method, credential: &Credential) -> Result<Option<Write>, ApiError> {
+        if method.is_safe() {
+            return Ok(None);
+        }
+        let write = self.writes.begin(&credential.tenant.uid);
+        write.map(Some).ok_or_else(|| {
+            ApiError::unavailable(format!(
+                "the account has {PER_ACCOUNT} requests under way that are not reads; try again once some have been answered"
+            ))
+        })
     }
 
     /// Checks rate limit, scope, and whether the watches have listed everything once.
@@ -405,7 +429,9 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     let own = headers.get(&X_REQUEST_ID).filter(|value| {
         (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
     });
-    own.cloned().unwrap_or_else(|| {
+    // A clone would keep the whole head of the request in memory.
+    let copied = own.and_then(|own| HeaderValue::from_bytes(own.as_bytes()).ok());
+    copied.unwrap_or_else(|| {
         let mut id = [b'0'; 32];
         // The buffer has exactly the right length.
         let _ = hex::encode_to_slice(rand::random::<[u8; 16]>(), &mut id);
@@ -415,16 +441,19 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use http_body_util::BodyExt as _;
     use jiff::Timestamp;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
-        facade::{Facade, openapi},
+        facade::{Facade, deliveries, extract::Caller, openapi},
         runtime::watch::Change,
-        service::Service,
+        service::{
+            Service,
+            deliveries::{Counted, When},
+        },
     };
 
     /// A facade whose API server cannot be reached, with one account and a key of each scope.
@@ -591,6 +620,90 @@ mod tests {
             page.contains(r#"method="GET",route="/v1/panic",status="500""#),
             "{page}"
         );
+    }
+
+    #[tokio::test]
+    async fn writes_whose_clients_have_hung_up_are_bounded_and_the_next_one_is_refused_before_its_body_is_read()
+     {
+        let app = synced().app;
+        let (path, gate) = ("/v1/wait", Arc::new(tokio::sync::Semaphore::new(0)));
+        let waiting = {
+            let gate = gate.clone();
+            async move || gate.acquire().await.map(drop).map_err(|_| ApiError::fault())
+        };
+        let waiting = Router::new().route(path, post(waiting).get(async || ()));
+        let served = Served {
+            path: path.to_owned(),
+            methods: vec![Method::GET, Method::POST],
+            needs_key: true,
+        };
+        let facade = Facade {
+            router: around(waiting, &[served], &app, &Metrics::new()),
+            app,
+            mounted: None,
+        };
+        for _ in 0..PER_ACCOUNT {
+            let request = Request::post(path).header("authorization", "Bearer write");
+            drop(facade.answer(request.body(Body::empty()).unwrap()));
+        }
+        let request = Request::post(path).header("authorization", "Bearer write");
+        let never = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, Infallible>>());
+        let refused = facade.answer(request.body(never).unwrap());
+        let refused = tokio::time::timeout(Duration::from_secs(10), refused)
+            .await
+            .unwrap();
+        assert_eq!(refused.status(), 503);
+        assert!(refused.headers().contains_key(RETRY_AFTER));
+        let (status, _, body) = ask(&facade, "POST", path, Some("write")).await;
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(status == 503 && message.contains("256 requests"), "{message}");
+        assert_eq!(ask(&facade, "GET", path, Some("write")).await.0, 200);
+        gate.close();
+        facade.app.writing.close();
+        facade.app.writing.wait().await;
+        assert_eq!(
+            ask(&facade, "POST", path, Some("write")).await.0,
+            500,
+            "it is no longer refused"
+        );
+    }
+
+    #[tokio::test]
+    async fn deliveries_that_one_request_sends_count_against_the_rate_limit_unless_it_is_a_repetition() {
+        let facade = synced();
+        let credential = facade
+            .app
+            .service
+            .credentials()
+            .authenticate("write", Timestamp::now);
+        let caller = Caller(credential.ok().unwrap());
+        let left = async || -> u32 {
+            let (_, headers, _) = ask(&facade, "GET", "/v1/plans", Some("write")).await;
+            headers["ratelimit-remaining"].to_str().unwrap().parse().unwrap()
+        };
+        for (replayed, least) in [(true, 3590), (false, 3390)] {
+            let counted = Counted {
+                count: 1000,
+                when: When::Now,
+                replayed,
+            };
+            deliveries::charge(&facade.app, &caller, &counted);
+            // A second refills one.
+            let left = left().await;
+            assert!((least..least + 10).contains(&left), "{replayed}: {left}");
+        }
+    }
+
+    #[test]
+    fn a_request_id_that_is_kept_does_not_keep_the_head_of_its_request() {
+        let head = bytes::Bytes::from(vec![b'x'; 1 << 15]);
+        let mut headers = HeaderMap::new();
+        let own = HeaderValue::from_maybe_shared(head.slice(..8)).unwrap();
+        headers.insert(&X_REQUEST_ID, own);
+        let kept = request_id(&headers);
+        drop(headers);
+        assert_eq!(kept, "xxxxxxxx");
+        assert!(head.is_unique());
     }
 
     #[tokio::test]

@@ -29,10 +29,12 @@ use crate::{
 const NAME: &str = "stellage-rate-limits";
 /// What is taken from a bucket is stored whenever it is a twelfth more.
 const NOTABLE: Duration = Duration::from_secs(300);
-/// Keys in an entry, and accounts. Each takes less than 100 bytes, so that an entry takes less than 80 KiB.
+/// What is taken is stored at the end if it is this much more: ten requests with the default limit of a key.
+const NOTABLE_AT_END: Duration = Duration::from_secs(10);
+/// Keys in an entry, accounts, and accounts in the console. Each takes less than 100 bytes, so that an entry takes less than 120 KiB.
 const MOST: usize = 400;
 /// Entries; together they fit into an object.
-const MOST_ENTRIES: usize = 12;
+const MOST_ENTRIES: usize = 8;
 /// Characters of a UID.
 const UID: usize = 64;
 /// How often to read what others have taken.
@@ -79,10 +81,13 @@ struct Entry {
     at: i64,
     keys: Shares,
     accounts: Shares,
+    /// What the console reads for accounts. Earlier versions did not store it.
+    #[serde(default)]
+    console: Shares,
 }
 
 impl Entry {
-    /// At most [`MOST`] keys and as many accounts, those whose buckets are emptiest.
+    /// At most [`MOST`] of each, those whose buckets are emptiest.
     fn of(taken: ByHolder<OwnShare>, now: Timestamp) -> Self {
         let shares = |mut taken: Vec<(Box<str>, OwnShare)>| {
             taken.sort_by_key(|(_, share)| std::cmp::Reverse(share.full_after));
@@ -98,18 +103,21 @@ impl Entry {
             at: now.as_second(),
             keys: shares(taken.keys),
             accounts: shares(taken.accounts),
+            console: shares(taken.console),
         }
     }
 
-    /// Whether notably more has been taken since.
-    fn is_outdated_by(&self, later: &Self) -> bool {
+    /// Whether this much more has been taken since from any bucket.
+    fn is_outdated_by(&self, later: &Self, notable: Duration) -> bool {
         let more = |these: &Shares, later: &Shares| {
             later.iter().any(|(uid, later)| {
                 let this = these.get(uid).filter(|this| this.bucket == later.bucket);
-                this.is_none_or(|this| later.taken >= this.taken.saturating_add(NOTABLE.as_secs()))
+                this.is_none_or(|this| later.taken >= this.taken.saturating_add(notable.as_secs()))
             })
         };
-        more(&self.keys, &later.keys) || more(&self.accounts, &later.accounts)
+        more(&self.keys, &later.keys)
+            || more(&self.accounts, &later.accounts)
+            || more(&self.console, &later.console)
     }
 }
 
@@ -157,6 +165,7 @@ fn others(before: &Entries, entries: &Entries, now: Timestamp) -> ByHolder<Other
     ByHolder {
         keys: add(|entry| &entry.keys),
         accounts: add(|entry| &entry.accounts),
+        console: add(|entry| &entry.console),
     }
 }
 
@@ -190,34 +199,35 @@ impl KeptRateLimits {
     /// Shares the rate limits while the API is served: reads what is stored before that, and stores what is taken meanwhile and at
     /// its end.
     pub async fn during(&self, serving: impl Future<Output = ()>) {
-        self.share().await;
+        self.share(NOTABLE).await;
         tokio::select! {
             () = serving => {}
             () = self.keep() => {}
         }
-        self.share().await;
+        // The next process starts from there.
+        self.share(NOTABLE_AT_END).await;
     }
 
     /// Shares what is taken again and again. Never ends.
     async fn keep(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.share().await;
+            self.share(NOTABLE).await;
         }
     }
 
-    /// Reads what others have taken, and stores what this replica has taken.
-    async fn share(&self) {
-        let shared = tokio::time::timeout(PATIENCE, self.exchange()).await;
+    /// Reads what others have taken, and stores what this replica has taken if it is this much more, from each bucket.
+    async fn share(&self, notable: Duration) {
+        let shared = tokio::time::timeout(PATIENCE, self.exchange(notable)).await;
         if let Err(error) = shared.unwrap_or(Err(CallError::Timeout)) {
             tracing::warn!(%error, "cannot share rate limits in the ConfigMap {NAME}: this replica counts alone meanwhile");
         }
     }
 
-    async fn exchange(&self) -> Result<(), CallError> {
+    async fn exchange(&self, notable: Duration) -> Result<(), CallError> {
         let mut attempt = 1;
         loop {
-            match self.exchange_once().await {
+            match self.exchange_once(notable).await {
                 // Another replica was faster.
                 Err(error) if error.is_conflict() && attempt < MAX_ATTEMPTS => attempt += 1,
                 exchanged => return exchanged,
@@ -225,7 +235,7 @@ impl KeptRateLimits {
         }
     }
 
-    async fn exchange_once(&self) -> Result<(), CallError> {
+    async fn exchange_once(&self, notable: Duration) -> Result<(), CallError> {
         let found = bounded(self.api.get_opt(NAME)).await?;
         let now = self.clock.now();
         let mut entries = found
@@ -235,8 +245,8 @@ impl KeptRateLimits {
         let stored = entries.remove(&self.replica).unwrap_or_default();
         let before = std::mem::replace(&mut *self.others.lock(), entries.clone());
         self.limits.others_took(others(&before, &entries, now));
-        let own = Entry::of(self.limits.taken(NOTABLE), now);
-        if !stored.is_outdated_by(&own) {
+        let own = Entry::of(self.limits.taken(notable), now);
+        if !stored.is_outdated_by(&own, notable) {
             return Ok(());
         }
         while entries.len() >= MOST_ENTRIES
@@ -272,7 +282,10 @@ impl KeptRateLimits {
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
     use super::*;
+    use crate::runtime::{SystemClock, client::answered_by};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -291,7 +304,7 @@ mod tests {
         Entry {
             at: 1000,
             keys: keys.iter().map(share).collect(),
-            accounts: BTreeMap::new(),
+            ..Entry::default()
         }
     }
 
@@ -365,9 +378,11 @@ mod tests {
         let taken = ByHolder {
             keys: many(1),
             accounts: many(10_000),
+            console: many(20_000),
         };
         let entry = Entry::of(taken, at(1_800_000_000));
-        assert_eq!((entry.keys.len(), entry.accounts.len()), (MOST, MOST));
+        let sizes = [&entry.keys, &entry.accounts, &entry.console].map(BTreeMap::len);
+        assert_eq!(sizes, [MOST; 3]);
         assert!(entry.keys.contains_key(&uid(800)) && !entry.keys.contains_key(&uid(400)));
         let bytes = json!(entry).to_string().len() * MOST_ENTRIES;
         // etcd takes 1.5 MiB.
@@ -377,11 +392,59 @@ mod tests {
     #[test]
     fn only_notable_changes_are_written() {
         let stored = entry(&[("a", 1, 1000, 0), ("b", 2, 1000, 0)]);
-        assert!(!stored.is_outdated_by(&entry(&[])));
-        assert!(!stored.is_outdated_by(&entry(&[("a", 1, 1299, 9999), ("b", 2, 500, 0)])));
-        assert!(stored.is_outdated_by(&entry(&[("a", 1, 1300, 0)])));
-        assert!(stored.is_outdated_by(&entry(&[("a", 9, 300, 0)])));
-        assert!(stored.is_outdated_by(&entry(&[("c", 1, 300, 0)])));
+        let is_outdated = |later: &[(&str, i64, u64, i64)]| stored.is_outdated_by(&entry(later), NOTABLE);
+        assert!(!is_outdated(&[]));
+        assert!(!is_outdated(&[("a", 1, 1299, 9999), ("b", 2, 500, 0)]));
+        assert!(is_outdated(&[("a", 1, 1300, 0)]));
+        assert!(is_outdated(&[("a", 9, 300, 0)]));
+        assert!(is_outdated(&[("c", 1, 300, 0)]));
+    }
+
+    /// An API server with one ConfigMap.
+    fn api_server() -> Client {
+        let stored = Arc::new(Mutex::new(None));
+        answered_by(move |method, _, body| {
+            let mut stored = stored.lock();
+            if method != Method::GET {
+                *stored = Some(body);
+            }
+            let found = stored.clone();
+            async move {
+                let missing = json!({ "status": "Failure", "code": 404, "reason": "NotFound" });
+                found.map_or((404, missing), |found| (200, found))
+            }
+        })
+    }
+
+    #[tokio::test]
+    async fn a_restart_forgets_nothing_of_what_keys_accounts_and_the_console_have_taken() {
+        let client = api_server();
+        let process = || {
+            let limits = Arc::<RateLimits>::default();
+            let kept = KeptRateLimits::new(limits.clone(), client.clone(), "x", Arc::new(SystemClock));
+            (limits, kept)
+        };
+        let (limits, kept) = process();
+        kept.during(async {
+            for _ in 0..100 {
+                limits.keys.take("key", 3600);
+                limits.accounts.take("account", 3600);
+                limits.console.take("account", 3600);
+            }
+        })
+        .await;
+        let (limits, kept) = process();
+        kept.during(async {
+            let left = [
+                limits.keys.take("key", 3600),
+                limits.accounts.take("account", 3600),
+                limits.console.take("account", 3600),
+            ];
+            for left in left {
+                assert!((3499..3510).contains(&left.remaining), "{}", left.remaining);
+            }
+        })
+        .await;
     }
 
     #[test]

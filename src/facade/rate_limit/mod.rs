@@ -130,13 +130,18 @@ impl<C: Clock + Clone> ByUid<C> {
 impl<C: Clock + Clone> Buckets<C> {
     /// Takes one request out of a bucket of `limit` requests per hour; 0 counts as 1.
     fn take(&self, uid: &str, limit: u32) -> Taken {
+        self.with(uid, limit, Bucket::take)
+    }
+
+    /// Does something with a bucket of `limit` requests per hour; 0 counts as 1.
+    fn with<T>(&self, uid: &str, limit: u32, what: impl FnOnce(&Bucket<C>) -> T) -> T {
         let limit = NonZeroU32::new(limit).unwrap_or(NonZeroU32::MIN);
         if let Some(bucket) = self.by_uid.read().buckets.get(uid)
             && bucket.limit == limit
         {
-            return bucket.take();
+            return what(bucket);
         }
-        self.by_uid.write().of(uid, limit, &self.clock).take()
+        what(self.by_uid.write().of(uid, limit, &self.clock))
     }
 
     /// Drops the buckets of deleted keys or accounts.
@@ -208,11 +213,12 @@ pub(super) struct OthersShare {
     pub(super) more: Duration,
 }
 
-/// Something of keys and of accounts, by UID.
+/// Something of keys, of accounts, and of what the console reads for accounts, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ByHolder<T> {
     pub(super) keys: Vec<(Box<str>, T)>,
     pub(super) accounts: Vec<(Box<str>, T)>,
+    pub(super) console: Vec<(Box<str>, T)>,
 }
 
 /// The buckets of all keys and accounts that have been used.
@@ -252,6 +258,15 @@ impl RateLimits {
         }
     }
 
+    /// Counts so many more requests against the limits of a key and of all keys of its account, or as many as are left.
+    pub fn charge(&self, credential: &Credential, requests: u32) {
+        let tenant = &credential.tenant;
+        let charge = |bucket: &Bucket<_>| bucket.charge(requests);
+        self.keys.with(credential.key_uid(), tenant.rate_limit, charge);
+        self.accounts
+            .with(&tenant.uid, of_account(tenant.rate_limit), charge);
+    }
+
     /// Counts a request with which the console reads. Pages that refresh themselves must not use up the limit of the key, so what
     /// the console reads for an account has a limit of its own: as much again as all its keys together.
     pub fn spend_in_console(&self, credential: &Credential) -> Allowance {
@@ -274,6 +289,7 @@ impl RateLimits {
         ByHolder {
             keys: self.keys.taken(at_least),
             accounts: self.accounts.taken(at_least),
+            console: self.console.taken(at_least),
         }
     }
 
@@ -281,6 +297,7 @@ impl RateLimits {
     pub(super) fn others_took(&self, taken: ByHolder<OthersShare>) {
         self.keys.others_took(taken.keys);
         self.accounts.others_took(taken.accounts);
+        self.console.others_took(taken.console);
     }
 
     /// The listener that drops the buckets of deleted keys.
@@ -381,7 +398,24 @@ impl<C: Clock + Clone> Bucket<C> {
         } else {
             share / FULL_AFTER.as_millis()
         };
-        let mut requests = u32::try_from(requests).unwrap_or(u32::MAX).min(self.limit.get());
+        self.empty_by(u32::try_from(requests).unwrap_or(u32::MAX));
+        self.note(spent.saturating_add(time).min(FULL_AFTER));
+    }
+
+    /// Takes this many requests out of the bucket on behalf of this process, or as many as there are.
+    fn charge(&self, requests: u32) {
+        let spent = self.full_after();
+        let time = FULL_AFTER.saturating_mul(requests) / self.limit.get();
+        let time = time.min(FULL_AFTER.saturating_sub(spent));
+        self.empty_by(requests);
+        self.note(spent.saturating_add(time));
+        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.taken.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// Takes this many requests out of the bucket, or as many as there are.
+    fn empty_by(&self, requests: u32) {
+        let mut requests = requests.min(self.limit.get());
         let mut is_less = false;
         while let Some(some) = NonZeroU32::new(requests) {
             let is_taken = matches!(self.limiter.check_n(some), Ok(Ok(_)));
@@ -394,7 +428,6 @@ impl<C: Clock + Clone> Bucket<C> {
                 requests /= 2;
             }
         }
-        self.note(spent.saturating_add(time).min(FULL_AFTER));
     }
 
     /// Takes one request out of the bucket, if one is left.
@@ -567,6 +600,26 @@ mod tests {
         }
         let exceeded = spend(&credentials, &limits, 10).exceeded.unwrap();
         assert_eq!((exceeded.limit, exceeded.whose), (20, Whose::Account));
+    }
+
+    #[test]
+    fn what_is_charged_besides_counts_for_the_key_and_the_account_and_is_told_to_other_replicas() {
+        let (credentials, limits) = twelve_keys(100);
+        let credential = credentials.authenticate("0", jiff::Timestamp::now).ok().unwrap();
+        spend(&credentials, &limits, 0);
+        limits.charge(&credential, 29);
+        assert_eq!(spend(&credentials, &limits, 0).remaining, 69);
+        assert_eq!(limits.accounts.take(&credential.tenant.uid, 1000).remaining, 968);
+        let taken = limits.taken(Duration::ZERO).keys;
+        assert_eq!(taken[0].1.taken, Duration::from_secs(31 * 36));
+        limits.charge(&credential, 1000);
+        let exceeded = spend(&credentials, &limits, 0).exceeded.unwrap();
+        assert_eq!(exceeded.whose, Whose::Key);
+        let taken = limits.taken(Duration::ZERO).keys;
+        assert!(
+            taken[0].1.taken <= FULL_AFTER + Duration::from_secs(1),
+            "no more than there was"
+        );
     }
 
     #[test]

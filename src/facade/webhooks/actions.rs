@@ -15,7 +15,7 @@ use super::{
 use crate::{
     facade::{
         App,
-        deliveries::{counted, view::DeliveryView},
+        deliveries::{charge, counted, view::DeliveryView},
         extract::{
             Caller, IfMatch, Post, Target,
             idempotency::{self, Retention},
@@ -124,7 +124,8 @@ pub async fn rotate_secret(
 ///
 /// Sends every exhausted delivery that is still stored again, or only those that were exhausted since a given time. They are
 /// sent in the order of their events, each with the full number of retries. Test events are left out. If the webhook is disabled,
-/// not active or blocked, they are sent as soon as that changes, and `message` says so.
+/// not active or blocked, they are sent as soon as that changes, and `message` says so. Five of them count as one more request
+/// against the rate limits.
 #[utoipa::path(
     post, path = "/v1/webhooks/{id}/recover", operation_id = "recoverWebhook", tag = "webhooks",
     request_body = RecoverWebhook,
@@ -149,6 +150,7 @@ pub async fn recover(
             &precondition,
         )
         .await?;
+    charge(&app, &caller, &recovered);
     let response = answer(recovered)?;
     Ok(idempotency::answered(
         post.idempotent.as_ref(),

@@ -25,6 +25,7 @@ pub use self::{
     spec::{NewWebhook, WebhookChange},
 };
 
+use self::secret::Written;
 use super::{
     Service,
     credentials::Tenant,
@@ -172,17 +173,20 @@ impl Service {
     ) -> Result<Arc<IndexedWebhook>, Error> {
         // The secret first: a change that enables the webhook releases held events, which must be signed with the new one. A
         // crash in between leaves a version that `If-Match` still names, so repeating the request completes the change.
-        let announced = match &change.secret {
+        let replaced = match &change.secret {
             Some(secret) => {
                 let item = self
                     .check_webhook(namespace, id, precondition, |_| Ok(()))
                     .await?;
                 self.rehearse(&item, change).await?;
-                let secret = self.replace_secret(&item.webhook, secret).await?;
-                Some(secret::announcement(&secret))
+                let written = self.replace_secret(&item.webhook, secret).await?;
+                Some((item, written))
             }
             None => None,
         };
+        let announced = replaced
+            .as_ref()
+            .map(|(_, written)| secret::announcement(&written.secret));
         let decide = |item: &IndexedWebhook| {
             precondition.check(&*item.webhook)?;
             self.check_owner(item)?;
@@ -191,7 +195,30 @@ impl Service {
                 annotations: announced.clone().into_iter().collect(),
             })
         };
-        self.webhooks.modify(namespace, id, decide).await
+        let changed = self.webhooks.modify(namespace, id, decide).await;
+        match (changed, replaced) {
+            // The webhook has changed since it was checked. After an error of any other kind it may have been written.
+            (Err(refusal), Some((item, written)))
+                if !matches!(refusal.kind, ErrorKind::Fault | ErrorKind::Unavailable) =>
+            {
+                Err(self.without_the_secret(&item, &written, refusal).await)
+            }
+            (changed, _) => changed,
+        }
+    }
+
+    /// Takes back the change of the secret of a request that is refused after all. If that fails, the refusal says so.
+    async fn without_the_secret(&self, item: &IndexedWebhook, written: &Written, refusal: Error) -> Error {
+        match self.put_back(&item.webhook, written).await {
+            Ok(()) => refusal,
+            Err(error) => {
+                tracing::warn!(webhook = %item.id, %error, "cannot put the former signing secret back");
+                Error {
+                    message: format!("{}; its secret has been replaced nevertheless", refusal.message).into(),
+                    ..refusal
+                }
+            }
+        }
     }
 
     /// Asks the API server whether admission accepts the changed spec, without writing it, so that a refused request leaves the
@@ -332,4 +359,125 @@ fn replayed_test(
         delivery,
         replayed: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        catalogue::SharedCatalogue,
+        monitoring::measurements::NoMeasurements,
+        runtime::SystemClock,
+        runtime::client::answered_by,
+        service::{Dependencies, id::PublicId as _},
+    };
+
+    const WEBHOOK: &str = "wh-abcdefgh01234567";
+
+    fn service(client: kube::Client) -> Service {
+        Service::new(Dependencies {
+            client,
+            clock: Arc::new(SystemClock),
+            catalogue: SharedCatalogue::default(),
+            measurements: Box::new(NoMeasurements),
+            receiver_check: Arc::new(|_| Ok(())),
+        })
+    }
+
+    /// A webhook of this generation, and its Secret.
+    fn webhook(generation: u64) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "demo", "name": WEBHOOK, "uid": "u", "resourceVersion": "1", "generation": generation,
+            },
+            "spec": { "url": "https://example.com", "events": ["instance.created"], "secretRef": { "name": WEBHOOK } },
+        })
+    }
+
+    fn its_secret(created: Timestamp) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "demo", "name": WEBHOOK, "resourceVersion": "7", "creationTimestamp": created,
+                "ownerReferences": [{
+                    "apiVersion": "stellage.dev/v1", "kind": "Webhook", "name": WEBHOOK, "uid": "u", "controller": true,
+                }],
+            },
+            "data": { "secret": "b2xk" },
+        })
+    }
+
+    #[tokio::test]
+    async fn a_change_that_is_refused_because_the_webhook_has_changed_meanwhile_leaves_the_secret_as_it_was()
+    {
+        for puts_back in [true, false] {
+            let stored = Arc::new(Mutex::new((1, its_secret(Timestamp::now()))));
+            let server = stored.clone();
+            let client = answered_by(move |method, path, body| {
+                let mut stored = server.lock();
+                let (generation, secret) = &mut *stored;
+                let answer = match (method, path.contains("/secrets/")) {
+                    (Method::GET, true) => (200, secret.clone()),
+                    (_, true) if *generation == 2 && !puts_back => (
+                        409,
+                        json!({ "status": "Failure", "code": 409, "reason": "Conflict" }),
+                    ),
+                    (_, true) => {
+                        assert_eq!(
+                            body["metadata"]["resourceVersion"],
+                            secret["metadata"]["resourceVersion"]
+                        );
+                        secret["metadata"]["resourceVersion"] = json!("8");
+                        for (key, value) in body["data"].as_object().unwrap() {
+                            match value {
+                                Value::Null => secret["data"].as_object_mut().unwrap().remove(key),
+                                value => secret["data"]
+                                    .as_object_mut()
+                                    .unwrap()
+                                    .insert(key.clone(), value.clone()),
+                            };
+                        }
+                        // Somebody else changes the webhook.
+                        *generation = 2;
+                        (200, secret.clone())
+                    }
+                    _ => (200, webhook(*generation)),
+                };
+                async move { answer }
+            });
+            let change = WebhookChange {
+                secret: Some("new".to_owned()),
+                ..WebhookChange::default()
+            };
+            let id = WebhookId::of_suffix("abcdefgh01234567");
+            let precondition = Precondition::OneOf(vec!["u-1".to_owned()]);
+            let changed = service(client)
+                .change_webhook("demo", id, &change, &precondition)
+                .await;
+            let refusal = changed.unwrap_err();
+            assert_eq!(refusal.kind, ErrorKind::PreconditionFailed);
+            let is_told = refusal
+                .message
+                .ends_with("its secret has been replaced nevertheless");
+            let expected = if puts_back { "b2xk" } else { "bmV3" };
+            assert_eq!(stored.lock().1["data"], json!({ "secret": expected }));
+            assert_eq!(is_told, !puts_back, "{refusal}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_repetition_of_a_create_shows_the_secret_for_a_day_only() {
+        for (hours, shown) in [(23, Some("old")), (25, None)] {
+            let created = Timestamp::now() - jiff::SignedDuration::from_hours(hours);
+            let client = answered_by(move |_, _, _| async move { (200, its_secret(created)) });
+            let webhook: Webhook = serde_json::from_value(webhook(1)).unwrap();
+            let secret = service(client)
+                .secret_of_create(&webhook, Some("old"), None, true)
+                .await;
+            assert_eq!(secret.unwrap().as_deref(), shown, "{hours} hours old");
+        }
+    }
 }

@@ -18,6 +18,7 @@ use crate::{
         MANAGED_BY, SecretReference, Webhook, ids, instance::IDEMPOTENCY_ANNOTATION,
         webhook::SECRET_CHANGED_ANNOTATION,
     },
+    runtime::client::CallError,
     service::{
         Service,
         error::{Error, ErrorKind},
@@ -129,6 +130,16 @@ fn text(secret: &Secret, key: &str) -> Option<String> {
         .filter(|text| !text.is_empty())
 }
 
+/// The result of a write of a Secret.
+pub(super) struct Written {
+    /// The Secret.
+    pub(super) secret: Secret,
+    /// The Secret before, if there was one.
+    before: Option<Secret>,
+    /// Whether an earlier request with the same key was carried out instead.
+    replayed: bool,
+}
+
 /// The result of a rotation.
 pub struct Rotated {
     /// The signing secret.
@@ -224,14 +235,39 @@ impl Service {
     }
 
     /// Replaces the secret without an overlap. The caller announces it.
-    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<Secret, Error> {
+    pub(super) async fn replace_secret(&self, webhook: &Webhook, secret: &str) -> Result<Written, Error> {
         let change = SecretChange {
             webhook,
             secret,
             previous_until: None,
             annotations: Vec::new(),
         };
-        Ok(self.write_secret(&change, None).await?.0)
+        self.write_secret(&change, None).await
+    }
+
+    /// Takes back a replacement of the secret, unless the Secret has changed since.
+    pub(super) async fn put_back(&self, webhook: &Webhook, replaced: &Written) -> Result<(), CallError> {
+        let Some(before) = &replaced.before else {
+            return self.calls.delete(&replaced.secret, true).await.map(drop);
+        };
+        let reference = &webhook.spec.secret_ref;
+        let keys = [
+            reference.key.clone(),
+            reference.previous_key(),
+            reference.previous_expires_key(),
+        ];
+        let data = keys.map(|key| {
+            let value = before.data.as_ref().and_then(|data| data.get(&key).cloned());
+            (key, value)
+        });
+        let patch = json!({
+            "metadata": { "resourceVersion": replaced.secret.metadata.resource_version },
+            "data": BTreeMap::from(data),
+        });
+        let patched = self
+            .calls
+            .patch::<Secret>(webhook.namespace(), &reference.name, &patch);
+        patched.await.map(drop)
     }
 
     /// Replaces the secret; the previous one also signs until `previous_until`. Once per idempotency key: the Webhook remembers
@@ -249,20 +285,19 @@ impl Service {
             previous_until,
             annotations: Vec::new(),
         };
-        let (secret, replayed) = self.write_secret(&change, request).await?;
+        let Written { secret, replayed, .. } = self.write_secret(&change, request).await?;
         if !replayed {
             self.announce_secret(webhook, &secret, request).await;
         }
         Rotated::of(&secret, webhook, replayed, self.clock.now()).ok_or_else(unusable)
     }
 
-    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten. Returns the
-    /// Secret, and whether an earlier request with the same key has written it.
+    /// Writes the change, guarded by the version that was read, so that a concurrent rotation is never overwritten.
     async fn write_secret(
         &self,
         change: &SecretChange<'_>,
         request: Option<&IdempotentRequest>,
-    ) -> Result<(Secret, bool), Error> {
+    ) -> Result<Written, Error> {
         let webhook = change.webhook;
         let reference = &webhook.spec.secret_ref;
         let (namespace, name) = (webhook.namespace(), reference.name.as_str());
@@ -291,7 +326,11 @@ impl Service {
             if let Some(request) = request {
                 match request.note(current)? {
                     Some(key) if key == reference.key || key.is_empty() => {
-                        return Ok((current.clone(), true));
+                        return Ok(Written {
+                            secret: current.clone(),
+                            before,
+                            replayed: true,
+                        });
                     }
                     None if rotated.is_none() => {}
                     // Another key of the Secret was rotated, or the Secret has been replaced.
@@ -308,7 +347,13 @@ impl Service {
                 None => self.calls.create(namespace, &change.object()).await,
             };
             match written {
-                Ok(secret) => return Ok((secret, false)),
+                Ok(secret) => {
+                    return Ok(Written {
+                        secret,
+                        before,
+                        replayed: false,
+                    });
+                }
                 Err(error) if error.is_conflict() || error.is_not_found() => pause(attempt).await,
                 Err(error) => return Err(error.into()),
             }
