@@ -7,7 +7,7 @@ use std::{
 
 use control_plane::{ControlPlane, Identity};
 use futures::{StreamExt as _, stream};
-use jiff::{SignedDuration, Timestamp};
+use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client, ResourceExt as _,
@@ -81,7 +81,9 @@ impl Tenant {
 
     /// Has the invoices closed until now.
     pub async fn close_now(&self) -> Timestamp {
-        let until = Timestamp::now().round(jiff::Unit::Second).unwrap();
+        // All that has begun, also in this second.
+        let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);
+        let until = Timestamp::now().round(whole).unwrap();
         let accounts: Api<Account> = Api::all(self.kube.clone());
         let change = json!({ "spec": { "invoicesClosedUntil": until.to_string() } });
         accounts
@@ -765,9 +767,8 @@ async fn an_invoice_of_more_lines_than_fit_into_it_is_issued_once_and_read_in_pa
         .unwrap();
     operator = start(&plane).await;
     tenant.url.clone_from(&operator.url);
-    // The others' hours are on the first one. It is closed until a whole second.
+    // The others' hours are on the first one.
     tenant.apply("later", |_| {}).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
     let one = |shown: &Value| shown["data"]["lines_count"] == 1;
     eventually("its line", async || lines(&tenant).await, one).await;
     tenant.close_now().await;

@@ -283,11 +283,12 @@ async fn deletion_protection_is_set_and_lifted_through_rest() {
 #[tokio::test]
 async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
     let tenant = Tenant::new("rest-filter").await;
-    for (name, tag) in [("web", "env:prod"), ("web", "env:test"), ("db", "env:prod")] {
+    for (name, tag) in [("web-1", "env:prod"), ("web-1", "env:test"), ("db-1", "env:prod")] {
         let mut body = super::new_instance(name);
         body["tags"] = json!([tag, "team.a"]);
         expect(&tenant, 201, Method::POST, "/v1/instances", Some(&body), &[]).await;
     }
+    // No id has a dash where these have one.
     let found = async |query: &str| {
         let path = format!("/v1/instances?{query}");
         let list = expect(&tenant, 200, Method::GET, &path, None, &[]).await.json();
@@ -295,17 +296,17 @@ async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
         assert_eq!(list["pagination"]["total"], items.len(), "{query}");
         items
     };
-    assert_eq!(found("name=web").await.len(), 2);
-    assert_eq!(found("search=WE").await.len(), 2);
-    let id = found("search=db").await[0]["id"].as_str().unwrap().to_owned();
-    assert_eq!(found(&format!("search={}", &id[5..])).await[0]["name"], "db");
-    assert!(found("search=web&tag=env:other").await.is_empty());
+    assert_eq!(found("name=web-1").await.len(), 2);
+    assert_eq!(found("search=WEB-").await.len(), 2);
+    let id = found("search=db-").await[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(found(&format!("search={}", &id[5..])).await[0]["name"], "db-1");
+    assert!(found("search=web-&tag=env:other").await.is_empty());
     assert_eq!(found("tag=env:prod").await.len(), 2);
     assert_eq!(
-        found("tag=env%3Aprod&name=db").await[0]["tags"],
+        found("tag=env%3Aprod&name=db-1").await[0]["tags"],
         json!(["env:prod", "team.a"])
     );
-    for none in ["name=we", "tag=env", "tag=env:prod&region=de-fra-1", "name="] {
+    for none in ["name=web", "tag=env", "tag=env:prod&region=de-fra-1", "name="] {
         assert!(found(none).await.is_empty(), "{none}");
     }
 }
