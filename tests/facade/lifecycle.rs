@@ -296,8 +296,8 @@ async fn lists_are_filtered_by_name_and_tag_and_show_tags() {
         items
     };
     assert_eq!(found("name=web").await.len(), 2);
-    assert_eq!(found("search=WE").await.len(), 2);
-    let id = found("search=db").await[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(found("search=WEB").await.len(), 2);
+    let id = found("name=db").await[0]["id"].as_str().unwrap().to_owned();
     assert_eq!(found(&format!("search={}", &id[5..])).await[0]["name"], "db");
     assert!(found("search=web&tag=env:other").await.is_empty());
     assert_eq!(found("tag=env:prod").await.len(), 2);
