@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     support::{
-        Operator, Tenant, USUAL_LEASE, eventually,
+        Operator, Tenant, eventually,
         network::{Mode, Network},
         own_plane, receiver_arguments,
         receivers::{Answer, Receiver},
@@ -306,7 +306,8 @@ async fn a_leader_that_is_frozen_in_the_middle_of_an_operation_for_longer_than_i
  {
     let plane = own_plane().await;
     let network = Network::to(&plane).await;
-    let mut arguments = vec!["run", USUAL_LEASE, "--provisioning-seconds=2"];
+    // Its Lease outlasts the provisioning, during which it cannot be renewed, and both outlast what a busy machine needs to look.
+    let mut arguments = vec!["run", "--lease-duration-seconds=30", "--provisioning-seconds=8"];
     let receivers = receiver_arguments(&plane);
     arguments.extend(receivers.iter().map(String::as_str));
     let mut first = Operator::start_with(&plane, &arguments, &network.kubeconfig).await;
