@@ -698,7 +698,7 @@ async fn an_instance_is_created_operated_and_deleted() {
         .get(&format!("/console/events/evt_{event}"))
         .await
         .is(200)
-        .shows("No webhook has events of this type");
+        .shows("No webhook wants events of this type");
 
     let wrong = person
         .post(&format!("{path}/delete"), &[("confirm", "web-1")])
@@ -1009,7 +1009,7 @@ async fn an_event_shows_what_each_webhook_got_of_it_and_so_does_the_page_of_its_
         .shows("the receiver answered 503")
         .shows(&to(&to_good))
         .shows(&to(&to_bad))
-        .shows("Nothing was sent: it was switched off")
+        .shows("No delivery to it is kept: it was switched off")
         .hides(&to(&too_late));
     let delivery = format!("/console/webhooks/{to_good}/deliveries/");
     let delivery = format!("{delivery}{}", page.between(&delivery, "\""));

@@ -910,7 +910,7 @@ async fn metadata_is_bounded_and_what_is_over_a_bound_may_stay_or_shrink() {
         // What fits, to the last byte.
         manifest["metadata"] = json!({
             "name": "full", "labels": { "n": "x" },
-            "annotations": { "n": of_bytes(8188), "o": "", last_applied: of_bytes(8192) },
+            "annotations": { "n": of_bytes(8188), "o": "", last_applied: of_bytes(16384) },
         });
         let object: DynamicObject = serde_json::from_value(manifest.clone()).unwrap();
         api.create(&post, &object).await.unwrap();

@@ -181,7 +181,7 @@ async fn a_rest_call_its_reconciles_provider_calls_and_deliveries_are_one_trace(
         ("instance.stopped", &*trace(3))
     );
     tenant.wait_for_state(id, InstanceState::Stopped).await;
-    let nonsense = format!("{own}\" onload=\"{}", "x".repeat(10_000));
+    let nonsense = format!("{own}\" onload=\"{}", "x".repeat(4_000));
     let change = json!({ "metadata": { "annotations": { ANNOTATION: nonsense } }, "spec": { "powerState": "Running" } });
     tenant.merge(id, &change).await;
     assert_eq!(told(&receiver.wait_for(7).await[6]), ("instance.started", ""));

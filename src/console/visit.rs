@@ -222,7 +222,8 @@ impl Visit {
         call: impl Fn(&Form) -> Call,
         current: impl AsyncFnOnce() -> Result<(Form, String), Refusal>,
     ) -> Result<Bytes, Refusal> {
-        let sent = if form.version().is_empty() {
+        let is_for_a_version = !form.version().is_empty();
+        let sent = if !is_for_a_version {
             // Nothing says what it was opened with.
             Err(Refusal::new(
                 StatusCode::PRECONDITION_FAILED,
@@ -236,7 +237,7 @@ impl Visit {
             Err(refusal) if refusal.status == StatusCode::PRECONDITION_FAILED => {
                 let (now, version) = current().await?;
                 form.catch_up(now, &version, fields);
-                if form.meanwhile.is_empty() {
+                if is_for_a_version && form.meanwhile.is_empty() {
                     self.send(&call(form)).await
                 } else {
                     Err(refusal)

@@ -45,18 +45,19 @@ pub fn prune(metadata: &mut ObjectMeta) {
     }
 }
 
-/// Drops what account holders may put into the metadata of their objects, and the program does not read: all labels, and the
-/// annotations of others.
+/// Drops what account holders may put into the metadata of their objects, and the program does not read: the labels and annotations
+/// of others.
 pub fn forget_foreign<K: Resource>(object: &mut K) {
     let metadata = object.meta_mut();
-    metadata.labels = None;
-    if let Some(annotations) = &mut metadata.annotations {
-        annotations.retain(|key, _| {
-            let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-            domain == GROUP || domain.strip_suffix(GROUP).is_some_and(|sub| sub.ends_with('.'))
-        });
-        if annotations.is_empty() {
-            metadata.annotations = None;
+    for entries in [&mut metadata.labels, &mut metadata.annotations] {
+        if let Some(own) = entries {
+            own.retain(|key, _| {
+                let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+                domain == GROUP || domain.strip_suffix(GROUP).is_some_and(|sub| sub.ends_with('.'))
+            });
+            if own.is_empty() {
+                *entries = None;
+            }
         }
     }
 }
@@ -167,7 +168,7 @@ mod tests {
         forget_foreign(&mut kept);
         assert_eq!(
             json!(kept.metadata),
-            json!({ "name": "web", "annotations": {
+            json!({ "name": "web", "labels": { "stellage.dev/app": "x" }, "annotations": {
                 "stellage.dev/request-hash": "h", "simulator.stellage.dev/fault": "hang",
             } })
         );

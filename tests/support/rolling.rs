@@ -58,6 +58,11 @@ impl Balancer {
             }
         });
         let probed = replicas.clone();
+        // One that accepts and does not answer must not keep the others from being asked.
+        let prober = reqwest::Client::builder()
+            .timeout(Duration::from_secs(1))
+            .build()
+            .unwrap();
         tokio::spawn(async move {
             loop {
                 let urls: Vec<String> = probed
@@ -66,7 +71,7 @@ impl Balancer {
                     .map(|replica| replica.metrics_url.clone())
                     .collect();
                 for url in urls {
-                    let answer = reqwest::get(format!("{url}/readyz")).await;
+                    let answer = prober.get(format!("{url}/readyz")).send().await;
                     let is_ready = answer.is_ok_and(|answer| answer.status() == StatusCode::OK);
                     let mut replicas = probed.lock();
                     if let Some(replica) = replicas.iter_mut().find(|replica| replica.metrics_url == url) {

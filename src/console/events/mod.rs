@@ -10,6 +10,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::{Router, extract::Path, response::Response, routing::get};
 use http::StatusCode;
+use jiff::SignedDuration;
 
 use self::{
     sent::{Sent, sent},
@@ -89,7 +90,8 @@ struct DetailPage {
     body: String,
     /// The webhooks that got it, and those that have events of this type sent.
     sent: Vec<Sent>,
-    refresh: Refresh,
+    /// `None` once nothing more is expected.
+    refresh: Option<Refresh>,
 }
 
 async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusal> {
@@ -107,11 +109,13 @@ async fn detail(visit: Visit, Path(id): Path<String>) -> Result<Response, Refusa
     let mut sent = sent(&visit, std::slice::from_ref(&event), |_| true).await?;
     sent.retain(|sent| sent.delivery_of(&event).is_some() || sent.webhook.wants(&event.r#type));
     let is_under_way = sent.iter().any(|sent| sent.is_under_way(visit.now()));
+    // Later it is told by nobody, and each look costs a request for each webhook.
+    let is_new = visit.now().duration_since(event.created_at.0) < SignedDuration::from_mins(1);
     let mut calls = vec![call];
     calls.extend(sent.iter().map(|sent| sent.call.clone()));
     let template = DetailPage {
         shell: visit.shell_with(SECTION, event.r#type.as_str(), &calls),
-        refresh: visit.refresh(is_under_way),
+        refresh: (is_under_way || is_new).then(|| visit.refresh(is_under_way)),
         event,
         body,
         sent,

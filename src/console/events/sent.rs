@@ -11,8 +11,8 @@ use crate::console::{
     webhooks::view::{Delivery, Webhook},
 };
 
-/// Webhooks that are asked about at the same time.
-const READS_AT_ONCE: usize = 4;
+/// Webhooks that are asked about at the same time: as many as an account may have long reads.
+const READS_AT_ONCE: usize = 2;
 
 /// A webhook, and what it got of some events.
 pub struct Sent {

@@ -181,7 +181,11 @@ impl More {
         };
         calls.push(call);
         let wants = |webhook: &Webhook| events.iter().any(|event| webhook.wants(&event.r#type));
-        let sent = sent(visit, &events, wants).await?;
+        let sent = match sent(visit, &events, wants).await {
+            // The page has what matters without it.
+            Err(refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE => Vec::new(),
+            sent => sent?,
+        };
         calls.extend(sent.iter().map(|sent| sent.call.clone()));
         Ok(Self {
             events: Some(events),

@@ -51,7 +51,7 @@ impl Webhook {
         !self.active && self.disabled.is_none()
     }
 
-    /// Whether it has events of this type sent.
+    /// Whether it wants events of this type.
     pub fn wants(&self, event_type: &str) -> bool {
         self.events.iter().any(|wanted| wanted == event_type)
     }
