@@ -223,15 +223,15 @@ impl Visit {
         current: impl AsyncFnOnce() -> Result<(Form, String), Refusal>,
     ) -> Result<Bytes, Refusal> {
         let is_for_a_version = !form.version().is_empty();
-        let sent = if !is_for_a_version {
+        let sent = if is_for_a_version {
+            self.send(&call(form)).await
+        } else {
             // Nothing says what it was opened with.
             Err(Refusal::new(
                 StatusCode::PRECONDITION_FAILED,
                 "precondition_failed",
                 "the form does not say which version it is for; check it, and save it again",
             ))
-        } else {
-            self.send(&call(form)).await
         };
         match sent {
             Err(refusal) if refusal.status == StatusCode::PRECONDITION_FAILED => {

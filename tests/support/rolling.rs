@@ -59,7 +59,7 @@ impl Balancer {
         });
         let probed = replicas.clone();
         // One that accepts and does not answer must not keep the others from being asked.
-        let prober = reqwest::Client::builder()
+        let http = reqwest::Client::builder()
             .timeout(Duration::from_secs(1))
             .build()
             .unwrap();
@@ -71,7 +71,7 @@ impl Balancer {
                     .map(|replica| replica.metrics_url.clone())
                     .collect();
                 for url in urls {
-                    let answer = prober.get(format!("{url}/readyz")).send().await;
+                    let answer = http.get(format!("{url}/readyz")).send().await;
                     let is_ready = answer.is_ok_and(|answer| answer.status() == StatusCode::OK);
                     let mut replicas = probed.lock();
                     if let Some(replica) = replicas.iter_mut().find(|replica| replica.metrics_url == url) {
