@@ -337,9 +337,11 @@ fn disabled(webhook: &Webhook, facts: &Facts<'_>) -> Option<Disabled> {
 pub(super) enum Urgency {
     /// It must be written now.
     Now,
-    /// A healthy webhook has begun to fail, or a failing one has recovered. A receiver that fails every other time must not cause
-    /// a write with each attempt.
-    Health,
+    /// A failing webhook has recovered: written as soon as the budget allows. Each follows a [`Urgency::Failure`] that was
+    /// written, so there are no more of them.
+    Recovery,
+    /// A healthy webhook has begun to fail. A receiver that fails every other time must not cause a write with each attempt.
+    Failure,
     /// Counters and times can wait (decisions, section 5).
     Counters,
 }
@@ -348,11 +350,12 @@ pub(super) enum Urgency {
 pub(super) fn urgency(before: &WebhookStatus, after: &WebhookStatus) -> Urgency {
     let is_healthy = |status: &WebhookStatus| conditions::is_true(&status.conditions, HEALTHY);
     if is_urgent(before, after) {
-        Urgency::Now
-    } else if is_healthy(before) != is_healthy(after) {
-        Urgency::Health
-    } else {
-        Urgency::Counters
+        return Urgency::Now;
+    }
+    match (is_healthy(before), is_healthy(after)) {
+        (false, true) => Urgency::Recovery,
+        (true, false) => Urgency::Failure,
+        _ => Urgency::Counters,
     }
 }
 
@@ -538,11 +541,11 @@ mod tests {
         let good = after(&new, succeeded("2026-11-21T10:00:00Z"));
         assert_eq!(urgency(&new, &good), Urgency::Counters);
         let bad = after(&good, failed("2026-11-21T10:00:01Z", "answered 500"));
-        assert_eq!(urgency(&good, &bad), Urgency::Health);
+        assert_eq!(urgency(&good, &bad), Urgency::Failure);
         let worse = after(&bad, failed("2026-11-21T10:00:02Z", "timed out"));
         assert_eq!(urgency(&bad, &worse), Urgency::Counters);
         let recovered = after(&worse, succeeded("2026-11-21T10:00:03Z"));
-        assert_eq!(urgency(&worse, &recovered), Urgency::Health);
+        assert_eq!(urgency(&worse, &recovered), Urgency::Recovery);
         let disabled = webhook(1, &disabled(1)).status.unwrap();
         assert_eq!(urgency(&recovered, &disabled), Urgency::Now);
     }

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Minimum time between two writes of a webhook's counters or health (decisions, section 5).
+/// Minimum time between two writes of a webhook's counters or failures (decisions, section 5).
 const EVERY: Duration = Duration::from_secs(10);
 /// How often to check for counters to write.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -119,13 +119,11 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
             continue;
         }
         let may_be_tried = cached.failed.map(|at| at + AFTER_FAILURE);
-        let urgency = status::urgency(&before, &status);
-        let may_be_repeated = cached.written.map(|at| at + EVERY);
         let webhook = cached.webhook.clone();
-        let mut at = may_be_tried.max(may_be_repeated.filter(|_| urgency != Urgency::Now));
-        if at.is_none_or(|at| at <= now.mono) {
-            at = write_at(&mut state, &key, urgency, now.mono);
-        }
+        let urgency = status::urgency(&before, &status);
+        let at = may_be_tried
+            .filter(|at| *at > now.mono)
+            .or_else(|| write_at(&mut state, &key, urgency, now.mono));
         if let Some(at) = at.filter(|at| *at > now.mono) {
             state.later.insert((at, key));
             continue;
@@ -139,7 +137,8 @@ fn due(shared: &Shared, dirty: Vec<WebhookKey>) -> Vec<(Arc<Webhook>, WebhookSta
     due
 }
 
-/// When the write budget lets a webhook have its status written, which may be now. `None` if such a write needs no budget.
+/// When a webhook may have its status written, which may be now: some time after its last write, and within the budget of all
+/// webhooks. `None` if it need not wait.
 pub(super) fn write_at(
     state: &mut State,
     key: &WebhookKey,
@@ -147,16 +146,19 @@ pub(super) fn write_at(
     now: Instant,
 ) -> Option<Instant> {
     let cached = state.webhooks.get_mut(key)?;
-    if urgency != Urgency::Health {
+    if matches!(urgency, Urgency::Now | Urgency::Counters) {
         // The health is again as it was, or is written anyway.
         cached.write_health_at = None;
     }
     let (write_at, budget) = match urgency {
         Urgency::Now => return None,
-        Urgency::Health => (&mut cached.write_health_at, &mut state.health_writes),
+        Urgency::Failure | Urgency::Recovery => (&mut cached.write_health_at, &mut state.health_writes),
         Urgency::Counters => (&mut cached.write_counters_at, &mut state.counter_writes),
     };
-    Some(*write_at.get_or_insert_with(|| budget.reserve(now)))
+    let may_be_repeated = cached.written.map(|at| at + EVERY);
+    may_be_repeated
+        .filter(|at| urgency != Urgency::Recovery && *at > now)
+        .or_else(|| Some(*write_at.get_or_insert_with(|| budget.reserve(now))))
 }
 
 /// Forgets a disablement that has been written, or that a change of the spec made obsolete.

@@ -154,10 +154,29 @@ async fn a_change_of_health_waits_for_other_changes_of_health_alone() {
     for key in &keys {
         wait(key, Urgency::Counters);
     }
-    let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Health)).collect();
+    let health: Vec<_> = keys[..250].iter().map(|key| wait(key, Urgency::Failure)).collect();
     assert_eq!((health[0], health[200]), (Some(0), Some(10_000)));
     assert_eq!(wait(&keys[299], Urgency::Now), None);
     // A health that is as it was before its reserved time has come gives that time up, and reserves another one later.
     wait(&keys[0], Urgency::Counters);
-    assert_eq!(wait(&keys[0], Urgency::Health), Some(12_500));
+    assert_eq!(wait(&keys[0], Urgency::Recovery), Some(12_500));
+}
+
+#[tokio::test]
+async fn a_webhook_that_recovers_is_written_at_once_however_short_ago_its_failure_was() {
+    let (shared, _, _) = controller();
+    let caches = caches();
+    opening(&shared, &caches.stores, 0..1).await;
+    let mut state = shared.state.lock();
+    let key = state.webhooks.keys().next().unwrap().clone();
+    let now = Instant::now();
+    state.webhooks.get_mut(&key).unwrap().written = Some(now);
+    let mut wait = |urgency| {
+        let write_at = status_writer::write_at(&mut state, &key, urgency, now);
+        write_at.map(|write_at| write_at.duration_since(now).as_secs())
+    };
+    assert_eq!(wait(Urgency::Failure), Some(10));
+    assert_eq!(wait(Urgency::Counters), Some(10));
+    assert_eq!(wait(Urgency::Recovery), Some(0));
+    assert_eq!(wait(Urgency::Now), None);
 }
